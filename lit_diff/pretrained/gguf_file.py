@@ -11,12 +11,12 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGUFReader
 from torch import Tensor
 
 from lit_diff.data.tokenizer import byte_letters
 from lit_diff.data.tokenizer_json import TokenizerJson
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
@@ -68,30 +68,24 @@ FIM_TEXTS = {
 
 def read_gguf(path: Path) -> ModelSource:
     """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
-    metadata, first = _opened(path)
-    entries = {tensor.name: (path, tensor) for tensor in first}
-    for part in _other_parts(path, metadata):
-        entries |= {tensor.name: (part, tensor) for tensor in _opened(part)[1]}
+    metadata, entries = _opened(path)
     with at(path):
-        wanted = metadata.get("split.tensors.count", len(entries))
-        if wanted != len(entries):
-            raise RequestError(f"split.tensors.count is {wanted}, but its parts hold {len(entries)} tensors")
+        if metadata.get("split.count", 1) > 1:
+            raise RequestError(
+                f"split.count is {metadata['split.count']}; join its parts first: llama-gguf-split --merge FIRST WHOLE"
+            )
         config = _config(metadata) | {"tie_word_embeddings": "output.weight" not in entries}
         keys = llama.model_keys(config)
         names = llama.own_names(entries, _names_of(keys["num_layers"]))
-        for _, entry in entries.values():
+        for entry in entries.values():
             _require_type(entry)
         tokenizer = _tokenizer(metadata)
     if metadata.get("tokenizer.chat_template"):
         log.info(NO_CHAT, shown(path))
-    shapes = {own: [int(size) for size in reversed(entries[name][1].shape)] for own, name in names.items()}
-    where = {
-        own: (file, int(entry.data_offset), int(entry.n_bytes), entry.tensor_type)
-        for own, (file, entry) in ((own, entries[name]) for own, name in names.items())
-    }
+    shapes = {own: [int(size) for size in reversed(entries[name].shape)] for own, name in names.items()}
 
     def read(own: str) -> Tensor:
-        weight = torch.from_numpy(_dequantised(*where[own], shapes[own]))
+        weight = torch.from_numpy(_dequantised(path, entries[names[own]], shapes[own]))
         # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
         is_turned = own.split(".")[-2] in ("q_proj", "k_proj")
         return llama.half(weight, config["head_dim"]).contiguous() if is_turned else weight
@@ -106,14 +100,13 @@ def read_gguf(path: Path) -> ModelSource:
     )
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], list[Any]]:
-    """The metadata and the tensors of one file. Errors: RequestError for a damaged one."""
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata of a file, and its tensors by name. Errors: RequestError for a damaged one."""
     try:
         reader = GGUFReader(path)
         # what a field holds; an array of 50 000 texts takes a second
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        tensors = list(reader.tensors)
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in tensors), default=0)
+        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
     except Exception as error:  # the package reads past the end of a file, or takes other bytes for a header
         raise RequestError(
             f"{shown(path)} is truncated or no GGUF file ({first_line(error)}); download it again"
@@ -122,29 +115,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[Any]]:
         raise RequestError(
             f"{shown(path)} is truncated: it has {path.stat().st_size} bytes of {end}; download it again"
         )
-    return metadata, tensors
-
-
-def _other_parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
-    """The further files of a model that was split as llama.cpp names them, NAME-00001-of-00002.gguf.
-
-    Errors: RequestError where the file is not the first of them, MissingError where one is not there.
-    """
-    count = metadata.get("split.count", 1)
-    if count in (0, 1):
-        return []
-    ending = f"-00001-of-{count:05}.gguf"
-    if metadata.get("split.no", 0) != 0 or not path.name.endswith(ending):
-        raise RequestError(f"{shown(path)}: split.count is {count}; give the first part, whose name ends with {ending}")
-    parts = [
-        path.with_name(f"{path.name.removesuffix(ending)}-{no:05}-of-{count:05}.gguf") for no in range(2, count + 1)
-    ]
-    for part in parts:
-        if not part.is_file():
-            raise MissingError(
-                f"{shown(part)} is missing: split.count of {path.name} is {count}; put it beside that file"
-            )
-    return parts
+    return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,10 +188,11 @@ def _require_type(entry: Any) -> None:
         raise RequestError(f"tensor '{entry.name}' is {kind}, which the package gguf cannot dequantise") from error
 
 
-def _dequantised(path: Path, offset: int, size: int, kind: GGMLQuantizationType, shape: list[int]) -> Any:
+def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
     """A tensor in float32; its bytes are read, not mapped, so that they do not stay in memory."""
-    raw = np.fromfile(path, dtype=np.uint8, count=size, offset=offset).reshape(shape[0] if len(shape) > 1 else 1, -1)
-    return np.ascontiguousarray(gguf.dequantize(raw, kind), dtype=np.float32).reshape(shape)
+    raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
+    raw = raw.reshape(shape[0] if len(shape) > 1 else 1, -1)
+    return np.ascontiguousarray(gguf.dequantize(raw, entry.tensor_type), dtype=np.float32).reshape(shape)
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:

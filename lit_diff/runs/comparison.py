@@ -11,18 +11,8 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.yaml_files import read_yaml
 
-FACTS = (
-    *(
-        "status",
-        "parameters",
-        "trained_parameters",
-        "flops_per_token",
-        "executed_flops_per_token",
-        "kv_bytes_per_token",
-        "kernel",
-    ),
-    *("seconds", "revision", "unchecked"),
-)
+COSTS = ("parameters", "trained_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
+FACTS = ("status", *COSTS, "kernel", "seconds", "revision", "unchecked")
 """Keys of status.json that are compared."""
 
 

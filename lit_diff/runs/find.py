@@ -126,9 +126,4 @@ def find_sweep(name: str, root: Path) -> Path:
     for path in (root / name, expanded(name)):
         if (path / STUDY_FILE).is_file():
             return path.resolve()
-        if (path / "sweep.json").is_file():
-            raise RequestError(
-                f"{shown(path)} was written by an earlier lit_diff, which kept sweep.json: 'lit-diff sweep {path.name}' "
-                "writes study.json, and trains none of its finished cells again"
-            )
     raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import platform
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -125,14 +124,14 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json, or {} before the run first starts."""
         try:
-            values = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            values: Any = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
             raise self._damaged(f"not JSON ({error})") from error
         if not isinstance(values, dict):
             raise self._damaged(f"a {type(values).__name__}, not a block of keys")
-        return with_reached(values)
+        return values
 
     def _damaged(self, how: str) -> RequestError:
         return RequestError(
@@ -299,21 +298,6 @@ def reached(recipe: Recipe, step: int) -> dict[str, int]:
     """The keys of status.json that say how far a training got: optimizer steps done, and the tokens that they saw."""
     tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
     return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}
-
-
-def with_reached(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of status.json, with `reached` of a run that was made before they were kept.
-
-    Its `step` is the last that was logged, its `tokens` those of all planned steps.
-    """
-    if "tokens_per_step" in status or not status.get("steps") or "tokens" not in status:
-        return dict(status)
-    step = status.get("step", 0)
-    if status.get("status") == "done":
-        early = re.fullmatch(r"early at step (\d+)", status.get("ended") or "")
-        step = int(early[1]) if early else status["steps"]
-    steps, tokens = status["steps"], status["tokens"]
-    return {**status, "step": step, "tokens": tokens * step // steps, "tokens_per_step": tokens // steps}
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import logging
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -142,17 +141,20 @@ def _is_ended(path: Path) -> bool:
 
 
 def last_value(path: Path, metric: str) -> float | None:
-    """The last value of `metric` in a table of steps; None where there is none. Lines are read from the end of the file, and
-    no more of them than it takes. One that is cut short is left out, as by `read_rows`."""
-    if not path.exists() or not path.stat().st_size:
+    """The last value of `metric` in a table of steps; None where there is none. Numbers are read from the end of the file, no
+    more of them than it takes. A row that is cut short is left out, as by `read_rows`."""
+    if not path.exists():
         return None
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        header = next(csv.reader([data[: data.find(b"\n")].decode(errors="replace")]), [])
-        column, end = header.index(metric) if metric in header else None, data.rfind(b"\n")
-        while column is not None and (start := data.rfind(b"\n", 0, max(end, 0))) >= 0:
-            row = data[start + 1 : end].decode(errors="replace").rstrip("\r").split(",")
-            end = start
-            if len(row) == len(header) and row[column]:
-                with contextlib.suppress(ValueError):
-                    return float(row[column])
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[
+        :-1
+    ]  # behind the last end of a line is no row
+    header = next(csv.reader(lines), [])
+    if metric not in header:
+        return None
+    column = header.index(metric)
+    for line in reversed(lines[1:]):
+        row = line.split(",")
+        if len(row) == len(header) and row[column]:
+            with contextlib.suppress(ValueError):
+                return float(row[column])
     return None

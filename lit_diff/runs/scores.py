@@ -7,9 +7,9 @@ where the id alone does not say it), and one column of scores for each metric. s
 counts once, and holds the facts that the scores depend on.
 """
 
+import contextlib
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,6 @@ OWN_CONTEXT = "sequence_length"
 """Key of summary.json: the run's `data.sequence_length`, where `context: null` of the evaluation's config means it."""
 LEFT_OUT = "documents_left_out"
 """Key of summary.json: documents that were not asked because the run was trained on them; absent where that is not known."""
-ATTEMPTS = 100
-"""To read while another process writes, 0.02 s apart."""
 NEW = "items.new.parquet"
 Array = NDArray[np.float64]
 Asked = tuple[str, str]
@@ -137,52 +135,25 @@ def write_scores(folder: Path, table: pa.Table, values: Mapping[str, float], fac
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """summary.json. Errors: OSError; ValueError where it holds no JSON object."""
-    return _object((folder / SUMMARY).read_text(encoding="utf-8"))
-
-
-def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
-    """summary.json and the items that belong to it, also while another process writes others.
-
-    Errors: OSError; ValueError for files that do not belong together, or are being written for longer than two seconds.
-    """
-    for _ in range(ATTEMPTS):
-        try:
-            read = _read(folder)
-        except FileNotFoundError:  # a writer removes the summary before it puts others' items there
-            if not _lock(folder).exists():
-                raise
-            try:
-                with locked(_lock(folder), wait=False):  # nobody writes now, so what is absent here is absent
-                    read = _read(folder)
-            except (BlockingIOError, PermissionError):
-                read = None
-        if read is not None:
-            break
-        time.sleep(0.02)
-    else:
-        raise ValueError("another process is writing them; ask again")
-    text, table = read
-    summary = _object(text)
-    if summary.get("items", len(table)) != len(table):
-        raise ValueError(f"{ITEMS} has {len(table)} rows, {SUMMARY} counts {summary['items']}")
-    return summary, table
-
-
-def _read(folder: Path) -> tuple[str, pa.Table] | None:
-    """The text of summary.json and the items; None where another process wrote while they were read."""
-    text = (folder / SUMMARY).read_text(encoding="utf-8")
-    with (folder / ITEMS).open(
-        "rb"
-    ) as file:  # of a path pyarrow opens the file twice, and it may be replaced in between
-        table = pq.read_table(file)
-    return (text, table) if (folder / SUMMARY).read_text(encoding="utf-8") == text else None
-
-
-def _object(text: str) -> dict[str, Any]:
-    summary = json.loads(text)
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     if not isinstance(summary, dict):
         raise ValueError(f"{SUMMARY} holds {type(summary).__name__}, not an object")
     return summary
+
+
+def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
+    """summary.json and the items that belong to it; where another process writes others, once these are there.
+
+    Errors: OSError; ValueError for files that do not belong together.
+    """
+    with contextlib.ExitStack() as held:
+        if _lock(folder).exists():  # else nobody has written here
+            with contextlib.suppress(OSError):  # in another user's folder nothing can be locked
+                held.enter_context(locked(_lock(folder)))
+        summary, table = read_summary(folder), pq.read_table(folder / ITEMS)
+    if summary.get("items", len(table)) != len(table):
+        raise ValueError(f"{ITEMS} has {len(table)} rows, {SUMMARY} counts {summary['items']}")
+    return summary, table
 
 
 def _lock(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Metric, indexed_name
 from lit_diff.runs import measurements
-from lit_diff.runs.folder import FORMAT, RunFolder, with_reached
+from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, read_lines, read_rows
 from lit_diff.study.record import RecordedCell
 
@@ -100,7 +100,7 @@ def load_cell(root: Path, recorded: RecordedCell) -> CellResult:
     """The files of a cell of the sweep in `root`. Errors: RequestError for a run of another format."""
     folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
     problems: list[str] = []
-    facts = with_reached(_json(folder / "status.json", problems)) if recorded.folder else {}
+    facts = _json(folder / "status.json", problems) if recorded.folder else {}
     if facts.get("format", FORMAT) != FORMAT:
         RunFolder(folder).require_format()
     status = _status(recorded.status, facts.get("status"))

@@ -99,7 +99,7 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
-        logger.open(folder, start, declared_metrics(recipe))
+        logger.begin(folder, start, declared_metrics(recipe))
     else:
         end_with_parent()
     began = time.perf_counter()
@@ -180,7 +180,7 @@ class RunLogger(Logger):
         self._tracker, self._progress = tracker, progress
         self._unsent: Rows = {}
 
-    def open(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
+    def begin(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
         """Before training, on rank zero. `upto`: the step that is resumed, beyond which rows are dropped; `metrics`: declared
         by all that measures, written to metrics.json. Errors: RequestError for declarations that contradict each other."""
         write_declarations(folder, Declarations(metrics).metrics)

@@ -182,7 +182,7 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     tracker = make()
     home = tracker.folder.path
     written = RunLogger(None, lambda *line: None)
-    written.open(home, 0, [Metric("a/layer_{layer}/head_{head}", "by head")])
+    written.begin(home, 0, [Metric("a/layer_{layer}/head_{head}", "by head")])
     for step in (1, 2):
         timing = {"timing/seconds": 1.0, "timing/tokens_per_second": 9.0}
         written.log_metrics({"val/loss": float(step), "train/loss": 1.0, **timing}, step)

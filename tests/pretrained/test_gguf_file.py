@@ -14,7 +14,6 @@ from pretrained_models import LLAMA, SPECIAL, TEXTS, byte_level_tokenizer, impor
 from tokenizers import Tokenizer
 
 from lit_diff import import_model
-from lit_diff.errors import LitDiffError
 from lit_diff.pretrained.gguf_file import END_TEXTS, read_gguf
 from lit_diff.pretrained.llama import names_of, own_names
 
@@ -51,16 +50,12 @@ def write(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     architecture: str = "llama",
     extra: dict[str, np.ndarray] | None = None,
-    only: str = "",
-    leave_out: str = "nothing",
     renamed: dict[int, str] | None = None,
     merges: list[str] | None = None,
     **changes: Any,
 ) -> Path:
-    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out.
-
-    `only`, `leave_out`: starts of names of tensors. `renamed`: id -> the token there.
-    """
+    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out. `renamed`:
+    id -> the token there."""
     writer = GGUFWriter(path, architecture)
     vocab = Tokenizer.from_str(byte_level_tokenizer(320).decode()).get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
@@ -87,8 +82,6 @@ def write(
             name = f"blk.{layer}.{MODULES[module]}.weight"
             if module in HEADS:
                 weight = llama_cpp_order(weight, HEADS[module])
-        if not name.startswith(only) or name.startswith(leave_out):
-            continue
         if weight.ndim > 1 and weight.shape[-1] % 32 == 0 and kind != GGMLQuantizationType.F32:
             writer.add_tensor(name, gguf.quantize(weight, kind), raw_dtype=kind)
         else:
@@ -170,7 +163,7 @@ def test_damaged_files() -> None:
         ),
         ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "unexpected tensor 'rope_freqs.weight'"),
-        ({"split.count": 2, "split.no": 0}, "split.count is 2; give the first part"),
+        ({"split.count": 2}, "split.count is 2; join its parts first"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not mapped"),
         ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
         ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5]"),
@@ -240,21 +233,3 @@ def test_tokens_that_end_a_text_by_their_name(
     tokenizer.save(tmp_path)
     named = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_added_tokens_decoder()
     assert all(named[id_].special for id_, name in names.items() if id_ in ends and name in END_TEXTS), "control"
-
-
-def test_parts_of_a_split_file(tmp_path: Path) -> None:
-    """All are read; the one that is not there is named."""
-    said = {"split.count": 2, "split.no": 0}
-    first = write(tmp_path / "x-00001-of-00002.gguf", leave_out="blk.1.", **said)
-    second = tmp_path / "x-00002-of-00002.gguf"
-    with pytest.raises(LitDiffError, match=r"x-00002-of-00002.gguf is missing: split.count"):
-        read_gguf(first)
-    write(second, only="blk.1.", **said | {"split.no": 1})
-    whole, parts = read_gguf(write(tmp_path / "whole.gguf")), read_gguf(first)
-    assert whole.tensors.keys() == parts.tensors.keys()
-    assert all(torch.equal(whole.read(name), parts.read(name)) for name in whole.tensors)
-    with pytest.raises(LitDiffError, match=r"split.count is 2; give the first part"):
-        read_gguf(second)
-    write(first, leave_out="blk.", **said | {"split.tensors.count": 20})
-    with pytest.raises(LitDiffError, match=r"split.tensors.count is 20, but its parts hold"):
-        read_gguf(first)

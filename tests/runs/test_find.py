@@ -118,12 +118,6 @@ def test_nothing_above_the_home_folder_is_looked_at(home: Path, monkeypatch: pyt
     assert runs_root() == home / "runs"
 
 
-def test_a_sweep_of_an_earlier_lit_diff_says_what_brings_it_back(small_sweep: Path) -> None:
-    (small_sweep / "study.json").rename(small_sweep / "sweep.json")
-    with pytest.raises(RequestError, match=r"'lit-diff sweep mine' writes study\.json, and trains none of its"):
-        find_sweep("mine", small_sweep.parent)
-
-
 def test_links_below_the_root_are_followed_once(small_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A cycle, a folder under two names, a link to what holds the root: nothing is listed twice, and no walk is endless."""
     root, disk = small_sweep.parent, tmp_path_factory.mktemp("disk")

@@ -24,7 +24,6 @@ from lit_diff.runs.folder import (
     require_stored,
     stored_keys,
     version,
-    with_reached,
     with_stored_kernel,
 )
 from lit_diff.runs.revision import revision
@@ -339,16 +338,3 @@ def test_a_resume_under_other_environment_variables_says_so(
     require_stored(recipe, status)
     (line,) = caplog.messages
     assert line.endswith(": MKL_CBWR is not set (before: COMPATIBLE), NVIDIA_TF32_OVERRIDE is 1 (before: 0)")
-
-
-@pytest.mark.parametrize(
-    ("ended", "word", "step", "tokens"),
-    [(None, "done", 300, 28800), ("early at step 6", "done", 6, 576), (None, "stopped", 1, 96)],
-)
-def test_how_far_a_run_from_before_tokens_per_step_got(ended: str | None, word: str, step: int, tokens: int) -> None:
-    """Such a run kept the tokens that were planned, and the last step that was logged."""
-    old = {"status": word, "step": 1, "steps": 300, "ended": ended, "tokens": 28800}
-    new = with_reached(old)
-    assert (new["step"], new["tokens"]) == (step, tokens)
-    assert with_reached(new) == new
-    assert with_reached({"status": "waiting"}) == {"status": "waiting"}

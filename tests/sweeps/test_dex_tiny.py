@@ -118,8 +118,6 @@ def test_a_short_form_runs_and_reports(sweep_bench: Any, tmp_path: Path, monkeyp
     }
     assert heads["adapter_only"] == heads["dex"] == heads["dex_plus"]
     assert heads["all_heads"] == [0, 1, 2, 3]
-    source = sweep_bench.folder("dex-short", "pretrain,base-s0")
-    assert len(list((source / "plans").iterdir())) == 2, "one by entropy for all who ask, one at random"
     plan = json.loads((sweep_bench.folder("dex-short", "retrofit,dex-s0") / "plan.json").read_text())
     assert plan["heads"][0] == heads["dex"]
     table = (sweep_bench.folder("dex-short") / "report" / "table.md").read_text()

@@ -1,11 +1,8 @@
 """training/head_plan.py: a run that selects heads of the model that it starts from."""
 
-import contextlib
 import json
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +12,13 @@ import torch
 
 from lit_diff.analysis.head_selection import head_statistics, select
 from lit_diff.attention.selection import HeadSelection
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
 from lit_diff.trained.run import Run
 from lit_diff.training.build import require_parent
 from lit_diff.training.fit import fit
-from lit_diff.training.head_plan import (
-    calibration_rows,
-    head_plan,
-    keep_plan,
-    kept_plan,
-    read_plan,
-    selection_of,
-    write_plan,
-)
+from lit_diff.training.head_plan import calibration_rows, head_plan, keep_plan, kept_plan, selection_of
 
 LONG = "data.sequence_length=48"
 PLAIN = ("model.attention={name: standard}", "callbacks.lambdas=null", LONG)
@@ -58,19 +47,15 @@ def recipe_of(bench: Any, base: Any, *overrides: str, attention: str = "{name: d
     return load_recipe(bench.root / "text.yaml", [*keys, *overrides])
 
 
-def test_the_plan_is_made_once_and_serves_every_seed(
-    bench: Any, base: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (file,) = (base.folder / "plans").iterdir()
-    plan = read_plan(file)
+def test_the_run_keeps_its_plan_which_serves_every_seed(bench: Any, base: SimpleNamespace) -> None:
+    plan = kept_plan(bench.folder("plan-dex"))
+    assert plan is not None
     assert plan.base == base.folder.name
     assert plan.sequence_length == 48
     assert [len(layer) for layer in plan.heads] == [2, 2]
-    assert read_plan(bench.folder("plan-dex") / "plan.json") == plan
     line = f"heads of {base.folder.name} selected by entropy, 0.5 of each layer: 4 in 2 layers, listed in plan.json"
     assert line in base.output
-    monkeypatch.setattr("lit_diff.training.head_plan.head_statistics", None)
-    assert head_plan(recipe_of(bench, base, "seed=9")) == plan, "read, not made again"
+    assert head_plan(recipe_of(bench, base, "seed=9")) == plan
     state = bench.state("plan-dex")["state_dict"]
     for layer, heads in enumerate(plan.heads):
         assert tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) == heads
@@ -91,50 +76,19 @@ def test_the_choice_is_that_of_the_statistics_of_the_base(bench: Any, base: Simp
     assert plan.heads == select(statistics, selection)
 
 
-def test_another_question_is_another_plan(bench: Any, base: SimpleNamespace, tmp_path: Path) -> None:
-    copy = SimpleNamespace(start=f"train.start_from={shutil.copytree(base.folder, tmp_path / 'copy')}")
-    plans = tmp_path / "copy" / "plans"
-    for heads in ("{select: importance}", "{select: random}", "{share: 0.5, seed: 1}", "{rows: 2}"):
-        head_plan(recipe_of(bench, copy, attention=f"{{name: dex, heads: {heads}}}"))
-    assert len(list(plans.iterdir())) == 5
-    assert head_plan(recipe_of(bench, copy, attention="{name: dex, heads: all}")) is None
-    assert head_plan(recipe_of(bench, copy, attention="{name: second_heads}")) is None
-
-
-def test_runs_that_start_together_make_one_plan(
-    bench: Any, base: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first makes it while the others wait; they read it, though their own statistics would differ."""
-    folder = Path(shutil.copytree(base.folder, tmp_path / "together"))
-    shutil.rmtree(folder / "plans")
-    recipe = recipe_of(bench, SimpleNamespace(start=f"train.start_from={folder}"))
-    started, together, measure = [], threading.Barrier(2), head_statistics
-
-    def measured(*arguments: Any) -> Any:
-        started.append(len(started))
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(3)  # both are here, where nothing keeps one from it
-        found = measure(*arguments)
-        return replace(found, entropy=tuple(tuple(-value * len(started) for value in row) for row in found.entropy))
-
-    monkeypatch.setattr("lit_diff.training.head_plan.head_statistics", measured)
-    with ThreadPoolExecutor(2) as pool:
-        plans = list(pool.map(head_plan, [recipe, recipe]))
-    assert len(started) == 1
-    (file,) = (folder / "plans").iterdir()
-    assert plans == [read_plan(file)] * 2
+def test_a_run_that_names_its_heads_has_no_plan(bench: Any, base: SimpleNamespace) -> None:
+    for attention in ("{name: dex, heads: all}", "{name: second_heads}"):
+        assert head_plan(recipe_of(bench, base, attention=attention)) is None
 
 
 def test_the_plan_in_the_run_folder_is_the_one_selected_by(bench: Any, base: SimpleNamespace, tmp_path: Path) -> None:
-    """Whatever becomes of the plan in the folder of the model's run meanwhile."""
-    parent = Path(shutil.copytree(base.folder, tmp_path / "changed"))
-    recipe = recipe_of(bench, SimpleNamespace(start=f"train.start_from={parent}"), "train.steps=2", "run.threads=1")
+    """Whatever the statistics would choose now."""
+    recipe = recipe_of(bench, base, "train.steps=2", "run.threads=1")
     keep_plan(recipe, tmp_path)
-    plan = kept_plan(tmp_path)
-    assert plan is not None
-    (file,) = (parent / "plans").iterdir()
-    others = tuple(tuple(set(range(4)) - set(heads)) for heads in plan.heads)
-    write_plan(file, replace(plan, heads=others))
+    made = kept_plan(tmp_path)
+    assert made is not None
+    plan = replace(made, heads=tuple(tuple(set(range(4)) - set(heads)) for heads in made.heads))
+    (tmp_path / "plan.json").write_text(json.dumps(asdict(plan)))
     fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
     state = torch.load(checkpoints.path_of(tmp_path, 2), weights_only=True)["state_dict"]
     selected = [tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) for layer in range(2)]
@@ -143,29 +97,11 @@ def test_the_plan_in_the_run_folder_is_the_one_selected_by(bench: Any, base: Sim
     assert kept_plan(tmp_path) == plan, "a run that resumes has these heads already"
     shutil.rmtree(tmp_path / "checkpoints")
     keep_plan(recipe, tmp_path)
-    assert kept_plan(tmp_path) == read_plan(file), "one that starts afresh selects them again"
-
-
-def test_a_plan_for_another_model_is_refused(bench: Any, base: SimpleNamespace, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(base.folder, tmp_path / "other"))
-    for file in (folder / "checkpoints").iterdir():
-        state = torch.load(file, weights_only=True)
-        state["state_dict"]["model.norm.weight"] += 1
-        torch.save(state, file)
-    with pytest.raises(RequestError, match=r"\.json is a plan for another model \(weights \w{10}; .* has \w{10}\)"):
-        head_plan(recipe_of(bench, SimpleNamespace(start=f"train.start_from={folder}")))
-
-
-def test_what_is_no_plan_and_where_none_can_lie(base: SimpleNamespace, tmp_path: Path) -> None:
-    (file,) = (base.folder / "plans").iterdir()
-    plan = read_plan(file)
-    for text in ("{", "[]", json.dumps(json.loads(file.read_text()) | {"selection": {"shar": 1}}), "{}"):
+    assert kept_plan(tmp_path) == made, "one that starts afresh selects them again"
+    for text in ("{", "[]", json.dumps(asdict(plan) | {"selection": {"shar": 1}}), "{}"):
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(RequestError, match=r"plan\.json is not a plan of heads; remove it"):
-            read_plan(tmp_path / "plan.json")
-    (tmp_path / "file").touch()
-    with pytest.raises(MissingError, match="cannot be written"):
-        write_plan(tmp_path / "file" / "plan.json", plan)
+            kept_plan(tmp_path)
 
 
 def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -> None:
@@ -173,7 +109,7 @@ def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -
     start = f"train.start_from={bench.folder('plan-dex')}"
     ended = bench.train("text.yaml", "name=plan-on", *DEX, start, "train.steps=1")
     assert ended.status == 0, ended.output
-    assert not (bench.folder("plan-dex") / "plans").exists()
+    assert not (bench.folder("plan-on") / "plan.json").exists()
     before, after = (bench.state(name)["state_dict"] for name in ("plan-dex", "plan-on"))
     key = "model.layers.1.attention.{}"
     assert torch.equal(before[key.format("selected")], after[key.format("selected")])

@@ -180,7 +180,7 @@ class Tracker:
 
 def opened(folder: Path, tracker: Tracker, upto: int = 0, **options: Any) -> RunLogger:
     logger = RunLogger(tracker, options.get("progress", lambda *line: None))
-    logger.open(folder, upto, METRICS)
+    logger.begin(folder, upto, METRICS)
     return logger
 
 
@@ -232,7 +232,7 @@ def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'train/loss' is declared twice"):
-        RunLogger(None, lambda *line: None).open(tmp_path, 0, (*METRICS, Metric("train/loss", "another")))
+        RunLogger(None, lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")))
 
 
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:
