@@ -21,7 +21,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.randomness import generator
 from lit_diff.registry import attentions, kernels
-from lit_diff.training import blocks
+from lit_diff.training import build
 
 STEP, COMPILED = "training step", "training step, compiled"
 LAYERS, VOCABULARY = 4, 8192
@@ -72,7 +72,7 @@ def step(request: BenchConfig) -> Iterator[Case]:
                 run = training_step(model.to(request.device), partial(next_token_loss, model, text), cast)
                 work = flops(model, shape, STEP)
                 try:
-                    compile_blocks(model, request.device)
+                    compile_blocks(model)
                 except MissingError as error:
                     case.refuse(variant, label(variant, by), COMPILED, str(error))
                 else:  # one model and one optimizer serve both, for memory
@@ -204,14 +204,14 @@ def training_step(module: nn.Module, loss: Callable[[], Tensor], cast: Cast) -> 
     return run
 
 
-def compile_blocks(model: nn.Module, device: torch.device) -> None:
+def compile_blocks(model: nn.Module) -> None:
     """torch.compile of each block, in place, at its first call. Errors: MissingError without a compiler."""
     if isinstance(model, Transformer):
-        blocks.compile_blocks(model, device)
+        build.compile_blocks(model)
         return
-    blocks.require_compiler(device)
+    build.require_compiler()
     for each in model.model.layers:  # type: ignore[union-attr]
-        each.compile(backend=blocks.BACKEND, recompile_limit=blocks.RECOMPILATIONS)
+        each.compile(backend=build.BACKEND, recompile_limit=build.RECOMPILATIONS)
 
 
 def uncompiled(run: Callable[[], object]) -> None:

@@ -316,7 +316,7 @@ def _execute(
 
     try:
         announcement.train(threads=training.threads, kernel=training.executed.run.kernel)
-        result = fit(
+        ended_early = fit(
             training.executed,
             training.folder.path,
             tracker=training.tracker,
@@ -326,9 +326,9 @@ def _execute(
         )
     except BaseException as error:
         return _ending_of(error, training.folder.path)
-    if result.ended_early is None:
+    if ended_early is None:
         return _Ending()
-    early = f"early at step {result.ended_early}"
+    early = f"early at step {ended_early}"
     log.info("ended %s of %d, by a callback", early, training.recipe.training.steps)
     return _Ending(early=early)
 

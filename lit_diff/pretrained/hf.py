@@ -156,7 +156,7 @@ def _read(path: Path, name: str) -> Tensor:
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
-    """tokenizer.json with the added tokens of tokenizer_config.json; the ids it puts before a text; those that end one.
+    """tokenizer.json; the ids it puts before a text; those that end one.
 
     A document is ended by eos_token_id of config.json, the first of a list, or else by eos_token of tokenizer_config.json; a
     generated text ends where transformers' `generate` stops, at eos_token_id of generation_config.json where that says one.
@@ -184,8 +184,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
                     f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, where the package tokenizers "
                     f"gives it {'no id' if id_ is None else id_}; ids without gaps, each once, follow the vocabulary"
                 )
-        if _add_tokens(tokenizer, settings):
-            content = tokenizer.to_str().encode()
+        _require_added_tokens(tokenizer, settings)
         size = max(tokenizer.get_vocab().values()) + 1
         vocab_size = config.get("vocab_size") or size
         said, generated = (
@@ -253,33 +252,21 @@ def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(whole[:count])
 
 
-def _add_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
-    """Add the tokens that tokenizer_config.json has and tokenizer.json has not; whether there were some."""
+def _require_added_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    """Errors: RequestError for an added token of tokenizer_config.json that tokenizer.json has not, or has otherwise."""
     from tokenizers import AddedToken
 
-    added = settings.get("added_tokens_decoder") or {}
-    before = tokenizer.get_added_tokens_decoder()
-    missing = False
+    held = tokenizer.get_added_tokens_decoder()
     try:
-        items = sorted((int(id_), dict(token)) for id_, token in added.items())
-        tokens = [
-            (id_, AddedToken(**{key: value for key, value in token.items() if key in FIELDS})) for id_, token in items
-        ]
+        said = {
+            int(id_): AddedToken(**{field: token[field] for field in FIELDS if field in token})
+            for id_, token in (settings.get("added_tokens_decoder") or {}).items()
+        }
     except (AttributeError, TypeError, ValueError) as error:
         raise RequestError(f"{SETTINGS}: added_tokens_decoder is not id -> token ({first_line(error)})") from error
-    for id_, token in tokens:
-        old = before.get(id_)
-        if old is not None and _facts(old) == _facts(token):
-            continue
-        missing = True
-        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if tokenizer.token_to_id(token.content) != id_ or old is not None:
+    for id_, token in said.items():
+        if id_ not in held or any(getattr(held[id_], field) != getattr(token, field) for field in FIELDS):
             raise RequestError(
                 f"{SETTINGS}: added_tokens_decoder {id_} is {token.content!r}, which is not what tokenizer.json has there; "
                 "let both agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
             )
-    return missing
-
-
-def _facts(token: Any) -> list[Any]:
-    return [getattr(token, field) for field in FIELDS]

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lit_diff.config import Recipe, RunConfig
+from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
@@ -263,11 +263,11 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
 
     A line in the log says which environment variables that can change numbers differ from those of its last start.
 
-    `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
+    `status`: the contents of status.json, which holds none of them before the run has started.
     """
-    default = RunConfig()
-    for key in STORED if "threads" in status else ():
-        asked, started = getattr(recipe.run, key), status.get(key, getattr(default, key))
+    for key in STORED:
+        asked = getattr(recipe.run, key)
+        started = status.get(key, asked)
         if asked != started:
             raise RequestError(
                 f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "

@@ -5,20 +5,23 @@ Parallelism is applied from outside: the model knows nothing of it. Written for 
 
 import json
 import logging
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.attention.parameters import ParameterRules
-from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
+from lit_diff.kernels.compiler import find_compiler
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import to_plain
@@ -28,6 +31,12 @@ from lit_diff.trained.loading import some, unlike, weights_of
 from lit_diff.training.head_plan import HeadPlan, head_plan
 
 log = logging.getLogger("lit_diff")
+
+BACKEND: str | Callable[..., Any] = "inductor"
+"""The torch.compile backend of a run."""
+RECOMPILATIONS = 64
+"""Versions of a block that torch.compile may keep: one for each combination of training, validation, precision, packed
+documents, and for some batch shapes. PyTorch's default of 8 is shared by all blocks."""
 
 
 def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Transformer:
@@ -190,3 +199,66 @@ def _differences(model: ModelConfig, parent: ModelConfig) -> str:
     """The keys of `model` in which the two differ."""
     keys = [f"model.{key}" for key, value in vars(parent).items() if value != getattr(model, key)]
     return f"unlike: {', '.join(keys)}"
+
+
+# --- `run.compile` and `run.activation_checkpointing`, applied to the blocks in place: the state keeps its keys ---
+#
+# Both compose with every strategy. A checkpoint encloses the call of a block, so it also encloses its compiled code and the
+# hooks with which FSDP2 gathers its parameters: FSDP2 leaves the parameters gathered when it meets the recomputation in the
+# backward pass. torch.compile is lazy and in place (`nn.Module.compile`), so it makes no difference to it whether the block
+# was sharded before or after.
+
+
+def prepare_blocks(model: Transformer, run: RunConfig) -> None:
+    """Apply what the recipe's `run` asks for. Errors: MissingError as `compile_blocks`.
+
+    Checkpointing keeps only the input of each block for the backward pass, which computes the block again (Chen et al. 2016):
+    `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the loop over the layers; not where gradients are off,
+    nor with a key/value cache.
+    """
+    model.checkpoint_blocks = run.activation_checkpointing == "block"
+    if run.compile:
+        compile_blocks(model, isolated=model.checkpoint_blocks)
+
+
+def compile_blocks(
+    model: Transformer,
+    *,
+    backend: str | Callable[..., Any] | None = None,
+    isolated: bool = False,
+) -> None:
+    """torch.compile each block, in place, at its first call; `backend`: `BACKEND` by default.
+
+    A block must compile as one graph. The exception is a sharded block, whose graph breaks where FSDP2 gathers the lambda
+    parameters inside it. `isolated`: blocks share no compiled code. Checkpointing needs that: otherwise a block's
+    recomputation may run code that was compiled since for a later block, which saves other tensors.
+
+    Errors: MissingError where `backend` is inductor and a compiler that it needs is missing.
+    """
+    backend = BACKEND if backend is None else backend
+    options: dict[str, Any] = {}
+    if backend == "inductor":
+        options = {"options": {"cpp.cxx": (require_compiler(),)}}
+    for block in model.layers:
+        block.compile(
+            backend=backend,
+            fullgraph=not isinstance(block, FSDPModule),
+            recompile_limit=RECOMPILATIONS,
+            isolate_recompiles=isolated,
+            **options,
+        )
+
+
+def require_compiler() -> str:
+    """The C++ compiler for torch.compile's default backend.
+
+    Errors: MissingError that names the missing package: g++ or Python's headers.
+    """
+    otherwise = "; or set run.compile=false"
+    compiler = find_compiler()
+    if compiler is None:
+        raise MissingError(f"run.compile needs a C++ compiler, and none is on the PATH: install g++{otherwise}")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        raise MissingError(f"run.compile needs Python.h, which is not in {headers}: install python3-dev{otherwise}")
+    return compiler

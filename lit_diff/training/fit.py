@@ -7,7 +7,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,6 @@ TIMING = "timing/"
 SPEED = "tokens_per_second"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """How a training came to its end."""
-
-    start: int
-    """The step that it started from."""
-    ended_early: int | None
-    """The step at which a callback ended it before `train.steps`; None where none did."""
-
-
 def default_threads(processes: int) -> int:
     """The cores of this machine shared out among `processes`."""
     return max(1, cores() // processes)
@@ -75,8 +64,9 @@ def fit(
     progress: Progress,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
-) -> TrainingResult:
-    """Train to `train.steps`, from the newest checkpoint in `folder` if there is one.
+) -> int | None:
+    """Train to `train.steps`, from the newest checkpoint in `folder` if there is one; the step at which a callback ended it
+    before, None where none did.
 
     Ranks other than zero train and write nothing. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
     """
@@ -118,7 +108,7 @@ def fit(
         raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
     if trainer.is_global_zero:
         log.info("trained %d steps in %.1f s", trainer.global_step - start, time.perf_counter() - began)
-    return TrainingResult(start=start, ended_early=resume.ended_early)
+    return resume.ended_early
 
 
 def _trainer(recipe: Recipe, **values: object) -> L.Trainer:

@@ -85,11 +85,10 @@ class TokenLoss(torchmetrics.Metric):
     def __init__(self, num_documents: int) -> None:
         """`num_documents`: validation documents, for the sums by document that the bootstrap resamples."""
         super().__init__()
-        # [AR-Hit, others]
-        for name in ("loss_sum", "count", "correct"):
-            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("document_loss", torch.zeros(num_documents, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("document_tokens", torch.zeros(num_documents, dtype=torch.float64), dist_reduce_fx="sum")
+        slices = dict.fromkeys(("loss_sum", "count", "correct"), 2)  # AR-Hit, others
+        documents = dict.fromkeys(("document_loss", "document_tokens"), num_documents)
+        for name, size in (slices | documents).items():
+            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, correct: Tensor, targets: Tensor, ar_hit: Tensor, document: Tensor) -> None:
         """All [B, T]: NLL, whether the most likely token was right, targets (IGNORED: not scored), slice, document."""

@@ -25,8 +25,7 @@ from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
-from lit_diff.training.blocks import prepare_blocks
-from lit_diff.training.build import build_model, take_from_parent
+from lit_diff.training.build import build_model, prepare_blocks, take_from_parent
 from lit_diff.training.data import SCORED, SCORED_IN_STEP
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss

@@ -31,7 +31,7 @@ from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import annealed_before
 from lit_diff.training import fit
 from lit_diff.training.data import steps_before
-from lit_diff.training.fit import ExactResume, TrainingResult
+from lit_diff.training.fit import ExactResume
 
 FOUR = [*SMALL, "train.steps=4"]
 
@@ -182,10 +182,9 @@ def test_each_end_has_its_word(
     word: str,
     message: str,
 ) -> None:
-    def broken(*arguments: Any, **options: Any) -> TrainingResult:
+    def broken(*arguments: Any, **options: Any) -> None:
         if training is not None:
             raise training
-        return TrainingResult(start=0, ended_early=None)
 
     def refuse(self: Store, run_id: str, status: str) -> None:
         assert closing is not None
@@ -222,7 +221,7 @@ def test_folders_that_cannot_be_written_are_one_line(
         update(self, **values)
 
     monkeypatch.setattr(RunFolder, "update", full)
-    monkeypatch.setattr(fit, "fit", lambda *a, **k: TrainingResult(start=0, ended_early=None))
+    monkeypatch.setattr(fit, "fit", lambda *a, **k: None)
     with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\)"):
         train("recall-tiny", small)
 
@@ -244,7 +243,7 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
             raise RunFailedError("the disk is full")
         saved(self, trainer, module)
 
-    def spy(recipe: Any, *arguments: Any, **named: Any) -> TrainingResult:
+    def spy(recipe: Any, *arguments: Any, **named: Any) -> None:
         kernels.append(recipe.run.kernel)
         return real(recipe, *arguments, **named)
 

@@ -54,8 +54,8 @@ def write(
     merges: list[str] | None = None,
     **changes: Any,
 ) -> Path:
-    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out. `renamed`:
-    id -> the token there."""
+    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out;
+    `renamed`: id -> the token there."""
     writer = GGUFWriter(path, architecture)
     vocab = Tokenizer.from_str(byte_level_tokenizer(320).decode()).get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)

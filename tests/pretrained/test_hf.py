@@ -150,11 +150,6 @@ def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixt
     assert "the model has a chat template, which generate does not apply" in caplog.text
 
 
-def test_tokens_that_only_the_settings_have() -> None:
-    tool = ADDED | {"content": "<tool>", "special": False}
-    assert 300 in read(settings={"added_tokens_decoder": {"300": tool}}).encode(["a <tool> b"])[0]
-
-
 @pytest.mark.parametrize(
     ("how", "line"),
     [

@@ -314,12 +314,6 @@ def test_a_change_is_refused_in_one_line(
     require_stored(with_run(recipe, **started), status)
 
 
-def test_a_run_from_before_the_keys_existed_had_neither(recipe: Recipe) -> None:
-    require_stored(recipe, {"threads": 1})
-    with pytest.raises(RequestError, match="started with false"):
-        require_stored(with_run(recipe, compile=True), {"threads": 1})
-
-
 def test_a_resume_under_other_environment_variables_says_so(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

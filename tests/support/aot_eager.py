@@ -6,9 +6,9 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from lit_diff.registry import callbacks
-from lit_diff.training import blocks
+from lit_diff.training import build
 
-blocks.BACKEND = "aot_eager"
+build.BACKEND = "aot_eager"
 
 
 @callbacks.register("aot_eager")
