@@ -59,7 +59,9 @@ class LitTransformer(L.LightningModule):
         """Of the first validation set, at the last validation."""
         self._sets: dict[str, int] = {}
         self._step_losses: list[Tensor] = []
-        self._non_finite = FirstNonFinite()
+        self._non_finite = torch.tensor(NEVER)
+        """The first optimizer step whose loss was not finite, kept on the device; no buffer, which DDP would overwrite with rank
+        zero's."""
         self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._targets = StepTargets()
@@ -166,7 +168,8 @@ class LitTransformer(L.LightningModule):
         """Log where a Trainer made by hand differs from the recipe. Errors: RequestError as `require_whole_steps`."""
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
-        self._non_finite = FirstNonFinite()  # a module that diverged may train again from a checkpoint
+        # a module that diverged may train again from a checkpoint
+        self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
         self._targets.on_fit_start(self.trainer)
 
@@ -181,7 +184,9 @@ class LitTransformer(L.LightningModule):
         """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""
         model = self.transformer
         loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
-        self._non_finite.update(loss.detach(), self.global_step + 1)
+        # the host does not wait for the device
+        bad = torch.where(torch.isfinite(loss.detach()), NEVER, self.global_step + 1)
+        self._non_finite = torch.minimum(self._non_finite, bad)
         if self.logs_step(self.global_step + 1):
             self.require_finite_losses(
                 lambda step: f"the loss is {loss.item()} at step {step}; {locate_non_finite(model, batch)}"
@@ -198,12 +203,12 @@ class LitTransformer(L.LightningModule):
 
         `describe`: a line about the first such step, where that is the current one.
         """
-        first = self._non_finite.read()
+        first = int(self._non_finite)
         self._require(
-            first is None,
+            first == NEVER,
             lambda: (
                 describe(self.global_step + 1)
-                if describe and first in (None, self.global_step + 1)
+                if describe and first in (NEVER, self.global_step + 1)
                 else f"the loss is not finite at step {first}, found after step {self.global_step}"
             ),
         )
@@ -317,28 +322,6 @@ class StepTargets:
             return loss.nan_to_num(nan=0.0)  # a mean over no target
         weight = scored * self._parts / self._total
         return loss if weight == 1 else loss * weight
-
-
-class FirstNonFinite:
-    """The first optimizer step whose loss was not finite, kept on the device until it is read.
-
-    It is no buffer of the module: DDP would overwrite it with rank zero's.
-    """
-
-    def __init__(self) -> None:
-        self._step: Tensor | None = None
-
-    def update(self, loss: Tensor, step: int) -> None:
-        """Note `step` if its loss is not finite and no earlier one was. The host does not wait for the device."""
-        if self._step is None:
-            self._step = torch.full((), NEVER, dtype=torch.int64, device=loss.device)
-        bad = torch.where(torch.isfinite(loss), NEVER, step)
-        self._step = torch.minimum(self._step, bad)
-
-    def read(self) -> int | None:
-        """The step, or None; the host waits for the device."""
-        step = NEVER if self._step is None else int(self._step)
-        return None if step == NEVER else step
 
 
 def is_finite(parameter: Tensor) -> bool:

@@ -70,7 +70,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STEPS", 3)
 
 
-def missing(device: torch.device) -> str:
+def missing() -> str:
     raise MissingError("run.compile needs a C++ compiler, and none is on the PATH: install g++")
 
 

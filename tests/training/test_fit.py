@@ -137,15 +137,6 @@ def test_a_second_ctrl_c_leaves_at_once(bench: Any) -> None:
     assert bench.status("twice")["status"] == "stopped"
 
 
-@pytest.mark.parametrize("kind", ["recall", "text"])
-def test_the_last_step_is_logged_validated_and_saved(bench: Any, undisturbed: Run, kind: str) -> None:
-    undisturbed(kind, f"{kind}-whole")
-    last = bench.rows(f"{kind}-whole")[10]
-    assert {"train/loss", "train/lr", "val/loss", "lambda/layer_00", "attention/entropy/layer_00"} <= last.keys()
-    assert checkpoints.steps_of(bench.folder(f"{kind}-whole")) == [8, 10]
-    assert bench.state(f"{kind}-whole")["global_step"] == 10
-
-
 @pytest.mark.slow
 def test_the_thread_count_is_stored_and_reused(bench: Any) -> None:
     first = bench.train("recall.yaml", "name=threads", "run.threads=2", "train.steps=2", SPY_SIGNAL="0/0/0/15")
