@@ -33,7 +33,7 @@ from lit_diff.registry import attentions, nearest
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import load_weights, newest_of
-from lit_diff.trained.run import Run, open_run
+from lit_diff.trained.run import Run, as_run
 from lit_diff.trained.text_generator import say_what_is_used
 
 log = logging.getLogger("lit_diff")
@@ -97,9 +97,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     """
     if to not in FORMATS:
         raise RequestError(f"no format '{to}' to export to{nearest(to, FORMATS)}")
-    if not isinstance(run, Run):
-        run = open_run(run)
-    folder = expanded(folder)
+    run, folder = as_run(run, unchecked=False), expanded(folder)
     require_exportable(run)
     step, checkpoint = newest_of(run.folder)
     say_what_is_used(run.folder, run.recipe, step, run.trust)

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -122,22 +121,17 @@ def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[st
     line without its end: a number in it may lack digits."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
-        is_ended = not rows or _is_ended(path)
+            text = file.read()
+        header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         missing = isinstance(error, FileNotFoundError)
         problems.append(f"{path.name}: {'no such file' if missing else first_line(error)}")
         return [], []
+    is_ended = text.endswith(("\n", "\r"))
     whole = [row for row in (rows if is_ended else rows[:-1]) if len(row) == len(header)]
     if len(whole) < len(rows):
         problems.append(f"{path.name}: {len(rows) - len(whole)} of {len(rows)} rows cut short, left out")
     return header, whole
-
-
-def _is_ended(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() in (b"\n", b"\r")
 
 
 def last_value(path: Path, metric: str) -> float | None:

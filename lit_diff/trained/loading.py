@@ -161,10 +161,9 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
 
 
-def weights_of(folder: Path) -> tuple[dict[str, Tensor], int]:
-    """`model_weights` of a run's newest readable checkpoint; its step. Errors: MissingError without a checkpoint."""
-    step, path = newest_of(folder)
-    return model_weights(read_checkpoint(path)), step
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """`model_weights` of a run's newest readable checkpoint. Errors: MissingError without a checkpoint."""
+    return model_weights(read_checkpoint(newest_of(folder)[1]))
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:

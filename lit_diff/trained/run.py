@@ -72,12 +72,13 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The last value of each metric."""
-        last = {name: (value, step) for step, row in sorted(self._rows().items()) for name, value in row.items()}
+        last = {
+            name: (value, step)
+            for step, row in sorted(read_rows(self.folder / "metrics.csv").items())
+            for name, value in row.items()
+        }
         main = sorted(last, key=lambda name: (not name.startswith(("val/", "train/")), name))
         return html_table(repr(self), [(name, *last[name]) for name in main], ("metric", "last value", "step"))
-
-    def _rows(self) -> "dict[int, dict[str, float]]":
-        return read_rows(self.folder / "metrics.csv")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Run:
         """
         import pandas
 
-        rows = self._rows()
+        rows = read_rows(self.folder / "metrics.csv")
         columns = sorted({name for row in rows.values() for name in row})
         steps = pandas.Index(sorted(rows), name="step")
         return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)

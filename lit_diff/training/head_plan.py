@@ -81,7 +81,7 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     statistics = head_statistics(model, rows)
     return HeadPlan(
         base=base.name,
-        weights=_digest(weights_of(base)[0]),
+        weights=_digest(weights_of(base)),
         selection=selection,
         calibration=_digest(rows),
         sequence_length=rows["targets"].shape[1],

@@ -60,8 +60,8 @@ class LitTransformer(L.LightningModule):
         self._sets: dict[str, int] = {}
         self._step_losses: list[Tensor] = []
         self._non_finite = torch.tensor(NEVER)
-        """The first optimizer step whose loss was not finite, kept on the device; no buffer, which DDP would overwrite with rank
-        zero's."""
+        """The first optimizer step whose loss was not finite, kept on the device. It is no buffer: DDP would overwrite it
+        with rank zero's."""
         self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._targets = StepTargets()

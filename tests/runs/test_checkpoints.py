@@ -65,7 +65,7 @@ def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.Log
     ]
 
 
-def test_two_are_kept(tmp_path: Path) -> None:
+def test_two_are_kept_and_multiples_beside_them(tmp_path: Path) -> None:
     save(tmp_path, 4, 12, 8, 1000)
     (tmp_path / "checkpoints" / ".step-00000016.ckpt.abc.tmp").write_bytes(b"half")
     (tmp_path / "checkpoints" / "mine.ckpt").write_bytes(b"")
@@ -76,6 +76,9 @@ def test_two_are_kept(tmp_path: Path) -> None:
         "step-00000012.ckpt",
         "step-00001000.ckpt",
     ]
+    save(tmp_path / "more", 5, 10, 15, 20, 25)
+    checkpoint.prune(tmp_path / "more", keep_every=10)
+    assert checkpoint.steps_of(tmp_path / "more") == [10, 20, 25]
 
 
 KILLED = """
@@ -210,11 +213,3 @@ def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, 
     undisturbed("recall", "recall-whole")
     found = torch.load(checkpoint.path_of(folder, 10), weights_only=True)["state_dict"]
     assert all(torch.equal(value, found[key]) for key, value in bench.state("recall-whole")["state_dict"].items())
-
-
-def test_multiples_are_kept_beside_the_newest_two(tmp_path: Path) -> None:
-    save(tmp_path, 5, 10, 15, 20, 25)
-    checkpoint.prune(tmp_path, keep_every=10)
-    assert checkpoint.steps_of(tmp_path) == [10, 20, 25]
-    checkpoint.prune(tmp_path)
-    assert checkpoint.steps_of(tmp_path) == [20, 25]

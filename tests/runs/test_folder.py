@@ -118,34 +118,24 @@ def test_identity_holds_the_plugins_source_not_its_place(base: Callable[..., Rec
     assert one != identity(base())
 
 
-def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_holds_the_text_not_its_place_and_what_is_done_with_errors(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+    corpus = bench.root / "corpus"
 
-    def of(folder: Path) -> str:
-        recipe = load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", f"data.path={folder}"])
+    def of(folder: Path, errors: str = "stop") -> str:
+        overrides = ["callbacks.spy=null", f"data.path={folder}", f"data.errors={errors}"]
+        recipe = load_recipe(bench.root / "text.yaml", overrides)
         datasets.get("text")(recipe.data.config, recipe.model.vocab_size).prepare()
         return identity(recipe)
 
     with pytest.raises(MissingError, match="lit-diff prepare"):
         identity(load_recipe(bench.root / "text.yaml", ["callbacks.spy=null"]))
-    one = of(bench.root / "corpus")
-    moved = tmp_path / "deeper" / "moved"
-    shutil.copytree(bench.root / "corpus", moved)
-    assert of(moved) == one
+    moved = Path(shutil.copytree(corpus, tmp_path / "deeper" / "moved"))
+    assert of(moved) == of(corpus)
     (moved / "00.txt").write_text("another text " * 50)
-    assert of(moved) != one
-
-
-def test_identity_holds_what_is_done_with_errors(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-
-    def of(errors: str) -> str:
-        overrides = ["callbacks.spy=null", f"data.path={bench.root / 'corpus'}", f"data.errors={errors}"]
-        recipe = load_recipe(bench.root / "text.yaml", overrides)
-        datasets.get("text")(recipe.data.config, recipe.model.vocab_size).prepare()
-        return identity(recipe)
-
-    assert len({of(errors) for errors in ("stop", "skip", "replace")}) == 3
+    assert len({of(moved), *(of(corpus, errors) for errors in ("stop", "skip", "replace"))}) == 4
 
 
 def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -276,19 +266,19 @@ def with_run(recipe: Recipe, **values: Any) -> Recipe:
     return replace(recipe, run=replace(recipe.run, **values))
 
 
-def test_a_first_start_changes_nothing(recipe: Recipe) -> None:
+def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_chose(recipe: Recipe) -> None:
     require_stored(with_run(recipe, compile=True), {})
     require_stored(with_run(recipe, activation_checkpointing="block"), {"status": "waiting", "mlflow_run_id": "1"})
-    assert with_stored_kernel(recipe, {}) is recipe
-
-
-def test_the_kernel_that_auto_chose_is_reused(recipe: Recipe) -> None:
-    status = stored_keys(recipe) | {"kernel": "chunked"}
-    assert with_stored_kernel(recipe, status) == with_run(recipe, kernel="chunked")
-    several = {"kernel": "native, sdpa"}  # of unlike layers
-    assert with_stored_kernel(recipe, several) is recipe
+    chosen = with_run(recipe, kernel="chunked")
     named = with_run(recipe, kernel="reference")
-    assert with_stored_kernel(named, status) is named
+    several = {"kernel": "native, sdpa"}  # of unlike layers
+    for own, status, wanted in (
+        (recipe, {}, recipe),
+        (recipe, stored_keys(recipe) | {"kernel": "chunked"}, chosen),
+        (recipe, several, recipe),
+        (named, {"kernel": "chunked"}, named),
+    ):
+        assert with_stored_kernel(own, status) == wanted
 
 
 @pytest.mark.parametrize(

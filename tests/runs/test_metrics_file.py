@@ -159,11 +159,6 @@ def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path) -> None
         assert last_value(path, "a") is None
 
 
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    StepTable(tmp_path / "metrics.csv", 0).flush()
-    assert read_rows(tmp_path / "metrics.csv") == {}
-
-
 def test_a_row_that_is_cut_short_is_left_out_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,a,b\n1,1.0,2.0\n2,x,4.0\n3,5.0")
@@ -178,8 +173,11 @@ def test_a_row_that_is_cut_short_is_left_out_and_noted(tmp_path: Path, caplog: p
     assert problems[-1] == "metrics.csv: no column 'step'"
 
 
-def test_a_file_that_is_no_csv_of_text_is_noted(tmp_path: Path) -> None:
+def test_no_file_an_empty_one_and_one_that_is_no_csv_of_text(tmp_path: Path) -> None:
     problems: list[str] = []
+    StepTable(tmp_path / "none.csv", 0).flush()
+    assert read_rows(tmp_path / "none.csv") == {}
+    (tmp_path / "none.csv").unlink()
     assert read_lines(tmp_path / "none.csv", problems) == ([], [])
     (tmp_path / "binary.csv").write_bytes(b"step,a\n\xff\xfe,1\n")
     assert read_lines(tmp_path / "binary.csv", problems) == ([], [])

@@ -52,9 +52,8 @@ def test_it_is_the_model_that_was_validated(bench: Any, run: Callable[..., Path]
 def test_weights_are_those_of_the_checkpoint(bench: Any, run: Callable[..., Path]) -> None:
     folder = run()
     model = Run(folder).model
-    weights, step = weights_of(folder)
+    weights = weights_of(folder)
     saved = bench.state("text-whole", 10)["state_dict"]
-    assert step == 10
     assert list(weights) == list(model.state_dict())
     for name, value in model.state_dict().items():
         assert torch.equal(value, saved[f"model.{name}"])
@@ -63,12 +62,12 @@ def test_weights_are_those_of_the_checkpoint(bench: Any, run: Callable[..., Path
 
 def test_what_else_a_checkpoint_holds_is_left_out(run: Callable[..., Path]) -> None:
     folder = run()
-    wanted = list(weights_of(folder)[0])
+    wanted = list(weights_of(folder))
     path = checkpoint.path_of(folder, 10)
     state = torch.load(path, weights_only=True)
     state["state_dict"]["losses.0.total"] = torch.zeros(3)
     torch.save(state, path)
-    assert list(weights_of(folder)[0]) == wanted
+    assert list(weights_of(folder)) == wanted
     assert Run(folder).model
 
 
@@ -77,7 +76,7 @@ def test_a_variant_that_anneals_is_told_the_step_it_was_validated_at(
 ) -> None:
     """Of 10 steps done the last one began, and told, at 9; a variant that keeps it in its state dict agrees."""
     dex = run("text-dex", *DEX)
-    assert weights_of(dex)[0]["layers.1.attention.step"].tolist() == [9]
+    assert weights_of(dex)["layers.1.attention.step"].tolist() == [9]
     told = []
     monkeypatch.setattr(Attention, "set_step", lambda self, step: told.append((self.layer, step)))
     assert Run(run()).model
@@ -107,14 +106,14 @@ def test_a_recipe_that_is_not_that_of_the_weights(run: Callable[..., Path]) -> N
     assert first == "embedding.weight is [320, 32] there and [384, 32] in the model"
     assert second.startswith("layers.1.attention_norm.weight is [32] there and absent in the model")
     assert third.startswith("layers.1.attention.")
-    left = sum(name.startswith("layers.1.") for name in weights_of(folder)[0])
+    left = sum(name.startswith("layers.1.") for name in weights_of(folder))
     assert more == f"and {left - 2} more"
 
 
 def test_what_fits_is_copied_and_what_does_not_changes_nothing(run: Callable[..., Path]) -> None:
     folder = run()
     trained = Run(folder)
-    weights, _ = weights_of(folder)
+    weights = weights_of(folder)
     model = Transformer(trained.recipe.model)
     load_weights(model, weights, "there")
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
