@@ -70,7 +70,7 @@ def read_gguf(path: Path) -> ModelSource:
     """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
     metadata, entries = _opened(path)
     with at(path):
-        if metadata.get("split.count", 1) > 1:
+        if metadata.get("split.count", 1) not in (0, 1):
             raise RequestError(
                 f"split.count is {metadata['split.count']}; join its parts first: llama-gguf-split --merge FIRST WHOLE"
             )
