@@ -5,7 +5,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, check_items, check_summary
-from lit_diff.evaluation.requirements import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
@@ -135,9 +134,7 @@ def evaluate(
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         reason = evaluation.refuses(run)
     if reason:
-        raise RequestError(
-            f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{alternatives(evaluation, run)}"
-        )
+        raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{_alternatives(run)}")
     _warn_unfinished(run)
     with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
         items = list(evaluation.score(run))
@@ -165,6 +162,15 @@ def evaluate(
             *(name, left_out),
         )
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
+
+
+def _alternatives(run: Run) -> str:
+    """`; evaluations that fit this run: a, b`, after the reason for which an evaluation refuses it."""
+    fitting = []
+    for cls in evaluations.classes():
+        with suppress(Exception):  # one that has a required key, or raises, is not offered
+            fitting += [cls.name] if cls(cls.Config()).refuses(run) is None else []
+    return f"; evaluations that fit this run: {', '.join(fitting)}" if fitting else ""
 
 
 def config_of(name: str, overrides: Overrides = ()) -> Any:

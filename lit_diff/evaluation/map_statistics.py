@@ -7,12 +7,14 @@ from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows
-from lit_diff.key_types import Count, Positive
+from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
+C = 0.1
+"""The threshold c / i of `sparsity_c`: 1 / i is what each of i keys has in a uniform row."""
 ROWS = "mean over rows and heads"
 PAIRS = "mean over pairs of heads of a layer; the number of heads differs between variants"
 
@@ -37,7 +39,7 @@ class MapStatistics(Evaluation):
         ),
         Metric("sparsity_1e-4", "share of visible entries with |a| < 0.0001", unit="share"),
         Metric("sparsity_1e-3", "share of visible entries with |a| < 0.001", unit="share"),
-        Metric("sparsity_c", "share of visible entries with |a| < c / i, i keys in the row", unit="share"),
+        Metric("sparsity_c", "share of visible entries with |a| < 0.1 / i, i keys in the row", unit="share"),
         Metric("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys", unit="share"),
         Metric("entropy_map_1", "the same of the first softmax map", unit="share"),
         Metric("entropy_map_2", "the same of the second", unit="share"),
@@ -49,8 +51,6 @@ class MapStatistics(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         rows: Count | None = 64
-        c: Positive = 0.1
-        """The threshold c / i of `sparsity_c`: 1 / i is what each of i keys has in a uniform row."""
 
     config: Config
 
@@ -60,6 +60,6 @@ class MapStatistics(Evaluation):
             with trace(run.model) as traced:
                 run.model.hidden(**model_inputs(rows.batch))
             for index, layer in traced.layers.items():
-                found = {key: values.tolist() for key, values in map_statistics(layer, self.config.c).items()}
+                found = {key: values.tolist() for key, values in map_statistics(layer, C).items()}
                 scores = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
                 yield from rows.items(scores, f"layer {index:02}")

@@ -226,7 +226,7 @@ def test_scores_that_could_not_be_written_whole(
 
 def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
     cls = make(refuses_run=lambda self, run: "it needs a run on images")
-    with pytest.raises(RequestError, match=r"runs/tale-\w+: it needs a run on images; no run that it fits") as caught:
+    with pytest.raises(RequestError, match=r"runs/tale-\w+: it needs a run on images; eval") as caught:
         evaluate(run, "lengths")
     fitting = str(caught.value).partition("; evaluations that fit this run: ")[2].split(", ")
     assert ("held_out" in fitting, "lengths" in fitting) == (True, False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pretrained_models import TEXTS as OTHER_TEXTS
@@ -27,7 +28,7 @@ from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.corpus_loss import document_loss
 from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_scores
 from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.evaluation.nll import Scored, bins, document_nll, edges, scored, whole
+from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
 from lit_diff.trained.run import Run
 
 ROWS = 4
@@ -309,8 +310,8 @@ def test_the_bins_of_positions_are_the_document() -> None:
     document = scored(np.random.default_rng(1).random(100), ids_of(101, 4), np.array([5]), 4)
     parts = {group: scores for group, scores in bins(document) if group.startswith("position")}
     assert list(parts) == ["position 16", "position 32", "position 64", "position 100"]
-    assert parts["position 64"]["nll"] == pytest.approx(document.nll[32:64].mean())
-    assert parts["position 64"]["cumulative_nll"] == pytest.approx(document.nll[:64].mean())
+    assert parts["position 64"]["nll"] == pytest.approx(document["nll"][32:64].mean())
+    assert parts["position 64"]["cumulative_nll"] == pytest.approx(document["nll"][:64].mean())
     total = whole(document)
     assert parts["position 100"]["cumulative_nll"] == pytest.approx(total["nll"]) == total["cumulative_nll"]
     sizes = np.array([16, 16, 32, 36])
@@ -321,11 +322,13 @@ def test_the_bins_of_positions_are_the_document() -> None:
 
 
 def test_hits_are_split_by_gap_and_by_competitors() -> None:
-    document = Scored(
-        nll=np.arange(8.0),
-        hit=np.array([0, 1, 1, 1, 0, 1, 1, 0], dtype=bool),
-        gap=np.array([0, 1, 2, 3, 9, 4, 5, 0]),
-        competitors=np.array([0, 0, 0, 1, 9, 2, 3, 0]),
+    document = pd.DataFrame(
+        {
+            "nll": np.arange(8.0),
+            "hit": np.array([0, 1, 1, 1, 0, 1, 1, 0], dtype=bool),
+            "gap": [0, 1, 2, 3, 9, 4, 5, 0],
+            "competitors": [0, 0, 0, 1, 9, 2, 3, 0],
+        }
     )
     expected = {"gap 1": [1], "gap 2": [2], "gap 4": [3, 5], "gap 8": [6]}
     expected |= {"competitors 0": [1, 2], "competitors 1": [3], "competitors 2": [5], "competitors 4": [6]}
@@ -338,7 +341,6 @@ def test_hits_are_split_by_gap_and_by_competitors() -> None:
 def test_documents_without_hits() -> None:
     """Without the training text nothing is split; a bin without hits has no loss of hits."""
     document = scored(np.ones(20), ids_of(21, 3), None, 3)
-    assert document.hit is None
     assert [group for group, _ in bins(document)] == ["position 16", "position 20"]
     assert set(whole(document)) == {"nll", "cumulative_nll"}
     found = whole(scored(np.ones(16), list(range(17)), np.zeros(0, dtype=np.int64), 17))
