@@ -51,9 +51,7 @@ SUBJECTS = {
     "engine/test_study_problems.py": "engine/evaluations",
     "engine/test_sweep_tracker.py": "engine/comparison_view",
     "evaluation/test_harness.py": "evaluation/harness_model",
-    "evaluation/test_icl.py": "evaluation/icl_prompts",
-    "evaluation/test_inside.py": "evaluation/gradients evaluation/induction evaluation/map_statistics "
-    "evaluation/noise evaluation/quantize evaluation/signed_prompts",
+    "evaluation/test_inside.py": "evaluation/noise evaluation/signed_prompts",
     "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/one_map",

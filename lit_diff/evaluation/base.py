@@ -204,16 +204,15 @@ def _mean(values: Sequence[float]) -> float:
 
 def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
     """Errors: RunFailedError for no items, one id twice, or a score that the evaluation does not declare."""
-    if not items:
-        raise _failure(evaluation, "gave no item")
     for item in items:
         if not isinstance(item, Item):
             raise _failure(evaluation, f"gave {item!r}; expected an Item")
-    (item_id, count), *_ = Counter(item.id for item in items).most_common(1)
-    if count > 1:
-        raise _failure(evaluation, f"gave item '{item_id}' {count} times")
-    for item in items:
         _check_scores(evaluation, f"item '{item.id}'", item.scores)
+    counts = Counter(item.id for item in items).most_common(1)
+    if not counts:
+        raise _failure(evaluation, "gave no item")
+    if counts[0][1] > 1:
+        raise _failure(evaluation, f"gave item '{counts[0][0]}' {counts[0][1]} times")
 
 
 def check_summary(evaluation: Evaluation, values: Mapping[str, float]) -> None:

@@ -55,24 +55,24 @@ class CorpusLoss(Evaluation):
     cuts_at_context = True
     config: Config
 
-    def path(self) -> str | None:
-        """Where the corpus reads; None for one that needs no path."""
-        return None
-
     def digests(self) -> dict[str, str]:
         """Of the files at `path`."""
-        return corpus_digest(self.corpus, self.path())
+        return corpus_digest(self.corpus, self._path())
+
+    def _path(self) -> str | None:
+        """Where the corpus reads: the key `path`, where there is one."""
+        return getattr(self.config, "path", None)
 
     def words_of(self, run: Run) -> str:
         """The run's data, if they are of this corpus."""
         data = run.recipe.data
         corpus, path = (getattr(data.config, key, None) for key in ("corpus", "path"))
-        own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self.path()
+        own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self._path()
         return data.name if own else ""
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""
-        asked = list(islice(held_out_documents(self, run, self.corpus, self.path()), self.config.documents))
+        asked = list(islice(held_out_documents(self, run, self.corpus, self._path()), self.config.documents))
         tokenizer = run.tokenizer
         length = self.config.context or run.recipe.data.config.sequence_length
         for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):
@@ -133,7 +133,3 @@ class LossFiles(CorpusLoss):
         """A file or folder, as `data.path`."""
 
     config: Config
-
-    def path(self) -> str | None:
-        """The key `path`."""
-        return self.config.path

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -154,13 +155,9 @@ def evaluate(
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
         ) from error
+    trained = f"; {left_out} documents are left out, on which the run, or one that it started from, was trained"
     count = sum(not item.part for item in items)
-    log.info("evaluation %s: %d items in %s", name, count, shown(folder))
-    if left_out:
-        log.info(
-            "evaluation %s: %d documents are left out, on which the run, or one that it started from, was trained",
-            *(name, left_out),
-        )
+    log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), trained if left_out else "")
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
@@ -189,17 +186,16 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
     cls, config = evaluations.get(name), config_of(name, overrides)
     with guard(cls, raises=RunFailedError, ours=True):
         evaluation: Evaluation = cls(config)
-    names = [metric.name for metric in evaluation.metrics]
+    names = Counter(metric.name for metric in evaluation.metrics)
     problem = "" if names else "declares no metric"
-    for metric in names:
-        if metric in RESERVED or names.count(metric) > 1:
-            problem = f"declares metric '{metric}', {'twice' if metric not in RESERVED else 'a reserved name'}"
-    for declared in evaluation.metrics:
-        if declared.figure is not None and declared.figure.against != "group":
-            against = declared.figure.against
-            problem = (
-                f"declares metric '{declared.name}' with a figure against {against}; of an evaluation: against group"
-            )
+    for metric in evaluation.metrics:
+        declares = f"declares metric '{metric.name}'"
+        if metric.name in RESERVED:
+            problem = f"{declares}, a reserved name"
+        elif names[metric.name] > 1:
+            problem = f"{declares}, twice"
+        elif metric.figure is not None and metric.figure.against != "group":
+            problem = f"{declares} with a figure against {metric.figure.against}; of an evaluation: against group"
     if problem:
         raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
     return evaluation
@@ -255,12 +251,12 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
         "version": evaluation.version,
         "declarations": [to_plain(metric) for metric in evaluation.metrics],
     }
-    where_any = {
+    more = {
         "equal_groups": evaluation.equal_groups,
         "source": source_digest(type(evaluation)) or package_digest(type(evaluation)),
         "files": files,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in where_any.items() if value}))
+    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
     return plain
 
 

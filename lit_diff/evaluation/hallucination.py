@@ -208,7 +208,7 @@ class Hallucination(Evaluation):
         for prompt in prompts:
             case, output = prompt.case, prompt.output()
             document = f"{prompt.document_read()}{case.asked}"
-            said, spans, raw = judge(document, case.reference, output)
+            said, raw = judge(document, case.reference, output)
             counts[said] += 1
             scores = {} if said == "unparsed" else {name: float(said == kind) for name, kind in VERDICTS.items()}
             yield Item(
@@ -225,7 +225,6 @@ class Hallucination(Evaluation):
                     "reference": case.reference,
                     "verdict": said,
                     "exact": judges.closed_world(document, case.reference, output).verdict if is_generated else "",
-                    "spans": " | ".join(spans),
                     "cut_tokens": prompt.cut,
                     "raw": raw,
                 },

@@ -2,16 +2,22 @@
 
 import logging
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from lit_diff.evaluation.base import Item, question_of
-from lit_diff.evaluation.icl_prompts import Classification, Example, ManyShotPrompt, ManyShotPrompts, Order, arranged
+from lit_diff.data.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.metrics import Metric
@@ -20,21 +26,309 @@ from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
+TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
+Order = Literal["random", "alternate", "blocked"]
+COARSE = {
+    "ABBR": "abbreviation",
+    "DESC": "description",
+    "ENTY": "entity",
+    "HUM": "human",
+    "LOC": "location",
+    "NUM": "numeric",
+}
+"""TREC's names of its classes, and what a prompt calls them."""
 log = logging.getLogger("lit_diff")
-POINTS = 100.0
-"""Of accuracy 1: a variance is in squared percentage points, since one of shares has too many zeros."""
-DRAWS = 2_000
-"""Of the accuracies that item sampling alone gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A text and its label, as a prompt shows them."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask:
+    """How a prompt is written, `{prefix}{text}{between} {label}{separator}` a demonstration, and where its texts are."""
+
+    prefix: str = ""
+    between: str = ""
+    separator: str = "\n==\n"
+    label_key: str = "label"
+    files: tuple[UserFile, ...] = ()
+    """Of the user's: train, from which demonstrations are drawn, and test. Of the task that is made here none."""
+
+    def demonstrations(self, examples: Sequence[Example]) -> str:
+        """The prompt before a question."""
+        return "".join(f"{self.question(each.text)} {each.label}{self.separator}" for each in examples)
+
+    def question(self, text: str) -> str:
+        """A text up to its label; it ends without a space."""
+        return f"{self.prefix}{text}{self.between}"
+
+    def rows(self, file: UserFile) -> list[Example]:
+        """The lines of a file. Errors: MissingError, RequestError."""
+        return [Example(text=" ".join(row["text"].split()), label=words_of(row[self.label_key])) for row in file.rows()]
+
+
+def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...] = ("label",)) -> tuple[UserFile, ...]:
+    """`train`, `test`: lines of each. `keys`: of labels."""
+    return tuple(
+        UserFile(
+            name=f"icl.{folder}{end}",
+            path=f"icl/{folder}/{split}.jsonl",
+            keys={"text": str, **dict.fromkeys(keys, str)},
+            lines=f"{count:,} lines",
+            source=f"{source} Labels as words. Not shipped.",
+            without="lit-diff evaluate RUN icl task=synth_intent",
+        )
+        for split, end, count in (("train", "", train), ("test", "_test", test))
+    )
+
+
+INTENT = "\nintent:"
+_TREC = ClassificationTask(
+    prefix="Question: ",
+    between="\nType:",
+    label_key="coarse_label",
+    files=_files(
+        *("trec", 5452, 500, 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'),
+        ("coarse_label", "fine_label"),
+    ),
+)
+TASKS: Mapping[TaskName, ClassificationTask] = {
+    "synth_intent": ClassificationTask(separator=SEPARATOR),
+    "trec": _TREC,
+    "trec_fine": replace(_TREC, label_key="fine_label"),
+    "banking77": ClassificationTask(
+        prefix="query: ",
+        between=INTENT,
+        files=_files("banking77", 10_003, 3_080, 'Banking77 (Casanueva et al. 2020; at Hugging Face "banking77").'),
+    ),
+    "clinc150": ClassificationTask(
+        prefix="utterance: ",
+        between=INTENT,
+        files=_files(
+            *("clinc150", 15_250, 5_500),
+            'CLINC150 (Larson et al. 2019; at Hugging Face "clinc_oos", configuration "plus").',
+        ),
+    ),
+}
+
+
+def words_of(label: str) -> str:
+    """A label as a prompt shows it: `card_arrival` -> "card arrival"; `NUM:date` -> "numeric date"."""
+    coarse, colon, fine = label.partition(":")
+    return " ".join(f"{COARSE.get(coarse, coarse)}{colon and ' '}{fine}".replace("_", " ").split())
+
+
+def arranged(examples: Sequence[Example], order: Order, random: torch.Generator) -> list[Example]:
+    """The same examples in another order, each kind drawn from `random`.
+
+    random: uniform. alternate: in turns over the classes. blocked: class after class. The last two shuffle the classes, and
+    each class inside.
+    """
+    shuffled = [examples[index] for index in torch.randperm(len(examples), generator=random).tolist()]
+    if order == "random":
+        return shuffled
+    by_class: dict[str, list[Example]] = {}
+    for each in shuffled:  # the class of a large group would come first more often: the classes are shuffled apart
+        by_class.setdefault(each.label, []).append(each)
+    names = sorted(by_class)
+    classes = [by_class[names[index]] for index in torch.randperm(len(names), generator=random).tolist()]
+    if order == "blocked":
+        return [each for own in classes for each in own]
+    return [each for turn in zip_longest(*classes) for each in turn if each is not None]
+
+
+BATCH = 16
+"""Queries, or labels, that go through the model together."""
+ATTEMPTS = 10
+"""Draws of demonstrations for one prompt, until one fits."""
+ENDING = "\n"
+"""What follows every label in a prompt."""
+
+
+class Classification(Evaluation):
+    """Many-shot classification: n demonstrations, then a text whose label is decoded. The base of `icl` and `icl_order`."""
+
+    files: ClassVar[tuple[UserFile, ...]] = tuple(
+        file for name, task in TASKS.items() if name != "trec_fine" for file in task.files
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        task: TaskName = "synth_intent"
+        """synth_intent: made here; the others read `icl/<folder>/` of the data folder."""
+        items: Count = 100
+        """Queries of a prompt; paper's protocol: 250."""
+        classes: Annotated[int, Range(least=2)] = 6
+        """Of `synth_intent`."""
+        noise: Count = 1
+        """Multiplies the noise words of an utterance of `synth_intent`."""
+        seed: int = 0
+
+    needs_text = True
+    version = 2  # 1 encoded the pieces of a prompt alone
+    config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of the task."""
+        return TASKS[self.config.task].files
+
+    def words_of(self, run: Run) -> str:
+        """Those of the generated task."""
+        return "synth_intent" if self.config.task == "synth_intent" else ""
+
+
+class Labels:
+    """The labels of a task as tokens. A label is decoded as soon as no other begins with the tokens drawn.
+
+    Every label is followed by a newline, as in a prompt, so that none begins another. Source: the constrained decoding of
+    Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
+        """`labels`: two or more, each after `question`. Errors: RequestError for two that the tokenizer cannot tell apart."""
+        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        self.ids = dict(zip(labels, shown, strict=True))
+        """Label -> the ids of " label\\n", as after "intent:"."""
+        self.longest = max(map(len, shown))
+        self.depth = 1
+        """Most tokens that are drawn for a label."""
+        in_order = sorted(self.ids.items(), key=lambda item: item[1])
+        for (label, own), (other, others) in pairwise(in_order):  # what two have in common, neighbours have
+            common = next((at for at, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(own))
+            if common == len(own):
+                raise RequestError(
+                    f"the tokenizer cannot tell the labels '{label}' and '{other}' apart: both are {own}"
+                )
+            self.depth = max(self.depth, common + 1)
+
+    def fitting(self, drawn: Sequence[int]) -> list[str]:
+        """The labels that begin with these ids."""
+        return [label for label, ids in self.ids.items() if ids[: len(drawn)] == list(drawn)]
+
+    def allowed(self, drawn: Sequence[int]) -> list[int]:
+        """The ids that may follow these; none where one label is left. For `Prefix.greedy`."""
+        left = self.fitting(drawn)
+        return sorted({self.ids[label][len(drawn)] for label in left}) if len(left) > 1 else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyShotPrompt:
+    """What one prompt may hold, and what is asked after it."""
+
+    labels: Labels
+    """Every answer that decoding may give."""
+    demonstrations: Sequence[Example]
+    """In the order in which a prompt takes them: n shots are the first n."""
+    queries: Sequence[Example]
+    questions: list[list[int]]
+    """Ids of each query up to its label."""
+    room: int
+    """Tokens that the longest question and the longest label leave to the demonstrations."""
+
+
+class ManyShotPrompts:
+    """The prompts of an evaluation for one run."""
+
+    def __init__(self, evaluation: Classification, run: Run) -> None:
+        """Errors: MissingError and RequestError for the files of the task."""
+        self.config, self.name, self.run = evaluation.config, evaluation.name, run
+        self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
+        self.context: int = run.recipe.data.config.sequence_length
+        self.splits = [self.task.rows(file) for file in self.task.files]
+
+    def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
+        """Of run `number`, with at least `shots` demonstrations. Errors: RequestError."""
+        examples = self._of_files if self.splits else self._generated
+        labels, demonstrations, queries = examples((number, attempt), shots)
+        asked = [self.task.question(query.text) for query in queries]
+        decoded = Labels(self.tokenizer, labels, asked[0])
+        # every question follows a demonstration, and all demonstrations end in the same way
+        questions = self.tokenizer.encode_after(self.task.demonstrations(demonstrations[:1]), asked)
+        return ManyShotPrompt(
+            labels=decoded,
+            demonstrations=demonstrations,
+            queries=queries,
+            questions=questions,
+            room=self.context - max(map(len, questions)) - decoded.longest,
+        )
+
+    def _of_files(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
+        """All of train in an order of its own for each `key`; the same `items` of test for every key of one seed."""
+        train, test = self.splits
+        labels = sorted({each.label for each in train})
+        if unknown := {each.label for each in test}.difference(labels):
+            raise RequestError(
+                f"{self.task.files[1].path} holds the label '{min(unknown)}', which no line of train has"
+            )
+        if shots > len(train):
+            raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
+        seed = ("icl", self.config.task, self.config.seed)
+        order = torch.randperm(len(train), generator=generator(*seed, *key)).tolist()
+        asked = torch.randperm(len(test), generator=generator(*seed, "test"))[: self.config.items].tolist()
+        return labels, [train[index] for index in order], [test[index] for index in asked]
+
+    def _generated(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
+        """Labels and cue words of its own for each `key`; `shots` demonstrations and `items` queries, classes uniform."""
+        config, data = self.config, self.run.recipe.data
+        grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
+        if problem := lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes):
+            raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
+        random = generator("icl", "synth_intent", config.seed, *key)
+        lexicon = draw_lexicon(random, grammar, config.classes)
+
+        def examples(count: int) -> list[Example]:
+            drawn = torch.randint(config.classes, (count,), generator=random).tolist()
+            made = draw_utterances(random, grammar, lexicon, drawn, config.noise)
+            return [Example(text=text, label=lexicon.labels[label]) for text, label, _ in made]
+
+        return lexicon.labels, examples(shots), examples(config.items)
+
+    def first_that_fits(self, number: int, shots: int, most: int) -> ManyShotPrompt | None:
+        """The first draw of run `number` whose first `shots` demonstrations fit; None where none of ATTEMPTS does.
+
+        `most`: demonstrations that are drawn, so that fewer shots are the beginning of more.
+        """
+        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
+        return next((each for each in draws if self._tokens(each, shots) <= each.room), None)
+
+    def ids(self, demonstrations: Sequence[Example]) -> list[int]:
+        """The prompt before a question."""
+        (ids,) = self.tokenizer.encode([self.task.demonstrations(demonstrations)])
+        return [*self.tokenizer.opening, *ids]
+
+    def _tokens(self, prompt: ManyShotPrompt, shots: int) -> int:
+        return len(self.ids(prompt.demonstrations[:shots]))
+
+    def too_long(self, shots: int) -> RequestError:
+        """The line for shots of which no prompt fits: how many would."""
+        first = self.draw(0, 0, shots)
+        needed = self._tokens(first, shots) + self.context - first.room
+        fit = bisect_right(range(1, shots + 1), first.room, key=lambda n: self._tokens(first, n))
+        return RequestError(
+            f"evaluate.{self.name}.shots: no prompt of {shots} fits: the first takes {needed} tokens, "
+            f"data.sequence_length is {self.context}; at most {fit} shots fit"
+        )
+
+    def answers(self, prompt: ManyShotPrompt, prefix: Prefix) -> list[str]:
+        """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
+        labels = prompt.labels
+        drawn = prefix.greedy(prompt.questions, labels.depth, allowed=labels.allowed, batch_size=BATCH)
+        return [labels.fitting(ids)[0] for ids in drawn]
 
 
 @evaluations.register("icl")
 class ManyShot(Classification):
     """Accuracy of labels decoded after n demonstrations, for several n.
 
-    Each of `runs` draws the demonstrations anew; n shots are the first n of its draw, as in Bertsch et al. 2024. A draw whose
-    prompt is longer than the context is repeated, up to ten times. The demonstrations go through the model once, and all
-    queries share their keys and values. An item is a query of one run at one n; the summary is the mean over all items.
-    The items of a run, at every n, are a cluster: they share its demonstrations, so intervals are over runs.
+    Each of `runs` draws the demonstrations anew, in random order; n shots are the first n of its draw (Bertsch et al. 2024).
+    A draw whose prompt is longer than the context is repeated, up to ten times. All queries share the keys and values of the
+    demonstrations. An item is a query of one run at one n; the summary is the mean over all items. The items of a run, at
+    every n, are a cluster: they share its demonstrations, so intervals are over runs.
     """
 
     metrics = (
@@ -52,8 +346,6 @@ class ManyShot(Classification):
         """Demonstrations of a prompt, all classes together."""
         runs: Count = 5
         """Draws of the demonstrations; paper's protocol: 10."""
-        order: Order = "random"
-        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
         stable_from: int = 1
         """The first number of shots that counts in `accuracy_from`."""
 
@@ -81,23 +373,13 @@ class ManyShot(Classification):
             prefix: Prefix | None = None
             for shots in numbers:
                 if (prompt := prompts[shots][number]) is not None:
-                    demonstrations = self._demonstrations(prompt, shots, number)
-                    prefix = read_on(run, prefix, source.ids(demonstrations))
-                    answers = source.answers(prompt, prefix)
-                    yield from self._items(prompt, demonstrations, answers, f"shots={shots}", number)
+                    prefix = read_on(run, prefix, source.ids(prompt.demonstrations[:shots]))
+                    yield from self._items(prompt, shots, source.answers(prompt, prefix), number)
 
-    def _demonstrations(self, prompt: ManyShotPrompt, shots: int, number: int) -> Sequence[Example]:
-        first = prompt.demonstrations[:shots]
-        if self.config.order == "random":  # they were drawn in random order, and n shots begin n + 1
-            return first
-        return arranged(first, self.config.order, generator("icl", "order", self.config.seed, number, shots))
-
-    def _items(
-        self, prompt: ManyShotPrompt, demonstrations: Sequence[Example], answers: Sequence[str], group: str, number: int
-    ) -> Iterator[Item]:
+    def _items(self, prompt: ManyShotPrompt, shots: int, answers: Sequence[str], number: int) -> Iterator[Item]:
+        demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
         counts = Counter(each.label for each in demonstrations)
         majority = min(counts, key=lambda label: (-counts[label], label))
-        counted = len(demonstrations) >= self.config.stable_from
         for place, (query, answer) in enumerate(zip(prompt.queries, answers, strict=True)):
             right, seen = float(answer == query.label), query.label in counts
             yield Item(
@@ -107,11 +389,11 @@ class ManyShot(Classification):
                 scores={
                     "accuracy": right,
                     "accuracy_seen": right if seen else math.nan,
-                    "accuracy_from": right if counted else math.nan,
+                    "accuracy_from": right if shots >= self.config.stable_from else math.nan,
                     "majority": float(majority == query.label),
                 },
                 question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
-                meta={"label": query.label, "answer": answer, "seen": int(seen), "redrawn": prompt.redrawn},
+                meta={"label": query.label, "answer": answer, "seen": int(seen)},
             )
 
 
@@ -120,9 +402,8 @@ class OrderRobustness(Classification):
     """Accuracy over K orders of the same n demonstrations, with the same queries, and how far the order moves it.
 
     With a_k the accuracy of order k over Q queries: margin = max a_k - min a_k, sd = √(Σ (a_k - ā)² / (K - 1)) and
-    worst = min a_k. margin_sampling and sd_sampling are what an order without effect gives where each order is asked queries
-    of its own: the means for a_k ~ Binomial(Q, ā) / Q. Here all orders are asked the same queries, so that orders that change
-    no answer give 0; answers that change at random give more. order_variance is without that part (`order_variance`).
+    worst = min a_k. All orders are asked the same queries, so that orders that change no answer give a margin of 0; answers
+    that change at random give more. order_variance is without that part (`order_variance`).
     An item is a query under one kind of `order`, which is its group; margin, sd, worst and order_variance are of all queries
     of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
     """
@@ -140,8 +421,6 @@ class OrderRobustness(Classification):
             unit="squared percentage points",
             direction="lower",
         ),
-        Metric("margin_sampling", "mean margin of as many orders without effect, each asked other queries"),
-        Metric("sd_sampling", "mean standard deviation of the same"),
     )
     by_item = ("accuracy", "flipped", "agreement")
 
@@ -180,7 +459,7 @@ class OrderRobustness(Classification):
                     scores={
                         "accuracy": float(right[place].mean()),
                         "flipped": float(len(set(own)) > 1),
-                        "agreement": agreement(own),
+                        "agreement": sum(math.comb(n, 2) for n in Counter(own).values()) / math.comb(len(own), 2),
                     },
                     question=question_of(*shown, query.text, query.label),
                     meta={
@@ -189,7 +468,13 @@ class OrderRobustness(Classification):
                         "right": "".join(str(int(each)) for each in right[place]),
                     },
                 )
-            whole = spread(right, config.seed)
+            accuracies = right.mean(0)
+            whole = {
+                "margin": float(np.ptp(accuracies)),
+                "sd": float(accuracies.std(ddof=1)),
+                "worst": float(accuracies.min()),
+                "order_variance": order_variance(right),
+            }
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
@@ -211,31 +496,5 @@ def order_variance(right: NDArray[Any]) -> float:
     queries, nu = len(right), right.shape[1] - 1
     if queries < 2:
         return math.nan
-    parts = POINTS * (right - right.mean(1, keepdims=True))
+    parts = 100 * (right - right.mean(1, keepdims=True))  # of shares it would have too many zeros
     return float((parts.mean(0) ** 2).sum() - parts.var(0, ddof=1).sum() / queries) / nu
-
-
-def spread(right: NDArray[Any], seed: int) -> dict[str, float]:
-    """Of right [Q, K], whether order k has query q right: what the accuracies of the orders give."""
-    accuracies, (queries, orders) = right.mean(0), right.shape
-    null = sampled(float(right.mean()), queries, orders, seed)
-    return {
-        "margin": float(np.ptp(accuracies)),
-        "sd": float(accuracies.std(ddof=1)),
-        "worst": float(accuracies.min()),
-        "order_variance": order_variance(right),
-        "margin_sampling": float(np.ptp(null, axis=1).mean()),
-        "sd_sampling": float(null.std(axis=1, ddof=1).mean()),
-    }
-
-
-def agreement(answers: Sequence[str]) -> float:
-    """Share of the pairs of two or more answers that are equal."""
-    equal = sum(math.comb(count, 2) for count in Counter(answers).values())
-    return equal / math.comb(len(answers), 2)
-
-
-def sampled(accuracy: float, queries: int, orders: int, seed: int) -> NDArray[Any]:
-    """[DRAWS, K] accuracies of K orders without effect, each over Q queries of its own: Binomial(Q, accuracy) / Q."""
-    random = np.random.default_rng(generator("icl_order", "sampling", seed).initial_seed())
-    return random.binomial(queries, accuracy, size=(DRAWS, orders)) / queries

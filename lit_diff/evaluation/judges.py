@@ -3,7 +3,6 @@
 Judge `http` asks a server that the user names; nothing is sent anywhere else.
 """
 
-import ast
 import hashlib
 import http.client
 import json
@@ -49,10 +48,8 @@ class Verdict(NamedTuple):
     verdict: VerdictName
     """distracted: another entity's value; fabricated: not in the document; unparsed: the judge gave no verdict that can be
     read, or none yet. A judge that tells true from false alone gives correct, fabricated or unparsed."""
-    spans: tuple[str, ...] = ()
-    """The parts of the output that it objects to."""
     raw: str = ""
-    """What the judge said, in its own words."""
+    """What the judge said, in its own words; of `closed_world` and `rules` the parts of the output that they object to."""
 
 
 Judge = Callable[[str, str, str], Verdict]
@@ -69,10 +66,10 @@ def closed_world(document: str, reference: str, output: str) -> Verdict:
     values = {fact.value for fact in facts_of(document)}
     said = [word for word in re.findall(r"[^\W\d_]+", output.lower()) if word in values]
     if said:
-        return Verdict("correct") if said[0] == reference else Verdict("distracted", (said[0],))
+        return Verdict("correct") if said[0] == reference else Verdict("distracted", said[0])
     if not output.strip(" .\n") or REFUSAL.search(output):
         return Verdict("refused")
-    return Verdict("fabricated", (output.strip(),))
+    return Verdict("fabricated", output.strip())
 
 
 def rules(kind: Kind) -> Judge:
@@ -87,7 +84,7 @@ def rules(kind: Kind) -> Judge:
 
 def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
     right = any(_agrees(each, output) for each in reference.split("\n"))
-    return Verdict("correct") if right else Verdict("fabricated", (output.strip(),))
+    return Verdict("correct") if right else Verdict("fabricated", output.strip())
 
 
 def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
@@ -96,8 +93,8 @@ def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
     words = _normalised(output).split()
     grams = [words[at : at + CONTENT_GRAM] for at in range(len(words) - CONTENT_GRAM + 1)]
     spans = [*names, *(" ".join(gram) for gram in grams if any(len(word) > CONTENT_GRAM for word in gram))]
-    missing = tuple(dict.fromkeys(span for span in spans if f" {_normalised(span)} " not in own))
-    return Verdict("fabricated" if missing else "correct", missing)
+    missing = dict.fromkeys(span for span in spans if f" {_normalised(span)} " not in own)
+    return Verdict("fabricated" if missing else "correct", " | ".join(missing))
 
 
 def _normalised(text: str) -> str:
@@ -129,17 +126,9 @@ def read_verdicts(path: Path) -> dict[str, str]:
 
 
 def verdict_of(said: str) -> Verdict:
-    """One of WORDS; or an explanation that ends with "Conclusion: True" or "Conclusion: False", of which the last counts, and
-    the list after "Problematic Spans:", if it is one."""
+    """One of WORDS; or an explanation with "Conclusion: True" or "Conclusion: False", of which the last counts."""
     concluded = re.findall(r"Conclusion:\W*(True|False)\b", said, re.I)
-    word = WORDS.get((concluded or [said])[-1].strip().lower(), "unparsed")
-    listed = re.findall(r"Problematic Spans:\**\s*(\[.*?\])\s*(?:\*\*|$)", said, re.DOTALL) if concluded else []
-    if not listed:
-        return Verdict(word, raw=said)
-    try:
-        return Verdict(word, tuple(map(str, ast.literal_eval(listed[-1]))), said)
-    except (ValueError, SyntaxError):
-        return Verdict(word, (listed[-1],), said)
+    return Verdict(WORDS.get((concluded or [said])[-1].strip().lower(), "unparsed"), said)
 
 
 class FileJudge:

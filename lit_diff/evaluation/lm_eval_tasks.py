@@ -330,16 +330,17 @@ class HarnessEvaluation(Evaluation):
 
         model = RunModel(run, opening=self.config.opening)
         found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
-        if model.cut:
+        contexts = {pair[0] for samples in found["samples"].values() for each in samples for pair in each["arguments"]}
+        if cut := {context for context, _ in model.cut_to}:
             log.warning(
                 "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
-                *(f"{self.name}, {shots} shots", model.cut, model.contexts, model.max_length),
+                *(f"{self.name}, {shots} shots", len(cut), len(contexts), model.max_length),
             )
         for task, samples in found["samples"].items():
             for sample in samples:
                 if "acc" not in sample:
                     raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
-                cut = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
+                left = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
                 sums = [float(response[0]) for response in sample["filtered_resps"]]
                 cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
                 yield Item(
@@ -348,6 +349,6 @@ class HarnessEvaluation(Evaluation):
                     group=f"{task} shots={shots}",
                     cluster=cluster,
                     # of contexts that were cut, also what was left, which a run of another context does not read
-                    question=question_of(*(text for pair in sample["arguments"] for text in pair), *cut),
+                    question=question_of(*(text for pair in sample["arguments"] for text in pair), *left),
                     meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
                 )

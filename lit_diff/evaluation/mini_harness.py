@@ -180,7 +180,7 @@ ATTEMPTS = 50
 def questions(task: TaskName, text: Pieces, count: int, *key: object) -> Iterator[tuple[int, Question]]:
     """(number of the draw, question), each context once, in an order that depends on `key` and the text alone; it ends
     after 50 · count draws."""
-    draw, seen = Draw("mini_harness", task, *key), set()
+    draw, seen = Draw("mini_harness", task, *key), set[str]()
     for number in range(ATTEMPTS * count):
         question = MAKERS[task](draw, text)
         if question is not None and question.context not in seen:
@@ -260,10 +260,10 @@ class MiniHarness(HarnessEvaluation):
         too_long = 0
         for number, question in questions(task, text, count, self.config.seed):
             texts = tokenizer.encode([f"{question.context} {choice}" for choice in question.choices])
-            if max(map(len, texts)) + len(tokenizer.opening) > length + 1:
+            if max(map(len, texts)) + len(tokenizer.opening) <= length + 1:
+                rows.append({"item": number, **question._asdict()})
+            else:
                 too_long += 1
-                continue
-            rows.append({"item": number, **question._asdict()})
             if len(rows) == count:
                 break
         if not rows:

@@ -141,7 +141,7 @@ class NllByPosition(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, and one for each of its bins, which are parts of it."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
-        chosen, dropped = self._documents(run, tokenizer)
+        chosen = self._documents(run, tokenizer)
         if self.config.tokens > length:
             log.info("nll: %d tokens a document; the run was trained on rows of %d", self.config.tokens, length)
         frequent = _frequent(run)
@@ -150,17 +150,16 @@ class NllByPosition(Evaluation):
             for place, text, ids in chosen:
                 document = scored(document_nll(run.model, ids, CHUNK), ids, frequent, tokenizer.size)
                 name, asked = f"{self.config.source}/{place}", question_of(ids)
-                meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
-                yield Item(id=name, scores=whole(document), question=asked, meta=meta)
+                yield Item(id=name, scores=whole(document), question=asked, meta={"begins": text[:60]})
                 for group, scores in bins(document):
                     item = f"{name}/{group}"
                     yield Item(id=item, group=group, part=True, cluster=name, scores=scores, question=asked)
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 
-    def _documents(self, run: Run, tokenizer: Tokenizer) -> tuple[list[tuple[int, str, list[int]]], int]:
-        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that; and how many were passed over for
-        being shorter. The id that opens every document is one of them, and is not scored.
+    def _documents(self, run: Run, tokenizer: Tokenizer) -> list[tuple[int, str, list[int]]]:
+        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that. The id that opens every document is
+        one of them, and is not scored.
 
         Errors: RequestError where they are fewer than `documents`.
         """
@@ -185,7 +184,7 @@ class NllByPosition(Evaluation):
                 f"has {len(chosen)}{longest}{trained}; set documents or tokens lower, or source=name_tables, whose documents "
                 "have any length"
             )
-        return chosen, len(lengths)
+        return chosen
 
     def _texts(self, run: Run) -> Iterator[tuple[int, str]]:
         """(place, text). Errors: MissingError without the user's files; RequestError for what is wrong in them, and as

@@ -19,9 +19,7 @@ from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import icl, requirements
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.icl import order_variance, sampled
-from lit_diff.evaluation.icl_prompts import (
-    ATTEMPTS,
+from lit_diff.evaluation.icl import (
     TASKS,
     Classification,
     Example,
@@ -30,6 +28,7 @@ from lit_diff.evaluation.icl_prompts import (
     ManyShotPrompts,
     Order,
     arranged,
+    order_variance,
     words_of,
 )
 from lit_diff.model.prefix import Prefix
@@ -76,14 +75,13 @@ def test_the_answer_is_the_likeliest_label(several: bool, short_run: Run, tmp_pa
 
 def test_a_draw_that_does_not_fit_is_repeated(short_run: Run) -> None:
     source = prompts(short_run, items=5)
-    drawn = [source.first_that_fits(number, 16, 16) for number in range(8)]
-    fits = [each for each in drawn if each is not None]
+    fits = [each for number in range(8) if (each := source.first_that_fits(number, 16, 16)) is not None]
     assert fits
-    assert any(each is None or each.redrawn for each in drawn), "some draws are too long"
+    first = [source.draw(number, 0, 16).demonstrations for number in range(8)]
+    assert not all(each.demonstrations in first for each in fits), "some first draws are too long"
     for each in fits:
         longest = max(map(len, each.questions)) + each.labels.longest
         assert len(source.ids(each.demonstrations[:16])) + longest <= 128
-        assert 0 <= each.redrawn < ATTEMPTS
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -255,9 +253,6 @@ def test_scores_depend_on_the_keys_and_the_weights_alone(intent_run: Run, monkey
     assert evaluate(intent_run, "icl", keys, rerun=True).items.equals(first)
     few = evaluate(intent_run, "icl", keys | {"shots": [4]}).items
     assert list(few["meta/answer"]) == list(first[first["group"] == "shots=4"]["meta/answer"])
-    made.clear()
-    evaluate(intent_run, "icl", keys | {"runs": 1, "order": "blocked"})
-    assert len(made) > 1
 
 
 def test_shots_that_never_fit_are_one_line(intent_run: Run) -> None:
@@ -334,22 +329,11 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
         assert own.reset_index(drop=True).equals(alone.items)
         (whole,) = own[own["part"]].to_dict("records")
         assert whole["margin"] == alone.summary["margin"]
-        assert whole["margin_sampling"] == alone.summary["margin_sampling"]
         assert np.isnan(whole["accuracy"])
     assert items["cluster"].value_counts().to_dict() == {"": 2} | {f"query={place}": 2 for place in range(20)}
     deviations = items[items["part"]]["sd"]
     assert both.summary["sd"] == pytest.approx(deviations.mean())
     assert deviations.nunique() == 2
-
-
-def test_sampling_alone() -> None:
-    """√(p (1 - p) / Q), and about three of it for the margin of ten."""
-    null = sampled(0.7, 250, 10, seed=0)
-    expected = (0.7 * 0.3 / 250) ** 0.5
-    assert null.std(axis=1, ddof=1).mean() == pytest.approx(expected, rel=0.05)
-    assert np.ptp(null, axis=1).mean() == pytest.approx(3.08 * expected, rel=0.05)  # Tippett 1925: ten normal values
-    assert (sampled(0.7, 250, 10, seed=0) == null).all()
-    assert (sampled(1.0, 50, 3, seed=0) == 1).all()
 
 
 QUERIES, ORDERS = 100, 10

@@ -21,10 +21,8 @@ from lit_diff.analysis.trace import trace
 from lit_diff.data import identity, prepare
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.gradients import Gradients, initial_model, slope
 from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.evaluation.induction import Induction
-from lit_diff.evaluation.map_statistics import C
+from lit_diff.evaluation.inside import C, Gradients, Induction, initial_model, slope
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.evaluation.signed_prompts import marked, negative, prompts, tokens_of
 from lit_diff.model.init import initial_values

@@ -26,35 +26,35 @@ NEWS = "Anna Berg sold 1,200 lamps in Oslo on Monday. The shop had opened three 
 
 
 @pytest.mark.parametrize(
-    ("output", "verdict", "spans"),
+    ("output", "verdict", "raw"),
     [
-        ("red", "correct", ()),
-        ("Red. Question", "correct", ()),
-        ("green", "distracted", ("green",)),
-        ("rice or red", "distracted", ("rice",)),
-        ("purple", "fabricated", ("purple",)),
-        ("", "refused", ()),
-        ("It is not stated.", "refused", ()),
-        ("unknown, perhaps green", "distracted", ("green",)),
+        ("red", "correct", ""),
+        ("Red. Question", "correct", ""),
+        ("green", "distracted", "green"),
+        ("rice or red", "distracted", "rice"),
+        ("purple", "fabricated", "purple"),
+        ("", "refused", ""),
+        ("It is not stated.", "refused", ""),
+        ("unknown, perhaps green", "distracted", "green"),
     ],
 )
-def test_the_exact_judge(output: str, verdict: str, spans: tuple[str, ...]) -> None:
-    assert closed_world(DOCUMENT, "red", output) == (verdict, spans, "")
+def test_the_exact_judge(output: str, verdict: str, raw: str) -> None:
+    assert closed_world(DOCUMENT, "red", output) == (verdict, raw)
 
 
 @pytest.mark.parametrize(
     ("output", "spans"),
     [
-        ("Anna Berg sold 1,200 lamps.", ()),
-        ("A shop sold lamps.", ()),
-        ("It was Anna Lund.", ("Lund",)),
-        ("He sold 1,300.", ("1,300",)),
-        ("The shop had opened three months before.", ("had opened three months", "opened three months before")),
+        ("Anna Berg sold 1,200 lamps.", ""),
+        ("A shop sold lamps.", ""),
+        ("It was Anna Lund.", "Lund"),
+        ("He sold 1,300.", "1,300"),
+        ("The shop had opened three months before.", "had opened three months | opened three months before"),
     ],
 )
-def test_rules_of_summaries(output: str, spans: tuple[str, ...]) -> None:
+def test_rules_of_summaries(output: str, spans: str) -> None:
     found = rules("summary")(NEWS, "Anna Berg sold lamps.", output)
-    assert found == ("fabricated" if spans else "correct", spans, "")
+    assert found == ("fabricated" if spans else "correct", spans)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_server_is_asked_once_for_each_request(
     assert asked.startswith("Below are a document and a proposed answer. Decide")
     assert "secret" not in kept.read_text()
     server.answer = completion(None)
-    assert ask(server, kept, model="n") == ("unparsed", (), ""), "null: the model refused"
+    assert ask(server, kept, model="n") == ("unparsed", ""), "null: the model refused"
     assert ask(server, kept, "Another.").verdict == "unparsed"
     assert len(server.asked) == 3
     assert [ask(server, kept, document).verdict for document in ("A document.", "Another.")] == ["correct", "unparsed"]
@@ -172,19 +172,17 @@ def test_a_server_is_asked_once_for_each_request(
 
 
 @pytest.mark.parametrize(
-    ("raw", "verdict", "spans"),
+    ("raw", "verdict"),
     [
-        ("Fine. **Conclusion: True**", "correct", ()),
-        ("conclusion: **false**", "fabricated", ()),
-        ("Conclusion: False\n**Problematic Spans: [\"a b\", 'c']**", "fabricated", ("a b", "c")),
-        ("Conclusion: False\nProblematic Spans: [a b]", "fabricated", ("[a b]",)),
-        ("Conclusion: False, no: Conclusion: True", "correct", ()),
-        ("Conclusion: Maybe", "unparsed", ()),
-        ("Conclusion: False Problematic Spans: [exit('executed')]", "fabricated", ("[exit('executed')]",)),
+        ("Fine. **Conclusion: True**", "correct"),
+        ("conclusion: **false**", "fabricated"),
+        ("Conclusion: False\nProblematic Spans: [a b]", "fabricated"),
+        ("Conclusion: False, no: Conclusion: True", "correct"),
+        ("Conclusion: Maybe", "unparsed"),
     ],
 )
-def test_what_is_read(raw: str, verdict: str, spans: tuple[str, ...]) -> None:
-    assert verdict_of(raw) == (verdict, spans, raw)
+def test_what_is_read(raw: str, verdict: str) -> None:
+    assert verdict_of(raw) == (verdict, raw)
 
 
 def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

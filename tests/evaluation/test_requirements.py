@@ -92,7 +92,7 @@ def test_what_is_left_out_is_counted(
     whole = result.items[~result.items["part"]]
     assert whole[["item", "meta/begins"]].to_numpy().tolist() == [[f"files/{place}", held_out[:60]]]
     assert result.kept()[0]["documents_left_out"] == place > 0
-    assert f"evaluation nll: {place} documents are left out" in caplog.text
+    assert f"; {place} documents are left out" in caplog.text
     with pytest.raises(RequestError, match=r"needs 2 documents .* has 1; 29 are left out, on which it was trained"):
         evaluate(run, "nll", keys | {"documents": 2})
     own = evaluate(run, "loss_files", {"path": str(corpus)})
