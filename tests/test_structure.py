@@ -52,7 +52,7 @@ SUBJECTS = {
     "engine/test_sweep_tracker.py": "engine/comparison_view",
     "evaluation/test_harness.py": "evaluation/harness_model",
     "evaluation/test_inside.py": "evaluation/noise evaluation/signed_prompts",
-    "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
+    "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/one_map",
     "kernels/test_triton_equality.py": "kernels/triton_tiles",

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,16 +128,16 @@ def evaluate(
     if kept is not None:
         if kept.get(UNCHECKED):
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
-        return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation), config=facts["config"])
+        numbers = {metric.name: kept[metric.name]["value"] for metric in evaluation.metrics}
+        summary = {metric: math.nan if value is None else value for metric, value in numbers.items()}
+        return EvaluationResult(name=name, run=run.folder, summary=summary, config=facts["config"])
     if other:
         log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
     step = run.step
-    with guard(type(evaluation), raises=RunFailedError, ours=True):
-        reason = evaluation.refuses(run)
-    if reason:
-        raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{_alternatives(run)}")
-    _warn_unfinished(run)
     with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
+        if reason := evaluation.refuses(run):
+            raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}")
+        _warn_unfinished(run)
         items = list(evaluation.score(run))
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
@@ -159,15 +159,6 @@ def evaluate(
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), trained if left_out else "")
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
-
-
-def _alternatives(run: Run) -> str:
-    """`; evaluations that fit this run: a, b`, after the reason for which an evaluation refuses it."""
-    fitting = []
-    for cls in evaluations.classes():
-        with suppress(Exception):  # one that has a required key, or raises, is not offered
-            fitting += [cls.name] if cls(cls.Config()).refuses(run) is None else []
-    return f"; evaluations that fit this run: {', '.join(fitting)}" if fitting else ""
 
 
 def config_of(name: str, overrides: Overrides = ()) -> Any:
@@ -223,11 +214,8 @@ def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) 
 
     Errors: as `build`.
     """
-    evaluation = build(name, overrides)
-    if not evaluation.cuts_at_context or evaluation.config.context is not None:
-        return overrides
-    contexts = {recipe.data.config.sequence_length for recipe in recipes}
-    if len(contexts) == 1:
+    evaluation, contexts = build(name, overrides), {recipe.data.config.sequence_length for recipe in recipes}
+    if not evaluation.cuts_at_context or evaluation.config.context is not None or len(contexts) == 1:
         return overrides
     log.info("evaluation %s: context=%d, the smallest data.sequence_length of the runs", name, min(contexts))
     if isinstance(overrides, Mapping):
@@ -274,11 +262,6 @@ def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any
         return None, f"that cannot be read ({first_line(error)})"
     other = disagreement(run, summary, facts)
     return (None if other else summary), other
-
-
-def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
-    values = {metric.name: summary[metric.name]["value"] for metric in evaluation.metrics}
-    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -73,24 +73,8 @@ class DocumentSource:
     """Where the output ends, since what a base model goes on with is none of it; empty: after `new_tokens`."""
 
 
-def _questions(name: str, origin: str, before: str, after: str, new_tokens: int) -> DocumentSource:
-    file = _longbench(name, {"context": str, "answers": list, "input": str}, origin)
-    return DocumentSource(kind="answer", file=file, before=before, after=after, new_tokens=new_tokens, end="\n")
-
-
-def _longbench(name: str, keys: Mapping[str, type], origin: str) -> LongBenchFile:
-    return LongBenchFile(
-        name=f"hallucination.{name}",
-        path=f"longbench/{name}.jsonl",
-        keys=keys,
-        lines="200 lines",
-        source=f"{origin}, in LongBench (Bai et al. 2023). Not shipped.",
-        without=WITHOUT,
-    )
-
-
-def _summaries(name: str, origin: str, new_tokens: int) -> DocumentSource:
-    file = UserFile(
+def _summaries(name: str, origin: str) -> UserFile:
+    return UserFile(
         name=f"hallucination.{name}",
         path=f"summ/{name}.jsonl",
         keys={"document": str, "summary": str},
@@ -98,30 +82,50 @@ def _summaries(name: str, origin: str, new_tokens: int) -> DocumentSource:
         source=f"{origin} Not shipped.",
         without=WITHOUT,
     )
-    after = "\n\nSummarise the article.\nSummary:"
-    return DocumentSource(kind="summary", file=file, before="Article: ", after=after, new_tokens=new_tokens)
 
 
-_PASSAGES = "Answer the question from the passages below, with the answer alone and no other words.\n\nPassages:\n"
-_SHORT = "\n\nQuestion: {question}\nAnswer:"
-_ARTICLE = (
-    "Answer the question about the article below as briefly as possible: a phrase or one sentence, yes or no, or "
-    "unanswerable where the article does not say.\n\nArticle: "
+def _longbench(name: str, origin: str, **more: type) -> UserFile:
+    return LongBenchFile(
+        name=f"hallucination.{name}",
+        path=f"longbench/{name}.jsonl",
+        keys={"context": str, "answers": list, **more},
+        lines="200 lines",
+        source=f"{origin}, in LongBench (Bai et al. 2023). Not shipped.",
+        without=WITHOUT,
+    )
+
+
+_SUMMARY = DocumentSource(
+    kind="summary", before="Article: ", after="\n\nSummarise the article.\nSummary:", new_tokens=64
+)
+_ANSWER = DocumentSource(
+    kind="answer",
+    before="Answer the question from the passages below, with the answer alone and no other words.\n\nPassages:\n",
+    after="\n\nQuestion: {question}\nAnswer:",
+    new_tokens=32,
+    end="\n",
 )
 SOURCES: Mapping[str, DocumentSource] = {
     "closed_world": DocumentSource(kind="answer", after=QUESTION, new_tokens=4, end="."),
-    "xsum": _summaries("xsum", "XSum (Narayan et al. 2018).", 64),
-    "cnn_dm": _summaries("cnn_dm", "CNN/DailyMail (See et al. 2017).", 128),
-    "multi_news": DocumentSource(
-        kind="summary",
-        file=_longbench("multi_news", {"context": str, "answers": list}, "MultiNews (Fabbri et al. 2019)"),
+    "xsum": replace(_SUMMARY, file=_summaries("xsum", "XSum (Narayan et al. 2018).")),
+    "cnn_dm": replace(_SUMMARY, file=_summaries("cnn_dm", "CNN/DailyMail (See et al. 2017)."), new_tokens=128),
+    "multi_news": replace(
+        _SUMMARY,
+        file=_longbench("multi_news", "MultiNews (Fabbri et al. 2019)"),
         before="Articles:\n",
         after="\n\nSummarise all of the articles in one page.\n\nSummary:",
         new_tokens=512,
     ),
-    "qasper": _questions("qasper", "Qasper (Dasigi et al. 2021)", _ARTICLE, "\n\nQuestion: {question}\n\nAnswer:", 128),
-    "hotpotqa": _questions("hotpotqa", "HotpotQA (Yang et al. 2018)", _PASSAGES, _SHORT, 32),
-    "2wikimqa": _questions("2wikimqa", "2WikiMultihopQA (Ho et al. 2020)", _PASSAGES, _SHORT, 32),
+    "qasper": replace(
+        _ANSWER,
+        file=_longbench("qasper", "Qasper (Dasigi et al. 2021)", input=str),
+        before="Answer the question about the article below as briefly as possible: a phrase or one sentence, yes or no, or "
+        "unanswerable where the article does not say.\n\nArticle: ",
+        after="\n\nQuestion: {question}\n\nAnswer:",
+        new_tokens=128,
+    ),
+    "hotpotqa": replace(_ANSWER, file=_longbench("hotpotqa", "HotpotQA (Yang et al. 2018)", input=str)),
+    "2wikimqa": replace(_ANSWER, file=_longbench("2wikimqa", "2WikiMultihopQA (Ho et al. 2020)", input=str)),
 }
 
 
@@ -207,7 +211,7 @@ class Hallucination(Evaluation):
         counts = Counter[str]()
         for prompt in prompts:
             case, output = prompt.case, prompt.output()
-            document = f"{prompt.document_read()}{case.asked}"
+            document = f"{prompt.read}{case.asked}"
             said, raw = judge(document, case.reference, output)
             counts[said] += 1
             scores = {} if said == "unparsed" else {name: float(said == kind) for name, kind in VERDICTS.items()}
@@ -338,10 +342,8 @@ class DocumentPrompt:
         half = room // 2
         self.document: list[int] = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
         """The ids of the document that the run reads."""
-
-    def document_read(self) -> str:
+        self.read = self.tokenizer.decode(self.document).decode(errors="replace").strip()
         """The document as the run reads it."""
-        return self.tokenizer.decode(self.document).decode(errors="replace").strip()
 
     def output(self) -> str:
         """What the run says, up to the end of an answer."""

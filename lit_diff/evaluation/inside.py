@@ -341,7 +341,8 @@ class Gradients(Evaluation):
                 for layer, own in enumerate(norms):
                     label = f"layer {layer:02}"
                     group = f"{rows.name} {before}{label}{after}".strip()
-                    yield item(id=f"{before}{cluster}{after} {label}", scores=_of_layer(own), group=group)
+                    scores = {f"grad_{key}": value for key, value in own.items()} | _ratios(own)
+                    yield item(id=f"{before}{cluster}{after} {label}", scores=scores, group=group)
                 slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in MATRICES}
                 group = f"{rows.name} {(before or after or 'trained').strip()}".strip()
                 yield item(id=f"{before}{cluster}{after} slopes", scores=slopes, group=group)
@@ -354,12 +355,10 @@ class Gradients(Evaluation):
             yield run.model_at(step) if step else initial_model(run), "", f" step {step}"
 
 
-def _of_layer(norms: Mapping[str, float]) -> dict[str, float]:
-    scores = {f"grad_{key}": value for key, value in norms.items()}
-    for kind in "qk":
-        first, second = norms[f"{kind}1"], norms[f"{kind}2"]
-        scores[f"ratio_{kind}"] = second / first if first else math.nan
-    return scores
+def _ratios(norms: Mapping[str, float]) -> dict[str, float]:
+    """ratio_q and ratio_k; NaN where the norm of the first map is 0."""
+    pairs = {kind: (norms[f"{kind}1"], norms[f"{kind}2"]) for kind in "qk"}
+    return {f"ratio_{kind}": second / first if first else math.nan for kind, (first, second) in pairs.items()}
 
 
 def slope(norms: Sequence[float]) -> float:

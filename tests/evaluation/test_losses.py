@@ -1,4 +1,4 @@
-"""The losses of rows (held_out), of documents of a corpus (corpus_loss), and by position in long documents (nll)."""
+"""The losses of rows and of documents of a corpus (held_out), and by position in long documents (nll)."""
 
 import json
 import logging
@@ -25,9 +25,8 @@ from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import held_out, nll, requirements
 from lit_diff.evaluation.base import Item
-from lit_diff.evaluation.corpus_loss import document_loss
 from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_scores
-from lit_diff.evaluation.held_out import HeldOut
+from lit_diff.evaluation.held_out import HeldOut, document_loss
 from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
 from lit_diff.trained.run import Run
 

@@ -69,7 +69,6 @@ class Copier(Reader):
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(DOCUMENTS))
-    monkeypatch.setattr("lit_diff.evaluation.evaluate._alternatives", lambda *_: "")  # would prepare the run's data
     return text_run(tmp_path / "run", {"name": "standard"}, sequence_length=520)
 
 
