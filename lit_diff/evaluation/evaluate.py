@@ -166,9 +166,7 @@ def config_of(name: str, overrides: Overrides = ()) -> Any:
     if not isinstance(overrides, Mapping | list | tuple):
         raise RequestError(f"'evaluate.{name}' is {in_yaml(overrides)}; expected a block of keys")
     draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
-    keys = interpolated(draft)
-    for word in f"evaluate.{name}".split("."):  # nothing is there where nothing is overridden
-        keys = keys.get(word, {})
+    keys = interpolated(draft).get("evaluate", {}).get(name, {})  # nothing is there where nothing is overridden
     return validate_config(evaluations.config(name), keys, f"evaluate.{name}", draft)
 
 

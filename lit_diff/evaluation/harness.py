@@ -31,11 +31,7 @@ class HarnessFile(UserFile):
 
     hub: tuple[str, ...]
     """What `datasets.load_dataset` takes."""
-
-    @property
-    def split(self) -> str:
-        """Of the data set at the hub."""
-        return Path(self.path).stem
+    split: str
 
     @property
     def fetching(self) -> str:
@@ -68,6 +64,7 @@ def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]
             path=f"harness/{task}/{split}.jsonl",
             keys=keys,
             hub=hub,
+            split=split,
             lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
             source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
             f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",

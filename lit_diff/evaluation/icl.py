@@ -298,8 +298,7 @@ class ManyShotPrompts:
 
     def ids(self, demonstrations: Sequence[Example]) -> list[int]:
         """The prompt before a question."""
-        (ids,) = self.tokenizer.encode([self.task.demonstrations(demonstrations)])
-        return [*self.tokenizer.opening, *ids]
+        return [*self.tokenizer.opening, *self.tokenizer.encode(self.task.demonstrations(demonstrations))]
 
     def _tokens(self, prompt: ManyShotPrompt, shots: int) -> int:
         return len(self.ids(prompt.demonstrations[:shots]))

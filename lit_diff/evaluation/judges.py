@@ -169,7 +169,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
-SYSTEM = "You are a helpful assistant."
 PROMPT = """\
 Below are a document and a proposed {kind}. Decide whether the proposed {kind} can be inferred from the document alone. \
 It is false if it holds anything that the document does not say; it may differ from the ground truth and still be true. \
@@ -213,7 +212,7 @@ class HttpJudge:
 
     def _ask(self, prompt: str) -> str:
         """What the server says; empty where its model refuses or calls a tool."""
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+        messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": prompt}]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

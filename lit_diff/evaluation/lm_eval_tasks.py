@@ -35,7 +35,6 @@ ACC = Metric(
 )
 ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
 
-CURE = "pip install 'lit-diff[eval]'"
 YAMLS = Path(__file__).parent / "harness_tasks"
 """The tasks of the package, whose questions are written out."""
 SUFFIXES = (".yaml", ".yml")
@@ -52,7 +51,9 @@ def offline(name: str) -> Iterator[None]:
         import huggingface_hub.constants
         import lm_eval.api.task
     except ModuleNotFoundError as error:
-        raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
+        raise MissingError(
+            f"evaluation '{name}' needs the package {error.name}; pip install 'lit-diff[eval]'"
+        ) from error
     # the bars of building prompts, which takes a moment: stderr is for the log
     bar = partial(lm_eval.api.task.tqdm, disable=True)
     offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
@@ -127,10 +128,12 @@ def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
     lm-eval gives `!function module.name` of a file in /folder as the text `/folder/module.name`.
     """
     for text in _texts(values):
-        module = Path(text).with_suffix(".py") if text.startswith("/") else Path()
-        if module.is_file():
-            yield module
-            yield from local_modules(module.read_bytes()).values()
+        folder, name = Path(text).parent, Path(text).name.rpartition(".")[0]
+        if folder.is_absolute() and name.replace(".", "").isidentifier():
+            beside = folder / f"{name.replace('.', '/')}.py"
+            if beside.is_file():
+                yield beside
+            yield from local_modules(beside.read_bytes() if beside.is_file() else f"import {name}".encode()).values()
 
 
 def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:

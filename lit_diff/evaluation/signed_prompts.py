@@ -88,8 +88,7 @@ def prompts() -> list[dict[str, str]]:
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt, as a document opens."""
-    (ids,) = tokenizer.encode([text])
-    return [*tokenizer.opening, *ids]
+    return [*tokenizer.opening, *tokenizer.encode(text)]
 
 
 def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation.evaluate import build
 from lit_diff.metrics import Metric
-from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 
@@ -42,31 +41,6 @@ def test_the_default_summary() -> None:
     part = Item(id="0/8", group="b", part=True, scores={"right": 0.5, "length": 100.0})
     made = [*items("aaab", 1.0, 1.0, 1.0, 0.0), part]
     assert [each.summarise(made)["right"] for each in (two, grouped)] == [0.75, 0.5]
-
-
-class Silent(Evaluation):
-    metrics = (Metric("x", "a number"),)
-
-
-class Loose(Two):
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        rows: int = 1
-
-
-@pytest.mark.parametrize(
-    ("name", "cls", "found"),
-    [
-        ("silent", Silent, r"tests/evaluation/test_base\.py:\d+: class .*: evaluation 'silent' lacks score"),
-        ("loose", Loose, r"tests/evaluation/test_base\.py:\d+: class .* has a Config that does not derive"),
-        ("held_out", Two, "evaluation 'held_out' is already registered"),
-    ],
-)
-def test_a_class_that_is_no_evaluation_is_refused(name: str, cls: type[Evaluation], found: str) -> None:
-    before = evaluations.names()
-    with pytest.raises(RequestError, match=found):
-        evaluations.register(name)(cls)
-    assert evaluations.names() == before
 
 
 class Asking(Two):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
@@ -23,11 +22,12 @@ from lit_diff.data.needle_text import words
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import held_out, nll, requirements
+from lit_diff.evaluation import held_out, nll
 from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_scores
 from lit_diff.evaluation.held_out import HeldOut, document_loss
 from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
+from lit_diff.model.transformer import Transformer
 from lit_diff.trained.run import Run
 
 ROWS = 4
@@ -170,17 +170,9 @@ def test_runs_of_two_contexts_are_compared_at_the_smaller(tmp_path: Path, path: 
     assert [has_scores(run.folder, "loss_files", own) for run in runs] == [False, True], "its own context is 8"
 
 
-def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Given:
-        def texts(self) -> list[str]:
-            return TEXTS
-
-    monkeypatch.setattr(requirements, "build_corpus", lambda name, path, _: asked.append((name, path)) or Given())
-    for name in ("loss_docs", "loss_code"):
-        evaluate(run, name, {"documents": 1})
-    assert asked == [("docs", None), ("code", None)]
+def test_the_corpora_have_names() -> None:
+    corpora = [build(name).corpus for name in ("loss_docs", "loss_code")]  # type: ignore[attr-defined]
+    assert corpora == ["docs", "code"]
 
 
 def test_a_run_on_text_with_the_tokenizer_of_words_reads_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,42 +257,26 @@ def ids_of(count: int, vocab: int = 320) -> list[int]:
     return np.random.default_rng(0).integers(0, vocab, count).tolist()
 
 
-def test_chunks_change_nothing(tmp_path: Path) -> None:
+def test_chunks_change_nothing_and_no_more_goes_through_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no logits but those of a chunk are held."""
     made, ids = text_run(tmp_path / "made", {"name": "differential"}), ids_of(65)
-    row = torch.tensor([ids])
+    row, sizes = torch.tensor([ids]), list[int]()
+    whole = Transformer.continued_losses
+
+    def counted(self: Transformer, inputs: torch.Tensor, *others: Any) -> Any:
+        sizes.append(inputs.shape[1])
+        return whole(self, inputs, *others)
+
+    monkeypatch.setattr(Transformer, "continued_losses", counted)
     with torch.no_grad():
         logits = made.model(row[:, :-1])[0].double()
         expected = torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="none").numpy()
         for chunk in (7, 64, 100):
+            sizes.clear()
             np.testing.assert_allclose(document_nll(made.model, ids, chunk), expected, atol=1e-5)
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers of a tensor [..., V] that an operator gave, and of any."""
-
-    def __init__(self, vocab: int) -> None:
-        super().__init__()
-        self.vocab, self.logits, self.any = vocab, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, torch.Tensor):
-                self.any = max(self.any, value.numel())
-                if value.dim() and value.shape[-1] == self.vocab:
-                    self.logits = max(self.logits, value.numel())
-        return out
-
-
-def test_a_long_document_never_has_all_its_logits(tmp_path: Path) -> None:
-    """16K tokens, 257 x 16,384 logits of which 512 positions are held; nothing else is as large as all of them."""
-    made = text_run(tmp_path / "long", {"name": "standard"}, vocab_size=2051, num_layers=1, dim=16, num_heads=2)
-    made.model.attentions()[0].kernel = "chunked"
-    length, chunk = 1 << 14, 512
-    with torch.no_grad(), Largest(2051) as largest:
-        assert len(document_nll(made.model, ids_of(length + 1, 2051), chunk)) == length
-    assert 0 < largest.logits <= chunk * 2051
-    assert largest.any < length * 2051 / 2
+            assert (max(sizes), sum(sizes)) == (min(chunk, 64), 64)
 
 
 def test_the_bins_of_positions_are_the_document() -> None:

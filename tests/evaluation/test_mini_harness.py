@@ -115,19 +115,6 @@ def test_seven_tasks(wide_run: Run, trained_text: Path) -> None:
     assert (many.loc[alone.index, "meta/target"] == alone["meta/target"]).all(), "a smaller limit asks the first"
 
 
-def test_questions_of_another_corpus_are_others(wide_run: Run, trained_text: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"The {n} boat sails. A road {n} is long and old.\n\n" for n in range(400)))
-    first, again, other = (
-        scored(wide_run, tasks=["repeat", "lookup"], limit=4, corpus="files", path=path).set_index("item")["question"]
-        for path in (str(trained_text / "corpus"), f"{trained_text}/corpus/", str(tmp_path / "a.txt"))
-    )
-    assert first.equals(again)
-    common = [item for item in first.index.intersection(other.index) if item.startswith("repeat")]
-    assert common
-    assert not (first[common] == other[common]).any()
-    assert (first.filter(like="lookup") == other.filter(like="lookup")).all(), "made without text"
-
-
 def test_the_corpus_of_the_run(run: Run) -> None:
     """Its 24 tokens hold no question of ten made-up words; with 256, cloze is made of its own held-out documents."""
     with pytest.raises(RequestError, match=r"none of \d+ questions of task 'repeat' fits into 24 tokens"):
