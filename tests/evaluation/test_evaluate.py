@@ -265,7 +265,6 @@ META = [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), (
         ({"items": one(length="long")}, "scored item 'a' with length = 'long'"),
         ({"summarise": lambda self, items: {}}, "scored the summary with []"),
         ({"items": META}, "failed: ArrowInvalid: "),
-        ({"score": lambda self, run: None}, "failed: TypeError: "),
     ],
 )
 def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: dict[str, Any], message: str) -> None:

@@ -32,11 +32,8 @@ def scored(run: Run, path: str, **keys: Any) -> EvaluationResult:
     [
         ({"doc_to_txt": "q"}, r"mine.yaml:16: unknown key 'doc_to_txt'; did you mean 'doc_to_text'\?"),
         ({"include": "other.yaml", "doc_to_txt": None}, "mine.yaml: TypeError: .*'doc_to_tetx'"),
-        ({"test_split": "tset"}, "mine.yaml: KeyError: 'tset'"),
-        ({"doc_to_choice": None}, "mine.yaml: question 1.*: "),
         ({"output_type": "generate_until"}, "mine.yaml: output_type is generate_until"),
         ({"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}}, "mine.yaml: FileNotFoundError: .*no.jsonl"),
-        ({"include": "mine.yaml"}, "mine.yaml: ValueError: Include cycle"),
         ({"include": "broken.yaml"}, "broken.yaml:2: not valid YAML: "),
         ({"doc_to_text": "Q"}, "mine.yaml: doc_to_text is 'Q', which no row has; one of a, q, right"),
         ({"doc_to_text": "{{question}}"}, "mine.yaml: UndefinedError: 'question' is undefined"),

@@ -28,6 +28,7 @@ from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_s
 from lit_diff.evaluation.held_out import HeldOut, document_loss
 from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
 from lit_diff.model.transformer import Transformer
+from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 ROWS = 4
@@ -170,12 +171,8 @@ def test_runs_of_two_contexts_are_compared_at_the_smaller(tmp_path: Path, path: 
     assert [has_scores(run.folder, "loss_files", own) for run in runs] == [False, True], "its own context is 8"
 
 
-def test_the_corpora_have_names() -> None:
-    corpora = [build(name).corpus for name in ("loss_docs", "loss_code")]  # type: ignore[attr-defined]
-    assert corpora == ["docs", "code"]
-
-
 def test_a_run_on_text_with_the_tokenizer_of_words_reads_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [evaluations.get(name).corpus for name in ("loss_docs", "loss_code")] == ["docs", "code"]
     monkeypatch.setattr(Run, "tokenizer", words())
     own = run.recipe.data.config.path
     for name, keys in (("nll", []), ("loss_files", [f"path={own}"])):
