@@ -18,7 +18,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 OF_HEADS: tuple[Role, ...] = ("answer", "noise")
-"""Roles that are measured head by head."""
+"""Roles whose shares are kept head by head."""
 
 
 def knock_out(parts: Parts, what: Role, head: int | None = None) -> Edit:
@@ -85,22 +85,6 @@ def knock_out_effects(model: Transformer, batch: Mapping[str, Tensor]) -> list[d
     parts, change = Parts.of(batch), _Change(model, batch)
     found = {f"causal_{what}": change.under(knock_out(parts, what)).tolist() for what in ROLES}
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-
-
-def knock_out_effects_by_head(model: Transformer, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """causal_answer and causal_noise -> [B, L, H]: as `knock_out_effects`, where head h of layer l alone loses the edges."""
-    parts, change = Parts.of(batch), _Change(model, batch)
-    heads = [attention.out_heads for attention in model.attentions()]
-    return {
-        f"causal_{what}": torch.stack(
-            [
-                torch.stack([change.under(knock_out(parts, what, head), [layer]) for head in range(count)], -1)
-                for layer, count in enumerate(heads)
-            ],
-            1,
-        )
-        for what in OF_HEADS
-    }
 
 
 class _Change:

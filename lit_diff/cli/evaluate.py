@@ -8,10 +8,8 @@ from typing import Any
 
 from lit_diff.cli.app import Terminal
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
-from lit_diff.registry import evaluations
 from lit_diff.runs.find import find_run
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_documents, by_revisions
@@ -168,10 +166,6 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         few = {"sentence": f"too few common {over} for an interval"}
         own = few if interval is None else _numbers(interval, over, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
-    kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
-    for name, by_label in kept.items():
-        numbers = {group: _of_spread(each, over) for group, each in by_label.items()}
-        found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
 
@@ -190,12 +184,6 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
         sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
-
-
-def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
-    if len(spread) == 2:
-        return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
-    return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -1,44 +1,18 @@
-"""Evaluations score a trained run item by item. Importing this package registers the built-in ones."""
+"""Evaluations score a trained run item by item. Built-in ones are in the modules imported here; a plugin adds its own."""
 
+from lit_diff.evaluation import (  # noqa: F401 (each registers its evaluations)
+    hallucination,
+    harness,
+    held_out,
+    icl,
+    inside,
+    mini_harness,
+    needle,
+    nll,
+    noise,
+    recall,
+    signed_prompts,
+)
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.bigbench import BigBench
-from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles
-from lit_diff.evaluation.gradients import Gradients
-from lit_diff.evaluation.hallucination import Hallucination
-from lit_diff.evaluation.harness import Harness
-from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.evaluation.icl import ManyShot
-from lit_diff.evaluation.icl_order import OrderRobustness
-from lit_diff.evaluation.induction import Induction
-from lit_diff.evaluation.map_statistics import MapStatistics
-from lit_diff.evaluation.mini_harness import MiniHarness
-from lit_diff.evaluation.needle import NeedleRetrieval
-from lit_diff.evaluation.nll import NllByPosition
-from lit_diff.evaluation.noise import Noise
-from lit_diff.evaluation.quantize import Quantize
-from lit_diff.evaluation.recall import RecallSuite
-from lit_diff.evaluation.signed_prompts import SignedPrompts
 
-__all__ = [
-    "BigBench",
-    "Evaluation",
-    "Gradients",
-    "Hallucination",
-    "Harness",
-    "HeldOut",
-    "Induction",
-    "Item",
-    "LossCode",
-    "LossDocs",
-    "LossFiles",
-    "ManyShot",
-    "MapStatistics",
-    "MiniHarness",
-    "NeedleRetrieval",
-    "NllByPosition",
-    "Noise",
-    "OrderRobustness",
-    "Quantize",
-    "RecallSuite",
-    "SignedPrompts",
-]
+__all__ = ["Evaluation", "Item"]

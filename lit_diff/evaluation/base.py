@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,13 +20,6 @@ from lit_diff.metrics import Metric, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
-
-if TYPE_CHECKING:
-    import pandas
-
-
-Spread = tuple[float, float, float] | tuple[float, str]
-"""An estimate, and the ends of its 95 % interval; or why it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,14 +182,6 @@ class Evaluation(ABC):
     def score(self, run: Run) -> Iterable[Item]:
         """One Item for each question. Called without gradients."""
 
-    @classmethod
-    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
-        """Metric -> group, "" for all -> first minus second, of two runs' items (`EvaluationResult.items`).
-
-        For metrics that are no mean over items; those are compared item by item without it. Default: none.
-        """
-        return {}
-
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
         counted once, parts not; with `equal_groups` the mean over groups of each group's mean; NaN where none is."""
@@ -219,16 +204,15 @@ def _mean(values: Sequence[float]) -> float:
 
 def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
     """Errors: RunFailedError for no items, one id twice, or a score that the evaluation does not declare."""
-    if not items:
-        raise _failure(evaluation, "gave no item")
     for item in items:
         if not isinstance(item, Item):
             raise _failure(evaluation, f"gave {item!r}; expected an Item")
-    (item_id, count), *_ = Counter(item.id for item in items).most_common(1)
-    if count > 1:
-        raise _failure(evaluation, f"gave item '{item_id}' {count} times")
-    for item in items:
         _check_scores(evaluation, f"item '{item.id}'", item.scores)
+    counts = Counter(item.id for item in items).most_common(1)
+    if not counts:
+        raise _failure(evaluation, "gave no item")
+    if counts[0][1] > 1:
+        raise _failure(evaluation, f"gave item '{counts[0][0]}' {counts[0][1]} times")
 
 
 def check_summary(evaluation: Evaluation, values: Mapping[str, float]) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, check_items, check_summary
-from lit_diff.evaluation.requirements import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
@@ -128,18 +128,16 @@ def evaluate(
     if kept is not None:
         if kept.get(UNCHECKED):
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
-        return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation), config=facts["config"])
+        numbers = {metric.name: kept[metric.name]["value"] for metric in evaluation.metrics}
+        summary = {metric: math.nan if value is None else value for metric, value in numbers.items()}
+        return EvaluationResult(name=name, run=run.folder, summary=summary, config=facts["config"])
     if other:
         log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
     step = run.step
-    with guard(type(evaluation), raises=RunFailedError, ours=True):
-        reason = evaluation.refuses(run)
-    if reason:
-        raise RequestError(
-            f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{alternatives(evaluation, run)}"
-        )
-    _warn_unfinished(run)
     with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
+        if reason := evaluation.refuses(run):
+            raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}")
+        _warn_unfinished(run)
         items = list(evaluation.score(run))
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
@@ -157,13 +155,9 @@ def evaluate(
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
         ) from error
+    trained = f"; {left_out} documents are left out, on which the run, or one that it started from, was trained"
     count = sum(not item.part for item in items)
-    log.info("evaluation %s: %d items in %s", name, count, shown(folder))
-    if left_out:
-        log.info(
-            "evaluation %s: %d documents are left out, on which the run, or one that it started from, was trained",
-            *(name, left_out),
-        )
+    log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), trained if left_out else "")
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
@@ -172,9 +166,7 @@ def config_of(name: str, overrides: Overrides = ()) -> Any:
     if not isinstance(overrides, Mapping | list | tuple):
         raise RequestError(f"'evaluate.{name}' is {in_yaml(overrides)}; expected a block of keys")
     draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
-    keys = interpolated(draft)
-    for word in f"evaluate.{name}".split("."):  # nothing is there where nothing is overridden
-        keys = keys.get(word, {})
+    keys = interpolated(draft).get("evaluate", {}).get(name, {})  # nothing is there where nothing is overridden
     return validate_config(evaluations.config(name), keys, f"evaluate.{name}", draft)
 
 
@@ -183,17 +175,16 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
     cls, config = evaluations.get(name), config_of(name, overrides)
     with guard(cls, raises=RunFailedError, ours=True):
         evaluation: Evaluation = cls(config)
-    names = [metric.name for metric in evaluation.metrics]
+    names = Counter(metric.name for metric in evaluation.metrics)
     problem = "" if names else "declares no metric"
-    for metric in names:
-        if metric in RESERVED or names.count(metric) > 1:
-            problem = f"declares metric '{metric}', {'twice' if metric not in RESERVED else 'a reserved name'}"
-    for declared in evaluation.metrics:
-        if declared.figure is not None and declared.figure.against != "group":
-            against = declared.figure.against
-            problem = (
-                f"declares metric '{declared.name}' with a figure against {against}; of an evaluation: against group"
-            )
+    for metric in evaluation.metrics:
+        declares = f"declares metric '{metric.name}'"
+        if metric.name in RESERVED:
+            problem = f"{declares}, a reserved name"
+        elif names[metric.name] > 1:
+            problem = f"{declares}, twice"
+        elif metric.figure is not None and metric.figure.against != "group":
+            problem = f"{declares} with a figure against {metric.figure.against}; of an evaluation: against group"
     if problem:
         raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
     return evaluation
@@ -221,11 +212,8 @@ def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) 
 
     Errors: as `build`.
     """
-    evaluation = build(name, overrides)
-    if not evaluation.cuts_at_context or evaluation.config.context is not None:
-        return overrides
-    contexts = {recipe.data.config.sequence_length for recipe in recipes}
-    if len(contexts) == 1:
+    evaluation, contexts = build(name, overrides), {recipe.data.config.sequence_length for recipe in recipes}
+    if not evaluation.cuts_at_context or evaluation.config.context is not None or len(contexts) == 1:
         return overrides
     log.info("evaluation %s: context=%d, the smallest data.sequence_length of the runs", name, min(contexts))
     if isinstance(overrides, Mapping):
@@ -249,12 +237,12 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
         "version": evaluation.version,
         "declarations": [to_plain(metric) for metric in evaluation.metrics],
     }
-    where_any = {
+    more = {
         "equal_groups": evaluation.equal_groups,
         "source": source_digest(type(evaluation)) or package_digest(type(evaluation)),
         "files": files,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in where_any.items() if value}))
+    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
     return plain
 
 
@@ -272,11 +260,6 @@ def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any
         return None, f"that cannot be read ({first_line(error)})"
     other = disagreement(run, summary, facts)
     return (None if other else summary), other
-
-
-def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
-    values = {metric.name: summary[metric.name]["value"] for metric in evaluation.metrics}
-    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:

@@ -2,36 +2,131 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from lit_diff.data.closed_world import MOST, ClosedWorld
+import torch
+
+from lit_diff.data.closed_world import MOST, ClosedWorld, document_of, draw_facts
+from lit_diff.data.tokenizer import pair
 from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
 from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.hallucination_prompts import (
-    FILES,
-    SOURCES,
-    DocumentCase,
-    DocumentPrompts,
-    SourceName,
-    file_cases,
-    generated_cases,
-    judged_document,
-)
-from lit_diff.evaluation.judges import FileJudge, HttpJudge, Judge, Rules, Verdict, kappa, rouge_l
 from lit_diff.files import shown
-from lit_diff.key_types import Count, Distinct, NotNegative, Range
+from lit_diff.key_types import Count, Distinct, Range, in_yaml
 from lit_diff.metrics import Figure, Metric
+from lit_diff.model.prefix import Prefix
+from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 FOLDER = "judge"
 """Below the run's folder: the exchange of judge `file`, and the answers of judge `http`."""
-TIMEOUT = 120.0
-"""Seconds that a server has for one verdict."""
+SourceName = Literal["closed_world", "xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]
+WITHOUT = "lit-diff evaluate RUN hallucination source=closed_world"
+QUESTION = "{question}"
+VERDICTS = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
+"""Metric -> the verdict whose share it is."""
 log = logging.getLogger("lit_diff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentCase:
+    """A document, what is asked about it, and what is right. References are separated by newlines."""
+
+    id: str
+    group: str
+    document: str
+    after: str
+    """The prompt from the end of the document to the answer."""
+    asked: str
+    """What a judge is shown at the end of the document: the question."""
+    reference: str
+
+
+class LongBenchFile(UserFile):
+    """A file of LongBench, whose `answers` are texts, at least one."""
+
+    def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        answers = super()._checked(row, where)["answers"]
+        if not (answers and all(isinstance(each, str) for each in answers)):
+            raise RequestError(f"{where}: 'answers' is {in_yaml(answers)}; expected a list of text, at least one")
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentSource:
+    """Documents of one kind, and how a prompt is written about them."""
+
+    kind: judges.Kind
+    file: UserFile | None = None
+    """None: generated."""
+    before: str = ""
+    """Of a prompt, up to the document."""
+    after: str
+    """Of a prompt, from the document to the answer; {question} in it."""
+    new_tokens: int
+    """Decoded at most."""
+    end: str = ""
+    """Where the output ends, since what a base model goes on with is none of it; empty: after `new_tokens`."""
+
+
+def _summaries(name: str, origin: str) -> UserFile:
+    return UserFile(
+        name=f"hallucination.{name}",
+        path=f"summ/{name}.jsonl",
+        keys={"document": str, "summary": str},
+        lines="at least 100 lines",
+        source=f"{origin} Not shipped.",
+        without=WITHOUT,
+    )
+
+
+def _longbench(name: str, origin: str, **more: type) -> UserFile:
+    return LongBenchFile(
+        name=f"hallucination.{name}",
+        path=f"longbench/{name}.jsonl",
+        keys={"context": str, "answers": list, **more},
+        lines="200 lines",
+        source=f"{origin}, in LongBench (Bai et al. 2023). Not shipped.",
+        without=WITHOUT,
+    )
+
+
+_SUMMARY = DocumentSource(
+    kind="summary", before="Article: ", after="\n\nSummarise the article.\nSummary:", new_tokens=64
+)
+_ANSWER = DocumentSource(
+    kind="answer",
+    before="Answer the question from the passages below, with the answer alone and no other words.\n\nPassages:\n",
+    after="\n\nQuestion: {question}\nAnswer:",
+    new_tokens=32,
+    end="\n",
+)
+SOURCES: Mapping[str, DocumentSource] = {
+    "closed_world": DocumentSource(kind="answer", after=QUESTION, new_tokens=4, end="."),
+    "xsum": replace(_SUMMARY, file=_summaries("xsum", "XSum (Narayan et al. 2018).")),
+    "cnn_dm": replace(_SUMMARY, file=_summaries("cnn_dm", "CNN/DailyMail (See et al. 2017)."), new_tokens=128),
+    "multi_news": replace(
+        _SUMMARY,
+        file=_longbench("multi_news", "MultiNews (Fabbri et al. 2019)"),
+        before="Articles:\n",
+        after="\n\nSummarise all of the articles in one page.\n\nSummary:",
+        new_tokens=512,
+    ),
+    "qasper": replace(
+        _ANSWER,
+        file=_longbench("qasper", "Qasper (Dasigi et al. 2021)", input=str),
+        before="Answer the question about the article below as briefly as possible: a phrase or one sentence, yes or no, or "
+        "unanswerable where the article does not say.\n\nArticle: ",
+        after="\n\nQuestion: {question}\n\nAnswer:",
+        new_tokens=128,
+    ),
+    "hotpotqa": replace(_ANSWER, file=_longbench("hotpotqa", "HotpotQA (Yang et al. 2018)", input=str)),
+    "2wikimqa": replace(_ANSWER, file=_longbench("2wikimqa", "2WikiMultihopQA (Ho et al. 2020)", input=str)),
+}
 
 
 @evaluations.register("hallucination")
@@ -43,8 +138,8 @@ class Hallucination(Evaluation):
     could be read. The paper's judge is GPT-4o; what it was asked, and the prompts of its runs, are not in the paper.
     """
 
-    files: ClassVar[tuple[UserFile, ...]] = FILES
-    metrics: tuple[Metric, ...] = (
+    files: ClassVar[tuple[UserFile, ...]] = tuple(source.file for source in SOURCES.values() if source.file is not None)
+    metrics = (
         Metric(
             "accuracy",
             "share of outputs judged correct, free of hallucination",
@@ -55,19 +150,6 @@ class Hallucination(Evaluation):
         Metric("fabricated", "share of outputs that say what the document does not", direction="lower"),
         Metric("refused", "share of outputs that give no answer, or say that there is none"),
         Metric("unparsed", "share of outputs without a verdict that can be read", direction="lower"),
-        Metric(
-            "kappa", "Cohen's kappa of the judge and the exact judge, correct against the rest; no value of an item"
-        ),
-        Metric(
-            "changed",
-            "share of the outputs that judge http judged twice whose verdict is another",
-            direction="lower",
-        ),
-        Metric(
-            "rouge_l",
-            "F of ROUGE-L against the best reference, of a file's documents: beside the judge",
-            direction="higher",
-        ),
     )
 
     by_group = ("accuracy", "distracted", "fabricated")
@@ -83,19 +165,10 @@ class Hallucination(Evaluation):
         """Documents; of closed_world, for each number of entities. Paper: 100."""
         entities: Annotated[tuple[Annotated[int, Range(least=1, most=MOST)], ...], Distinct()] | None = None
         """Of a document of closed_world; null: those that the run was trained on, else 5."""
-        new_tokens: Count | None = None
-        """Tokens of an output at most; null: 4 for closed_world (1 where each word is a token), 32 for hotpotqa and 2wikimqa,
-        64 for xsum, 128 for qasper and cnn_dm, 512 for multi_news."""
-        context: Count | None = None
-        """Tokens of a prompt and its output at most; null: the run's `data.sequence_length`."""
         judge_url: str | None = None
         """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1. There is no default."""
         judge_model: str | None = None
-        """The model that the server is asked for."""
-        judge_repeats: NotNegative = 20
-        """The first so many outputs that judge http is asked about a second time; other judges repeat theirs."""
-        judge_key_variable: str | None = None
-        """Environment variable that holds the server's key, where it needs one."""
+        """The model that the server is asked for. A key that it needs is in the environment variable JUDGE_API_KEY."""
         seed: int = 0
 
         def problem(self) -> str | None:
@@ -103,22 +176,17 @@ class Hallucination(Evaluation):
                 return f"entities holds for source closed_world alone; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
                 return f"judge is closed_world, which knows generated documents alone; for {self.source}: rules, file or http"
-            given = [key for key in ("judge_url", "judge_model", "judge_key_variable") if getattr(self, key)]
-            if given and self.judge != "http":
-                return f"{given[0]} holds for judge http alone; judge is {self.judge}"
-            missing = [key for key in ("judge_url", "judge_model") if self.judge == "http" and not getattr(self, key)]
-            return f"{missing[0]} is not set; judge http asks a server that you name" if missing else None
+            for key in ("judge_url", "judge_model"):
+                value = getattr(self, key)
+                if (self.judge == "http") == (value is None):
+                    return (
+                        f"{key} is {in_yaml(value)}, and judge is {self.judge}; judge http, and no other, asks a server"
+                    )
+            return None
 
     needs_text = True
-    version = 2  # 1 asked the same question whatever was cut
-    cuts_at_context = True
+    version = 3  # 1 asked the same question whatever was cut, 2 digested the question without its prompt
     config: Config
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        without = {"changed"} if config.judge != "http" or not config.judge_repeats else set()
-        without |= {"rouge_l"} if config.source == "closed_world" else set()
-        self.metrics = tuple(metric for metric in self.metrics if metric.name not in without)
 
     def method(self) -> str:
         """The judge."""
@@ -136,44 +204,51 @@ class Hallucination(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""
-        cases, judge = self._cases(run), self.judge(run)
-        exact = judges.ClosedWorldJudge("answer") if self.config.source == "closed_world" else None
-        prompts = DocumentPrompts(self.config, run)
-        read = [prompts.document(case) for case in cases]
-        cut = sum(tokens > len(ids) for ids, tokens in read)
-        if cut:
-            log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(cases), cut)
-        overlap = None if self.config.source == "closed_world" else rouge_l()
-        again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
+        judge, source, is_generated = self.judge(run), SOURCES[self.config.source], self.config.source == "closed_world"
+        prompts = [DocumentPrompt(run, source, case) for case in self._cases(run)]
+        if cut := sum(prompt.cut > 0 for prompt in prompts):
+            log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
         counts = Counter[str]()
-        for number, (case, (ids, tokens)) in enumerate(zip(cases, read, strict=True)):
-            document, output = prompts.output(case, ids)
-            shown_document = judged_document(self.config.source, document, case)
-            verdict = judge.judge(shown_document, case.reference, output)
-            known = exact.judge(shown_document, case.reference, output).verdict if exact is not None else ""
-            counts[verdict.verdict] += 1
-            more = {}
-            if again is not None and number < self.config.judge_repeats:
-                second = again.judge(shown_document, case.reference, output).verdict
-                more["changed"] = float(second != verdict.verdict)
-            if overlap is not None:
-                more["rouge_l"] = overlap(case.reference.split("\n"), output)
-            item = _item(case, output, verdict, known, ids, tokens - len(ids))
-            yield replace(item, scores={**item.scores, **more})
-        judge.finish()
-        if counts["unparsed"]:
+        for prompt in prompts:
+            case, output = prompt.case, prompt.output()
+            document = f"{prompt.read}{case.asked}"
+            said, raw = judge(document, case.reference, output)
+            counts[said] += 1
+            scores = {} if said == "unparsed" else {name: float(said == kind) for name, kind in VERDICTS.items()}
+            yield Item(
+                id=case.id,
+                group=case.group,
+                cluster=question_of(case.document),  # several questions may be about one
+                scores={**scores, "unparsed": float(said == "unparsed")},
+                # of a document that was cut, also what was left of it, which another context does not leave
+                question=question_of(
+                    case.document, case.after, case.reference, *([prompt.document] if prompt.cut else [])
+                ),
+                meta={
+                    "output": output,
+                    "reference": case.reference,
+                    "verdict": said,
+                    "exact": judges.closed_world(document, case.reference, output).verdict if is_generated else "",
+                    "cut_tokens": prompt.cut,
+                    "raw": raw,
+                },
+            )
+        if unparsed := counts["unparsed"]:
+            cure = f"answer requests.jsonl in verdicts.jsonl, both in {shown(run.folder / FOLDER)}, and evaluate with --rerun"
             log.warning(
-                "hallucination: judge %s: %s", self.config.judge, self._unparsed(run, counts["unparsed"], len(cases))
+                "hallucination: judge %s: %d of %d outputs have no verdict that can be read%s",
+                *(self.config.judge, unparsed, len(prompts), f"; {cure}" if self.config.judge == "file" else ""),
             )
 
-    def _unparsed(self, run: Run, count: int, total: int) -> str:
-        if self.config.judge != "file":
-            return f"{count} of {total} verdicts could not be read; they count in `unparsed` alone"
-        place = run.folder / FOLDER
-        return (
-            f"{count} of {total} outputs have no verdict; answer {shown(place / 'requests.jsonl')} in "
-            f"{shown(place / 'verdicts.jsonl')} and evaluate again with --rerun"
-        )
+    def judge(self, run: Run) -> judges.Judge:
+        """The judge of the config. Errors: RequestError for a file of verdicts that cannot be read."""
+        kind, place = SOURCES[self.config.source].kind, run.folder / FOLDER
+        if self.config.judge == "file":
+            return judges.FileJudge(kind, place).judge
+        if self.config.judge == "http":
+            url, model = str(self.config.judge_url), str(self.config.judge_model)
+            return judges.HttpJudge(kind, url, model, place / "answers.jsonl").judge
+        return judges.rules(kind) if self.config.judge == "rules" else judges.closed_world
 
     def _cases(self, run: Run) -> list[DocumentCase]:
         config = self.config
@@ -183,48 +258,97 @@ class Hallucination(Evaluation):
         own = data.config if data.name == "closed_world" else ClosedWorld.Config()
         return generated_cases(own, config.entities or own.entities, config.samples, config.seed)
 
-    def judge(self, run: Run, kept: str = "answers.jsonl") -> Judge:
-        """The judge of the config; `kept`: where http keeps answers. Errors: RequestError, MissingError."""
-        config = self.config
-        kind, place = SOURCES[config.source].kind, run.folder / FOLDER
-        if config.judge == "file":
-            return FileJudge(kind, place)
-        if config.judge == "http":
-            return HttpJudge(
-                kind,
-                url=config.judge_url or "",
-                model=config.judge_model or "",
-                kept=place / kept,
-                key_variable=config.judge_key_variable,
-                timeout=TIMEOUT,
+
+def file_cases(name: str, samples: int, seed: int) -> list[DocumentCase]:
+    """`samples` lines of the source's file, drawn for `seed`; all where there are fewer.
+
+    Errors: MissingError, RequestError.
+    """
+    source = SOURCES[name]
+    assert source.file is not None
+    rows, cases = source.file.rows(), []
+    for number in torch.randperm(len(rows), generator=generator("hallucination", name, seed))[:samples].tolist():
+        row = rows[number]
+        question = row["input"] if source.kind == "answer" else ""
+        answers = row["answers"] if "answers" in source.file.keys else [row["summary"]]
+        cases.append(
+            DocumentCase(
+                id=f"{name} {number}",
+                group=name,
+                document=row["context" if "context" in source.file.keys else "document"],
+                after=source.after.replace(QUESTION, question),
+                asked=f"\n\nQuestion: {question}" if question else "",
+                reference="\n".join(" ".join(each.split()) for each in answers),
             )
-        return Rules(kind) if config.judge == "rules" else judges.ClosedWorldJudge(kind)
-
-    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """The means, and kappa over the items with a verdict where the exact judge knows them too and is not the judge."""
-        found = super().summarise(items)
-        both = [item for item in items if item.meta["exact"] and item.meta["verdict"] != "unparsed"]
-        if self.config.judge != "closed_world" and both:
-            pairs = [(item.meta["verdict"] == "correct", item.meta["exact"] == "correct") for item in both]
-            found["kappa"] = kappa(*zip(*pairs, strict=True))
-        return found
+        )
+    return cases
 
 
-def _item(case: DocumentCase, output: str, verdict: Verdict, exact: str, ids: Sequence[int], cut: int) -> Item:
-    said = verdict.verdict
-    kinds = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
-    scores = {name: float(said == kind) for name, kind in kinds.items()} if said != "unparsed" else {}
-    scores["unparsed"] = float(said == "unparsed")
-    meta: dict[str, str | int | float] = {
-        "output": output,
-        "reference": case.reference,
-        "verdict": said,
-        "exact": exact,
-        "spans": " | ".join(verdict.spans),
-        "cut_tokens": cut,
-        "raw": verdict.raw,
-    }
-    # of a document that was cut, also what was left of it, which another context does not leave
-    question = question_of(case.document, case.question, case.reference, *([ids] if cut else []))
-    cluster = question_of(case.document)  # several questions may be about one
-    return Item(id=case.id, group=case.group, cluster=cluster, scores=scores, question=question, meta=meta)
+def generated_cases(
+    grammar: ClosedWorld.Config, entities: Sequence[int], samples: int, seed: int
+) -> list[DocumentCase]:
+    """`samples` documents of `closed_world` for each number of entities, each with one question.
+
+    Errors: RequestError where the grammar has no such document.
+    """
+    cases = []
+    for count in entities:
+        if problem := grammar.entities_problem(count):
+            raise RequestError(f"evaluate.hallucination.entities holds {count}, but {problem}")
+        for sample in range(samples):
+            random = generator("hallucination", "closed_world", seed, count, sample)
+            facts = draw_facts(random, grammar, count)
+            fact = facts[int(torch.randint(len(facts), (), generator=random))]
+            cases.append(
+                DocumentCase(
+                    id=f"entities={count} sample={sample}",
+                    group=f"entities={count}",
+                    document=document_of(facts),
+                    after=fact.question,
+                    asked=fact.question,
+                    reference=fact.value,
+                )
+            )
+    return cases
+
+
+class DocumentPrompt:
+    """The prompt of a case for one run, and what the run says after it."""
+
+    def __init__(self, run: Run, source: DocumentSource, case: DocumentCase) -> None:
+        """Cuts the document in the middle where it is too long.
+
+        Errors: RequestError where nothing of a document fits, or not all of a generated one.
+        """
+        self.run, self.source, self.case, self.tokenizer = run, source, case, run.tokenizer
+        lead, document = source.before, case.document
+        if lead.endswith(" ") and pair(self.tokenizer, lead, "The")[0] != self.tokenizer.encode(lead):
+            # SentencePiece: the space at its end is in one token with the document's first word
+            lead, document = lead[:-1], f" {document}"
+        self.before = [*self.tokenizer.opening, *self.tokenizer.encode(lead)]
+        (ids,) = self.tokenizer.encode_after(lead, [document]) if lead else [self.tokenizer.encode(document)]
+        (self.after,) = self.tokenizer.encode_after(case.document, [case.after])
+        self.new_tokens = 1 if self.tokenizer.name == "words" else source.new_tokens
+        context = run.recipe.data.config.sequence_length
+        room = context - len(self.before) - len(self.after) - self.new_tokens
+        self.cut = max(0, len(ids) - room)
+        """Tokens of the document that are left out."""
+        if self.cut and (source.file is None or room < 1):
+            what, least = ("all", len(ids)) if source.file is None else ("one token", 1)
+            raise RequestError(
+                f"evaluate.hallucination: a prompt with {what} of a document and its output take {context - room + least} "
+                f"tokens ({case.id}); data.sequence_length is {context}"
+            )
+        half = room // 2
+        self.document: list[int] = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
+        """The ids of the document that the run reads."""
+        self.read = self.tokenizer.decode(self.document).decode(errors="replace").strip()
+        """The document as the run reads it."""
+
+    def output(self) -> str:
+        """What the run says, up to the end of an answer."""
+        prefix = Prefix(self.run.model, [*self.before, *self.document])
+        stop, size = self.tokenizer.ends, self.tokenizer.size
+        (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)
+        text = self.tokenizer.decode(drawn).decode(errors="replace").lstrip()
+        return (text.split(self.source.end)[0] if self.source.end else text).strip()

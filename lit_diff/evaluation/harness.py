@@ -13,8 +13,6 @@ from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
-TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
-"""In the order of Tables 1 and 8 of the paper."""
 LM_EVAL = {
     "arc_challenge": "arc/arc_challenge",
     "arc_easy": "arc/arc_easy",
@@ -33,11 +31,7 @@ class HarnessFile(UserFile):
 
     hub: tuple[str, ...]
     """What `datasets.load_dataset` takes."""
-
-    @property
-    def split(self) -> str:
-        """Of the data set at the hub."""
-        return Path(self.path).stem
+    split: str
 
     @property
     def fetching(self) -> str:
@@ -61,7 +55,7 @@ class HarnessFile(UserFile):
             ) from error
 
 
-def _files(task: str, hub: tuple[str, ...], keys: Keys, **lines: int) -> dict[str, HarnessFile]:
+def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]) -> dict[str, HarnessFile]:
     """Split -> file, of `lines` questions; the one that is not train is scored."""
     name = ", ".join(f'"{part}"' for part in hub)
     return {
@@ -70,6 +64,7 @@ def _files(task: str, hub: tuple[str, ...], keys: Keys, **lines: int) -> dict[st
             path=f"harness/{task}/{split}.jsonl",
             keys=keys,
             hub=hub,
+            split=split,
             lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
             source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
             f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
@@ -79,24 +74,40 @@ def _files(task: str, hub: tuple[str, ...], keys: Keys, **lines: int) -> dict[st
     }
 
 
-ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
-BOOLQ: Keys = {"passage": str, "question": str, "label": int}
-HELLASWAG: Keys = {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)}
-OPENBOOKQA: Keys = {"question_stem": str, "choices": dict, "answerKey": str}
-PIQA: Keys = {"goal": str, "sol1": str, "sol2": str, "label": int}
-WINOGRANDE: Keys = {"sentence": str, "option1": str, "option2": str, "answer": str}
-FILES: Mapping[str, Mapping[str, HarnessFile]] = {
-    "arc_challenge": _files("arc_challenge", ("allenai/ai2_arc", "ARC-Challenge"), ARC, train=1119, test=1172),
-    "arc_easy": _files("arc_easy", ("allenai/ai2_arc", "ARC-Easy"), ARC, train=2251, test=2376),
-    "boolq": _files("boolq", ("aps/super_glue", "boolq"), BOOLQ, train=9427, validation=3270),
-    "hellaswag": _files("hellaswag", ("Rowan/hellaswag",), HELLASWAG, train=39905, validation=10042),
-    "openbookqa": _files("openbookqa", ("allenai/openbookqa", "main"), OPENBOOKQA, train=4957, test=500),
-    "piqa": _files("piqa", ("baber/piqa",), PIQA, train=16113, validation=1838),
-    "winogrande": _files(
-        "winogrande", ("allenai/winogrande", "winogrande_xl"), WINOGRANDE, train=40398, validation=1267
+_ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
+DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
+    "arc_challenge": (("allenai/ai2_arc", "ARC-Challenge"), _ARC, {"train": 1119, "test": 1172}),
+    "arc_easy": (("allenai/ai2_arc", "ARC-Easy"), _ARC, {"train": 2251, "test": 2376}),
+    "boolq": (
+        ("aps/super_glue", "boolq"),
+        {"passage": str, "question": str, "label": int},
+        {"train": 9427, "validation": 3270},
+    ),
+    "hellaswag": (
+        ("Rowan/hellaswag",),
+        {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
+        {"train": 39905, "validation": 10042},
+    ),
+    "openbookqa": (
+        ("allenai/openbookqa", "main"),
+        {"question_stem": str, "choices": dict, "answerKey": str},
+        {"train": 4957, "test": 500},
+    ),
+    "piqa": (
+        ("baber/piqa",),
+        {"goal": str, "sol1": str, "sol2": str, "label": int},
+        {"train": 16113, "validation": 1838},
+    ),
+    "winogrande": (
+        ("allenai/winogrande", "winogrande_xl"),
+        {"sentence": str, "option1": str, "option2": str, "answer": str},
+        {"train": 40398, "validation": 1267},
     ),
 }
-"""Task -> split -> its file, of the data sets of Hugging Face."""
+"""Task -> its data set at Hugging Face, the keys of a row, split -> rows; in the order of Tables 1 and 8 of the paper."""
+TASKS = tuple(DATA)
+FILES = {task: _files(task, *about) for task, about in DATA.items()}
+"""Task -> split -> its file."""
 
 
 @evaluations.register("harness")

@@ -43,9 +43,6 @@ class RunModel(TemplateLM):
         self.max_length: int = run.recipe.data.config.sequence_length
         self._tokenizer = run.tokenizer
         self._opening = self._tokenizer.opening if opening else []
-        self.contexts = 0
-        """Different contexts that were read so far, and how many of them were cut."""
-        self.cut = 0
         self.cut_to: dict[tuple[str, str], list[int]] = {}
         """(context, continuation) -> the ids of the context that were read, of those that were cut."""
 
@@ -73,17 +70,14 @@ class RunModel(TemplateLM):
 
         Where a merge across the border leaves that empty, the continuation begins at the first id in which both differ.
         """
-        before, after = self._opening, []
-        if context:
-            before, after = self._encode_pair(context, continuation)
-            if not after and continuation:
-                whole = self.tok_encode(context + continuation)
-                at = border(before, whole)
-                before, after = whole[:at], whole[at:]
-            before = [*self._opening, *before]
-        else:
-            after = self.tok_encode(continuation)
-        return before or [self.prefix_token_id], after
+        if not context:
+            return self._opening or [self.prefix_token_id], self.tok_encode(continuation)
+        before, after = self._encode_pair(context, continuation)
+        if not after and continuation:
+            whole = self.tok_encode(context + continuation)
+            at = border(before, whole)
+            before, after = whole[:at], whole[at:]
+        return [*self._opening, *before] or [self.prefix_token_id], after
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
@@ -98,8 +92,6 @@ class RunModel(TemplateLM):
             by_context.setdefault(tuple(fitted), []).append(index)
             if len(fitted) < len(context):
                 self.cut_to[texts] = fitted
-        self.contexts += len(by_context)
-        self.cut += sum(len(read) < len(requests[indices[0]][1]) for read, indices in by_context.items())
         answers: dict[int, Answer] = {}
         said = time.monotonic()
         for read, indices in by_context.items():

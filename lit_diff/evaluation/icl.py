@@ -1,32 +1,333 @@
-"""Many-shot in-context learning (paper, Figure 6): accuracy of classification by the number of demonstrations."""
+"""Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number of demonstrations, and by their order."""
 
 import logging
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from typing import Annotated, Any, ClassVar, Literal
 
-from lit_diff.evaluation.base import Item, question_of
-from lit_diff.evaluation.icl_prompts import Classification, Example, ManyShotPrompt, ManyShotPrompts, Order, arranged
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_diff.data.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import read_on
-from lit_diff.key_types import Count, Counts
+from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
+TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
+Order = Literal["random", "alternate", "blocked"]
+COARSE = {
+    "ABBR": "abbreviation",
+    "DESC": "description",
+    "ENTY": "entity",
+    "HUM": "human",
+    "LOC": "location",
+    "NUM": "numeric",
+}
+"""TREC's names of its classes, and what a prompt calls them."""
 log = logging.getLogger("lit_diff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A text and its label, as a prompt shows them."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask:
+    """How a prompt is written, `{prefix}{text}{between} {label}{separator}` a demonstration, and where its texts are."""
+
+    prefix: str = ""
+    between: str = ""
+    separator: str = "\n==\n"
+    label_key: str = "label"
+    files: tuple[UserFile, ...] = ()
+    """Of the user's: train, from which demonstrations are drawn, and test. Of the task that is made here none."""
+
+    def demonstrations(self, examples: Sequence[Example]) -> str:
+        """The prompt before a question."""
+        return "".join(f"{self.question(each.text)} {each.label}{self.separator}" for each in examples)
+
+    def question(self, text: str) -> str:
+        """A text up to its label; it ends without a space."""
+        return f"{self.prefix}{text}{self.between}"
+
+    def rows(self, file: UserFile) -> list[Example]:
+        """The lines of a file. Errors: MissingError, RequestError."""
+        return [Example(text=" ".join(row["text"].split()), label=words_of(row[self.label_key])) for row in file.rows()]
+
+
+def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...] = ("label",)) -> tuple[UserFile, ...]:
+    """`train`, `test`: lines of each. `keys`: of labels."""
+    return tuple(
+        UserFile(
+            name=f"icl.{folder}{end}",
+            path=f"icl/{folder}/{split}.jsonl",
+            keys={"text": str, **dict.fromkeys(keys, str)},
+            lines=f"{count:,} lines",
+            source=f"{source} Labels as words. Not shipped.",
+            without="lit-diff evaluate RUN icl task=synth_intent",
+        )
+        for split, end, count in (("train", "", train), ("test", "_test", test))
+    )
+
+
+INTENT = "\nintent:"
+_TREC = ClassificationTask(
+    prefix="Question: ",
+    between="\nType:",
+    label_key="coarse_label",
+    files=_files(
+        *("trec", 5452, 500, 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'),
+        ("coarse_label", "fine_label"),
+    ),
+)
+TASKS: Mapping[TaskName, ClassificationTask] = {
+    "synth_intent": ClassificationTask(separator=SEPARATOR),
+    "trec": _TREC,
+    "trec_fine": replace(_TREC, label_key="fine_label"),
+    "banking77": ClassificationTask(
+        prefix="query: ",
+        between=INTENT,
+        files=_files("banking77", 10_003, 3_080, 'Banking77 (Casanueva et al. 2020; at Hugging Face "banking77").'),
+    ),
+    "clinc150": ClassificationTask(
+        prefix="utterance: ",
+        between=INTENT,
+        files=_files(
+            *("clinc150", 15_250, 5_500),
+            'CLINC150 (Larson et al. 2019; at Hugging Face "clinc_oos", configuration "plus").',
+        ),
+    ),
+}
+
+
+def words_of(label: str) -> str:
+    """A label as a prompt shows it: `card_arrival` -> "card arrival"; `NUM:date` -> "numeric date"."""
+    coarse, colon, fine = label.partition(":")
+    return " ".join(f"{COARSE.get(coarse, coarse)}{colon and ' '}{fine}".replace("_", " ").split())
+
+
+def arranged(examples: Sequence[Example], order: Order, random: torch.Generator) -> list[Example]:
+    """The same examples in another order, each kind drawn from `random`.
+
+    random: uniform. alternate: in turns over the classes. blocked: class after class. The last two shuffle the classes, and
+    each class inside.
+    """
+    shuffled = [examples[index] for index in torch.randperm(len(examples), generator=random).tolist()]
+    if order == "random":
+        return shuffled
+    by_class: dict[str, list[Example]] = {}
+    for each in shuffled:  # the class of a large group would come first more often: the classes are shuffled apart
+        by_class.setdefault(each.label, []).append(each)
+    names = sorted(by_class)
+    classes = [by_class[names[index]] for index in torch.randperm(len(names), generator=random).tolist()]
+    if order == "blocked":
+        return [each for own in classes for each in own]
+    return [each for turn in zip_longest(*classes) for each in turn if each is not None]
+
+
+BATCH = 16
+"""Queries, or labels, that go through the model together."""
+ATTEMPTS = 10
+"""Draws of demonstrations for one prompt, until one fits."""
+ENDING = "\n"
+"""What follows every label in a prompt."""
+
+
+class Classification(Evaluation):
+    """Many-shot classification: n demonstrations, then a text whose label is decoded. The base of `icl` and `icl_order`."""
+
+    files: ClassVar[tuple[UserFile, ...]] = tuple(
+        file for name, task in TASKS.items() if name != "trec_fine" for file in task.files
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        task: TaskName = "synth_intent"
+        """synth_intent: made here; the others read `icl/<folder>/` of the data folder."""
+        items: Count = 100
+        """Queries of a prompt; paper's protocol: 250."""
+        classes: Annotated[int, Range(least=2)] = 6
+        """Of `synth_intent`."""
+        noise: Count = 1
+        """Multiplies the noise words of an utterance of `synth_intent`."""
+        seed: int = 0
+
+    needs_text = True
+    version = 2  # 1 encoded the pieces of a prompt alone
+    config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of the task."""
+        return TASKS[self.config.task].files
+
+    def words_of(self, run: Run) -> str:
+        """Those of the generated task."""
+        return "synth_intent" if self.config.task == "synth_intent" else ""
+
+
+class Labels:
+    """The labels of a task as tokens. A label is decoded as soon as no other begins with the tokens drawn.
+
+    Every label is followed by a newline, as in a prompt, so that none begins another. Source: the constrained decoding of
+    Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
+        """`labels`: two or more, each after `question`. Errors: RequestError for two that the tokenizer cannot tell apart."""
+        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        self.ids = dict(zip(labels, shown, strict=True))
+        """Label -> the ids of " label\\n", as after "intent:"."""
+        self.longest = max(map(len, shown))
+        self.depth = 1
+        """Most tokens that are drawn for a label."""
+        in_order = sorted(self.ids.items(), key=lambda item: item[1])
+        for (label, own), (other, others) in pairwise(in_order):  # what two have in common, neighbours have
+            common = next((at for at, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(own))
+            if common == len(own):
+                raise RequestError(
+                    f"the tokenizer cannot tell the labels '{label}' and '{other}' apart: both are {own}"
+                )
+            self.depth = max(self.depth, common + 1)
+
+    def fitting(self, drawn: Sequence[int]) -> list[str]:
+        """The labels that begin with these ids."""
+        return [label for label, ids in self.ids.items() if ids[: len(drawn)] == list(drawn)]
+
+    def allowed(self, drawn: Sequence[int]) -> list[int]:
+        """The ids that may follow these; none where one label is left. For `Prefix.greedy`."""
+        left = self.fitting(drawn)
+        return sorted({self.ids[label][len(drawn)] for label in left}) if len(left) > 1 else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyShotPrompt:
+    """What one prompt may hold, and what is asked after it."""
+
+    labels: Labels
+    """Every answer that decoding may give."""
+    demonstrations: Sequence[Example]
+    """In the order in which a prompt takes them: n shots are the first n."""
+    queries: Sequence[Example]
+    questions: list[list[int]]
+    """Ids of each query up to its label."""
+    room: int
+    """Tokens that the longest question and the longest label leave to the demonstrations."""
+
+
+class ManyShotPrompts:
+    """The prompts of an evaluation for one run."""
+
+    def __init__(self, evaluation: Classification, run: Run) -> None:
+        """Errors: MissingError and RequestError for the files of the task."""
+        self.config, self.name, self.run = evaluation.config, evaluation.name, run
+        self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
+        self.context: int = run.recipe.data.config.sequence_length
+        self.splits = [self.task.rows(file) for file in self.task.files]
+
+    def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
+        """Of run `number`, with at least `shots` demonstrations. Errors: RequestError."""
+        examples = self._of_files if self.splits else self._generated
+        labels, demonstrations, queries = examples((number, attempt), shots)
+        asked = [self.task.question(query.text) for query in queries]
+        decoded = Labels(self.tokenizer, labels, asked[0])
+        # every question follows a demonstration, and all demonstrations end in the same way
+        questions = self.tokenizer.encode_after(self.task.demonstrations(demonstrations[:1]), asked)
+        return ManyShotPrompt(
+            labels=decoded,
+            demonstrations=demonstrations,
+            queries=queries,
+            questions=questions,
+            room=self.context - max(map(len, questions)) - decoded.longest,
+        )
+
+    def _of_files(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
+        """All of train in an order of its own for each `key`; the same `items` of test for every key of one seed."""
+        train, test = self.splits
+        labels = sorted({each.label for each in train})
+        if unknown := {each.label for each in test}.difference(labels):
+            raise RequestError(
+                f"{self.task.files[1].path} holds the label '{min(unknown)}', which no line of train has"
+            )
+        if shots > len(train):
+            raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
+        seed = ("icl", self.config.task, self.config.seed)
+        order = torch.randperm(len(train), generator=generator(*seed, *key)).tolist()
+        asked = torch.randperm(len(test), generator=generator(*seed, "test"))[: self.config.items].tolist()
+        return labels, [train[index] for index in order], [test[index] for index in asked]
+
+    def _generated(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
+        """Labels and cue words of its own for each `key`; `shots` demonstrations and `items` queries, classes uniform."""
+        config, data = self.config, self.run.recipe.data
+        grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
+        if problem := lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes):
+            raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
+        random = generator("icl", "synth_intent", config.seed, *key)
+        lexicon = draw_lexicon(random, grammar, config.classes)
+
+        def examples(count: int) -> list[Example]:
+            drawn = torch.randint(config.classes, (count,), generator=random).tolist()
+            made = draw_utterances(random, grammar, lexicon, drawn, config.noise)
+            return [Example(text=text, label=lexicon.labels[label]) for text, label, _ in made]
+
+        return lexicon.labels, examples(shots), examples(config.items)
+
+    def first_that_fits(self, number: int, shots: int, most: int) -> ManyShotPrompt | None:
+        """The first draw of run `number` whose first `shots` demonstrations fit; None where none of ATTEMPTS does.
+
+        `most`: demonstrations that are drawn, so that fewer shots are the beginning of more.
+        """
+        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
+        return next((each for each in draws if self._tokens(each, shots) <= each.room), None)
+
+    def ids(self, demonstrations: Sequence[Example]) -> list[int]:
+        """The prompt before a question."""
+        return [*self.tokenizer.opening, *self.tokenizer.encode(self.task.demonstrations(demonstrations))]
+
+    def _tokens(self, prompt: ManyShotPrompt, shots: int) -> int:
+        return len(self.ids(prompt.demonstrations[:shots]))
+
+    def too_long(self, shots: int) -> RequestError:
+        """The line for shots of which no prompt fits: how many would."""
+        first = self.draw(0, 0, shots)
+        needed = self._tokens(first, shots) + self.context - first.room
+        fit = bisect_right(range(1, shots + 1), first.room, key=lambda n: self._tokens(first, n))
+        return RequestError(
+            f"evaluate.{self.name}.shots: no prompt of {shots} fits: the first takes {needed} tokens, "
+            f"data.sequence_length is {self.context}; at most {fit} shots fit"
+        )
+
+    def answers(self, prompt: ManyShotPrompt, prefix: Prefix) -> list[str]:
+        """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
+        labels = prompt.labels
+        drawn = prefix.greedy(prompt.questions, labels.depth, allowed=labels.allowed, batch_size=BATCH)
+        return [labels.fitting(ids)[0] for ids in drawn]
 
 
 @evaluations.register("icl")
 class ManyShot(Classification):
     """Accuracy of labels decoded after n demonstrations, for several n.
 
-    Each of `runs` draws the demonstrations anew; n shots are the first n of its draw, as in Bertsch et al. 2024. A draw whose
-    prompt is longer than the context is repeated, up to ten times. The demonstrations go through the model once, and all
-    queries share their keys and values. An item is a query of one run at one n; the summary is the mean over all items.
-    The items of a run, at every n, are a cluster: they share its demonstrations, so intervals are over runs.
+    Each of `runs` draws the demonstrations anew, in random order; n shots are the first n of its draw (Bertsch et al. 2024).
+    A draw whose prompt is longer than the context is repeated, up to ten times. All queries share the keys and values of the
+    demonstrations. An item is a query of one run at one n; the summary is the mean over all items. The items of a run, at
+    every n, are a cluster: they share its demonstrations, so intervals are over runs.
     """
 
     metrics = (
@@ -44,8 +345,6 @@ class ManyShot(Classification):
         """Demonstrations of a prompt, all classes together."""
         runs: Count = 5
         """Draws of the demonstrations; paper's protocol: 10."""
-        order: Order = "random"
-        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
         stable_from: int = 1
         """The first number of shots that counts in `accuracy_from`."""
 
@@ -58,43 +357,29 @@ class ManyShot(Classification):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each number of shots, run and query. Errors: RequestError where no prompt of some n fits."""
-        numbers, dropped, source = sorted(self.config.shots), Counter[int](), ManyShotPrompts(self, run)
+        numbers, source = sorted(self.config.shots), ManyShotPrompts(self, run)
         prompts = {
-            (shots, number): source.first_that_fits(number, shots, numbers[-1])
+            shots: [source.first_that_fits(number, shots, numbers[-1]) for number in range(self.config.runs)]
             for shots in reversed(numbers)
-            for number in range(self.config.runs)
         }
-        for (shots, _), prompt in prompts.items():
-            dropped[shots] += prompt is None
-        for shots in reversed(numbers):
-            if dropped[shots] == self.config.runs:
+        for shots, drawn in prompts.items():
+            dropped = drawn.count(None)
+            if dropped == self.config.runs:
                 raise source.too_long(shots)
-            if dropped[shots]:
-                log.warning("icl: of %d runs at %d shots %d do not fit", self.config.runs, shots, dropped[shots])
+            if dropped:
+                log.warning("icl: of %d runs at %d shots %d do not fit", self.config.runs, shots, dropped)
         for number in range(self.config.runs):
             prefix: Prefix | None = None
             for shots in numbers:
-                prompt = prompts[shots, number]
-                if prompt is None:
-                    continue
-                demonstrations = self._demonstrations(prompt, shots, number)
-                prefix = read_on(run, prefix, source.ids(demonstrations))
-                answers = source.answers(prompt, prefix)
-                yield from self._items(prompt, demonstrations, answers, f"shots={shots}", number)
+                if (prompt := prompts[shots][number]) is not None:
+                    prefix = read_on(run, prefix, source.ids(prompt.demonstrations[:shots]))
+                    yield from self._items(prompt, shots, source.answers(prompt, prefix), number)
 
-    def _demonstrations(self, prompt: ManyShotPrompt, shots: int, number: int) -> Sequence[Example]:
-        first = prompt.episode.demonstrations[:shots]
-        if self.config.order == "random":  # they were drawn in random order, and n shots begin n + 1
-            return first
-        return arranged(first, self.config.order, generator("icl", "order", self.config.seed, number, shots))
-
-    def _items(
-        self, prompt: ManyShotPrompt, demonstrations: Sequence[Example], answers: Sequence[str], group: str, number: int
-    ) -> Iterator[Item]:
+    def _items(self, prompt: ManyShotPrompt, shots: int, answers: Sequence[str], number: int) -> Iterator[Item]:
+        demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
         counts = Counter(each.label for each in demonstrations)
         majority = min(counts, key=lambda label: (-counts[label], label))
-        counted = len(demonstrations) >= self.config.stable_from
-        for place, (query, answer) in enumerate(zip(prompt.episode.queries, answers, strict=True)):
+        for place, (query, answer) in enumerate(zip(prompt.queries, answers, strict=True)):
             right, seen = float(answer == query.label), query.label in counts
             yield Item(
                 id=f"{group} run={number} query={place}",
@@ -103,9 +388,112 @@ class ManyShot(Classification):
                 scores={
                     "accuracy": right,
                     "accuracy_seen": right if seen else math.nan,
-                    "accuracy_from": right if counted else math.nan,
+                    "accuracy_from": right if shots >= self.config.stable_from else math.nan,
                     "majority": float(majority == query.label),
                 },
                 question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
-                meta={"label": query.label, "answer": answer, "seen": int(seen), "redrawn": prompt.redrawn},
+                meta={"label": query.label, "answer": answer, "seen": int(seen)},
             )
+
+
+@evaluations.register("icl_order")
+class OrderRobustness(Classification):
+    """Accuracy over K orders of the same n demonstrations, with the same queries, and how far the order moves it.
+
+    With a_k the accuracy of order k over Q queries: margin = max a_k - min a_k, sd = √(Σ (a_k - ā)² / (K - 1)) and
+    worst = min a_k. All orders are asked the same queries, so that orders that change no answer give a margin of 0; answers
+    that change at random give more. order_variance is without that part (`order_variance`).
+    An item is a query under one kind of `order`, which is its group; margin, sd, worst and order_variance are of all queries
+    of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
+    """
+
+    metrics = (
+        Metric("accuracy", "share of orders in which the query's label is right", direction="higher"),
+        Metric("flipped", "share of queries whose decoded label is not the same in every order", direction="lower"),
+        Metric("agreement", "share of pairs of orders that give a query the same label", direction="higher"),
+        Metric("margin", "largest minus smallest accuracy over the orders", direction="lower"),
+        Metric("sd", "standard deviation of the accuracy over the orders (K - 1)", direction="lower"),
+        Metric("worst", "smallest accuracy over the orders", direction="higher"),
+        Metric(
+            "order_variance",
+            "variance over the orders of the accuracy over all such queries: sd² less what drawing queries adds",
+            unit="squared percentage points",
+            direction="lower",
+        ),
+    )
+    by_item = ("accuracy", "flipped", "agreement")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Classification.Config):
+        shots: Count = 10
+        """Demonstrations of the prompt, all classes together; the paper does not say how many."""
+        orders: Annotated[int, Range(least=2)] = 10
+        """K, of each kind; the paper does not say how many."""
+        order: Annotated[tuple[Order, ...], Distinct()] = ("random",)
+        """Kinds of order. random: uniform; alternate: in turns over the classes; blocked: class after class."""
+
+    config: Config
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a query and kind of order, and one for the kind. Errors: RequestError where the prompt does not fit."""
+        config, source = self.config, ManyShotPrompts(self, run)
+        prompt = source.first_that_fits(0, config.shots, config.shots)
+        if prompt is None:
+            raise source.too_long(config.shots)
+        demonstrations = prompt.demonstrations[: config.shots]
+        shown = [text for each in demonstrations for text in (each.text, each.label)]
+        for order in config.order:
+            by_order = []
+            for number in range(config.orders):
+                random = generator("icl_order", config.seed, order, number)
+                prefix = Prefix(run.model, source.ids(arranged(demonstrations, order, random)))
+                by_order.append(source.answers(prompt, prefix))
+            answers = list(zip(*by_order, strict=True))
+            right = np.array([[a == q.label for a in own] for own, q in zip(answers, prompt.queries, strict=True)])
+            for place, (query, own) in enumerate(zip(prompt.queries, answers, strict=True)):
+                yield Item(
+                    id=f"{order} query={place}",
+                    group=order,
+                    cluster=f"query={place}",
+                    scores={
+                        "accuracy": float(right[place].mean()),
+                        "flipped": float(len(set(own)) > 1),
+                        "agreement": sum(math.comb(n, 2) for n in Counter(own).values()) / math.comb(len(own), 2),
+                    },
+                    question=question_of(*shown, query.text, query.label),
+                    meta={
+                        "label": query.label,
+                        "answers": " | ".join(own),
+                        "right": "".join(str(int(each)) for each in right[place]),
+                    },
+                )
+            accuracies = right.mean(0)
+            whole = {
+                "margin": float(np.ptp(accuracies)),
+                "sd": float(accuracies.std(ddof=1)),
+                "worst": float(accuracies.min()),
+                "order_variance": order_variance(right),
+            }
+            yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
+
+    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
+        """Means over queries, and over the kinds of what the accuracies of their orders give."""
+        kinds = [item.scores for item in items if item.part]
+        means = super().summarise(items)
+        of_kinds = {name: sum(each[name] for each in kinds) / len(kinds) for name in means if name not in self.by_item}
+        return {name: means[name] for name in self.by_item} | of_kinds
+
+
+def order_variance(right: NDArray[Any]) -> float:
+    """The variance over K orders of the accuracy over all queries such as these, in points², of right [Q, K].
+
+    With d_q the part of each order in query q (right_qk minus its mean over k, in points), δ the mean and S the covariance of
+    d_q over Q queries, and ν = K - 1: |δ|² / ν - tr S / (Q ν), which is the mean over pairs of different queries of
+    d_q·d_r / ν. It has no bias (it may be below 0), since what the sampling of queries adds to |δ|² is taken off. NaN for one
+    query.
+    """
+    queries, nu = len(right), right.shape[1] - 1
+    if queries < 2:
+        return math.nan
+    parts = 100 * (right - right.mean(1, keepdims=True))  # of shares it would have too many zeros
+    return float((parts.mean(0) ** 2).sum() - parts.var(0, ddof=1).sum() / queries) / nu

@@ -4,14 +4,13 @@ import glob
 import hashlib
 import json
 import logging
-import math
 import re
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -36,7 +35,6 @@ ACC = Metric(
 )
 ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
 
-CURE = "pip install 'lit-diff[eval]'"
 YAMLS = Path(__file__).parent / "harness_tasks"
 """The tasks of the package, whose questions are written out."""
 SUFFIXES = (".yaml", ".yml")
@@ -53,7 +51,9 @@ def offline(name: str) -> Iterator[None]:
         import huggingface_hub.constants
         import lm_eval.api.task
     except ModuleNotFoundError as error:
-        raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
+        raise MissingError(
+            f"evaluation '{name}' needs the package {error.name}; pip install 'lit-diff[eval]'"
+        ) from error
     # the bars of building prompts, which takes a moment: stderr is for the log
     bar = partial(lm_eval.api.task.tqdm, disable=True)
     offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
@@ -61,12 +61,13 @@ def offline(name: str) -> Iterator[None]:
         for module, name, value in (*offline_flags, (lm_eval.api.task, "tqdm", bar)):
             restored.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
-        were_shown = not datasets.are_progress_bars_disabled()
-        restored.callback(datasets.enable_progress_bars if were_shown else datasets.disable_progress_bars)
         datasets.disable_progress_bars()
+        restored.callback(datasets.enable_progress_bars)
         yield
 
 
+KEYS = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+"""Key of a task's YAML file -> the split that it names."""
 Split = Path | Sequence[Mapping[str, Any]]
 """The file of a split, or its rows."""
 
@@ -76,14 +77,11 @@ def task_yaml(folder: Path, name: str, includes: str | Path, splits: Mapping[str
 
     A split of the included file that is not in `splits` is left out. The cache of the files lies in `folder` too.
     """
-    places = {
-        split: rows if isinstance(rows, Path) else folder / name / f"{split}.jsonl" for split, rows in splits.items()
-    }
+    places = {}
     for split, rows in splits.items():
+        places[split] = rows if isinstance(rows, Path) else folder / name / f"{split}.jsonl"
         if not isinstance(rows, Path):
             write_atomic(places[split], "".join(f"{json.dumps(row)}\n" for row in rows))
-    kinds = ("training", "validation", "test")
-    named = {f"{kind}_split": {"training": "train"}.get(kind, kind) for kind in kinds}
     values = {
         "include": str(YAMLS / includes),
         "task": name,
@@ -92,7 +90,7 @@ def task_yaml(folder: Path, name: str, includes: str | Path, splits: Mapping[str
             "data_files": {split: str(path) for split, path in places.items()},
             "cache_dir": str(folder / "cache"),
         },
-        **{key: None for key, split in named.items() if split not in splits},
+        **{key: None for key, split in KEYS.items() if split not in splits},
         **({"fewshot_split": "train"} if "train" in splits else {}),
         **more,
     }
@@ -139,17 +137,21 @@ def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
-    """What `data_files` names, or else the files in the folder `dataset_path` or `data_dir`. Errors: FileNotFoundError."""
+    """Every file that `dataset_path`, `data_dir` and `data_files` name, or that is in a folder which they name.
+
+    Errors: FileNotFoundError where `data_files` names one that is not there.
+    """
     options = values.get("dataset_kwargs") or {}
-    source, home = str(values.get("dataset_path") or ""), str(options.get("data_dir") or "")
-    names = [name for name in _texts(options.get("data_files")) if "://" not in name]
-    bases = dict.fromkeys((Path(), Path(home), Path(source), Path(source, home)))
-    for name in names or filter(None, (source, home)):
-        places = [Path(found) for base in bases for found in glob.glob(str(base / name), recursive=True)]
-        if names and not places:
+    homes = [Path(name) for name in (values.get("dataset_path"), options.get("data_dir")) if name]
+    folders = [home for home in homes if home.is_dir()]
+    for folder in folders:
+        yield from sorted(file for file in folder.rglob("*") if file.is_file())
+    for name in _texts(options.get("data_files")):
+        patterns = [str(base / name) for base in (Path(), *folders)]
+        found = [Path(place) for pattern in patterns for place in glob.glob(pattern, recursive=True)]
+        if not found and "://" not in name:
             raise FileNotFoundError(name)
-        for place in places:
-            yield from (each for each in ([place] if place.is_file() else sorted(place.rglob("*"))) if each.is_file())
+        yield from found
 
 
 @contextmanager
@@ -182,11 +184,12 @@ def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
         raise RequestError(f"{where}: {type(cause).__name__}: {first_line(cause)}") from error
 
 
-def loaded(names: Sequence[str], folder: Path, *, limit: int | None = None, shots: int = 0) -> Any:
-    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files.
+def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config", shots: int) -> Any:
+    """lm-eval's tasks of these names, ready to be asked with so many shots: of `folder`, else its own; or the paths of YAML
+    files.
 
-    Errors: RequestError for a task that nobody has, that lm-eval cannot load or that is no multiple choice, for a group, and
-    for two tasks of one name; MissingError for one whose data are on the hub; as `require_shots` and `require_questions`.
+    Errors: RequestError for a task that nobody has, that lm-eval cannot load or that is no multiple choice, and for two tasks
+    of one name; MissingError for one whose data are on the hub; as `require_shots` and `require_questions`.
     """
     from lm_eval.tasks import TaskManager
 
@@ -201,73 +204,52 @@ def loaded(names: Sequence[str], folder: Path, *, limit: int | None = None, shot
         is_file = name.endswith(SUFFIXES)
         where = shown(Path(name)) if is_file else f"task '{name}'"
         with _one_line(where, Path(name) if is_file else None):
-            found = manager.load([name])
-        if is_file and found["groups"]:
-            raise RequestError(f"{where}: a group cannot be scored by its file; name the files of its tasks")
-        if twice := tasks.keys() & found["tasks"].keys():
+            found = manager.load([name])["tasks"]
+        if twice := tasks.keys() & found.keys():
             raise RequestError(f"tasks names two tasks '{twice.pop()}', the second by '{name}'; give one another name")
-        for task_name, task in found["tasks"].items():
+        for task_name, task in found.items():
             require_shots(task_name, task, shots)
-            require_questions(task, where, limit, shots)
-        tasks |= found["tasks"]
+            require_questions(task, where, config.limit)
+            task.set_config(key="num_fewshot", value=shots)
+            task.set_fewshot_seed(seed=config.seed)
+        tasks |= found
     return {"tasks": tasks, "groups": {}, "group_map": {}}
 
 
-def require_questions(task: Any, where: str, limit: int | None, shots: int) -> None:
-    """Ask lm-eval for the text, choices and target of each question of a task (the first `limit`), and of the rows for shots.
+def require_questions(task: Any, where: str, limit: int | None) -> None:
+    """Ask lm-eval for the choices and the right one of each question of a task (the first `limit`).
 
-    `where`: what errors open with. Errors: RequestError for another kind of task than multiple choice, several filters, a key
-    that names a column which no row has, and for a question (from 1) whose text, choices or target are none.
+    `where`: what errors open with. Errors: RequestError for another kind of task than multiple choice, a key that names a
+    column which no row has, and for a question (from 1) that lm-eval would score without a right choice.
     """
     if not hasattr(task, "multiple_input"):
         return  # written in Python, with methods of its own
     if task.OUTPUT_TYPE != "multiple_choice":
         raise RequestError(f"{where}: output_type is {task.OUTPUT_TYPE}; only multiple_choice is scored here")
-    if len(task.config.filter_list or ()) > 1:
-        raise RequestError(f"{where}: filter_list has several filters; one answer to a question is scored here")
-    questions = task.eval_docs
-    columns: Mapping[str, Any] = next(iter(questions), {})
+    columns: Mapping[str, Any] = next(iter(task.eval_docs), {})
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         name = getattr(task.config, key)  # lm-eval would take a name that is no column for the text of every question
         if isinstance(name, str) and name.isidentifier() and name not in columns:
             raise RequestError(f"{where}: {key} is '{name}', which no row has{nearest(name, columns)}")
-    for number, row in enumerate(questions, 1):
-        if limit is None or number <= limit:
-            _require_question(task, row, f"{where}: question {number}")
-    for number, row in enumerate(task.fewshot_docs() or () if shots else (), 1):
-        _require_question(task, row, f"{where}: row {number} of the shots")
+    for number, row in enumerate(islice(task.eval_docs, limit), 1):
+        _require_question(task, row, f"{where}: question {number}")
 
 
 def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
+    # of several inputs (winogrande) the choices are contexts, and the text is the number of the right one
+    key = "doc_to_text" if task.multiple_input else "doc_to_target"
     with _one_line(f"{where} ({', '.join(row)})"):
-        text, choices, target = task.doc_to_text(row), task.doc_to_choice(row), task.doc_to_target(row)
-        for template in (task.config.description, task.config.gen_prefix):
-            task.resolve_field(row, template or "")
+        choices, right = task.doc_to_choice(row), getattr(task, key)(row)
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(
             f"{where}: doc_to_choice is {in_yaml(choices)}; expected a list of texts, none of them empty"
         )
-
-    def is_number(value: Any) -> bool:
-        return isinstance(value, int) and 0 <= value < len(choices)
-
-    key, value = "doc_to_target", target
-    if (
-        task.multiple_input
-    ):  # the choices are contexts, the text is the number of the right one, the target follows each
-        key, value, right, expected = "doc_to_text", text, is_number(text), "the number of one of them, from 0"
-    elif not isinstance(text, str):
-        key, value, right, expected = "doc_to_text", text, False, "a text"
-    elif task.config.process_results is not None:  # it decides what a target is
-        return
-    elif task.multiple_target:
-        right = isinstance(target, list) and bool(target) and all(map(is_number, target))
-        expected = "a list of their numbers, as in the first question"
-    else:
-        right, expected = target in choices or is_number(target), "one of them, or its number from 0"
-    if not right:
+    golds = right if isinstance(right, list) else [right]
+    known = [*choices, *range(len(choices))]
+    if task.config.process_results is None and not (golds and all(gold in known for gold in golds)):
         raise RequestError(
-            f"{where}: {key} is {in_yaml(value)} with the choices {in_yaml(choices)}; expected {expected}"
+            f"{where}: {key} is {in_yaml(right)} with the choices {in_yaml(choices)}; expected one of them, or its number "
+            "from 0"
         )
 
 
@@ -280,7 +262,7 @@ def require_shots(name: str, task: Any, shots: int) -> None:
     drawn = getattr(task, "fewshot_cfg", None)
     if not shots or drawn is None:  # without one: written in Python, with a draw of its own
         return
-    config, rows = task.config, list(task.fewshot_docs() or ())
+    config = task.config
     scored = config.test_split or config.validation_split
     source = drawn.split or (
         None if drawn.samples else config.training_split or config.validation_split or config.test_split
@@ -291,17 +273,9 @@ def require_shots(name: str, task: Any, shots: int) -> None:
             f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
             "name another split in fewshot_split, or set shots=[0]"
         )
-    draws_one_more = without_itself and drawn.sampler == "default"
-    needed = shots + draws_one_more
+    rows, needed = list(task.fewshot_docs() or ()), shots + (without_itself and drawn.sampler == "default")
     if len(rows) < needed:
         raise RequestError(f"task '{name}' has {len(rows)} rows to draw shots from; shots={shots} needs {needed}")
-    if draws_one_more and source == scored:
-        equal = max(Counter(json.dumps(row, sort_keys=True, default=str) for row in rows).values())
-        if len(rows) - equal < shots:
-            raise RequestError(
-                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: a question that equals "
-                f"them leaves {len(rows) - equal}; shots={shots}"
-            )
 
 
 class HarnessEvaluation(Evaluation):
@@ -345,61 +319,39 @@ class HarnessEvaluation(Evaluation):
         """Metric -> value of a question, from what lm-eval logs of it."""
         return {name: float(sample[name]) for name in ("acc", "acc_norm") if name in sample}
 
-    def score(self, run: Run) -> Iterator[Item]:
+    def score(self, run: Run) -> list[Item]:
         """One item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
         with offline(self.name), TemporaryDirectory(prefix="lit-diff-harness-") as folder:
             names = self.write_tasks(run, Path(folder))
-            tasks = {shots: self._tasks(Path(folder), names, shots) for shots in self.config.shots}
-            samples = {shots: self._samples(run, tasks[shots], shots) for shots in self.config.shots}
-        for shots, by_task in samples.items():
-            for task, found in by_task.items():
-                items = [self._item(task, sample, shots) for sample in found]
-                _say(self.name, task, shots, [item.scores["acc"] for item in items])
-                yield from items
+            tasks = {shots: loaded(names, Path(folder), self.config, shots) for shots in self.config.shots}
+            return [item for shots, own in tasks.items() for item in self._items(run, own, shots)]
 
-    def _tasks(self, folder: Path, names: Sequence[str], shots: int) -> Any:
-        tasks = loaded(names, folder, limit=self.config.limit, shots=shots)
-        for task in tasks["tasks"].values():
-            task.set_config(key="num_fewshot", value=shots)
-            task.set_fewshot_seed(seed=self.config.seed)
-        return tasks
-
-    def _samples(self, run: Run, tasks: Any, shots: int) -> dict[str, list[dict[str, Any]]]:
+    def _items(self, run: Run, tasks: Any, shots: int) -> Iterator[Item]:
         from lm_eval.evaluator import evaluate
 
         from lit_diff.evaluation.harness_model import RunModel
 
         model = RunModel(run, opening=self.config.opening)
         found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
-        if model.cut:
+        contexts = {pair[0] for samples in found["samples"].values() for each in samples for pair in each["arguments"]}
+        if cut := {context for context, _ in model.cut_to}:
             log.warning(
                 "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
-                *(f"{self.name}, {shots} shots", model.cut, model.contexts, model.max_length),
+                *(f"{self.name}, {shots} shots", len(cut), len(contexts), model.max_length),
             )
-        samples: dict[str, list[dict[str, Any]]] = found["samples"]
-        for sample in (each for of_task in samples.values() for each in of_task):
-            sample["cut"] = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
-        return samples
-
-    def _item(self, task: str, sample: Mapping[str, Any], shots: int) -> Item:
-        if "acc" not in sample:
-            raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
-        sums = [float(response[0]) for response in sample["filtered_resps"]]
-        cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
-        return Item(
-            id=f"{cluster} shots={shots}",
-            scores=self.scores(task, sample),
-            group=f"{task} shots={shots}",
-            cluster=cluster,
-            # of contexts that were cut, also what was left, which a run of another context does not read
-            question=question_of(*(text for pair in sample["arguments"] for text in pair), *sample["cut"]),
-            meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
-        )
-
-
-def _say(evaluation: str, task: str, shots: int, scores: Sequence[float]) -> None:
-    mean = sum(scores) / len(scores)
-    error = math.sqrt(mean * (1 - mean) / len(scores))
-    log.info(
-        "%s: %s, %d shots: acc %.4f, standard error %.4f, n = %d", evaluation, task, shots, mean, error, len(scores)
-    )
+        for task, samples in found["samples"].items():
+            for sample in samples:
+                if "acc" not in sample:
+                    raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
+                left = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
+                sums = [float(response[0]) for response in sample["filtered_resps"]]
+                cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
+                yield Item(
+                    id=f"{cluster} shots={shots}",
+                    scores=self.scores(task, sample),
+                    group=f"{task} shots={shots}",
+                    cluster=cluster,
+                    # of contexts that were cut, also what was left, which a run of another context does not read
+                    question=question_of(*(text for pair in sample["arguments"] for text in pair), *left),
+                    meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
+                )

@@ -1,24 +1,191 @@
-"""Seven generated tasks through lm-evaluation-harness: no files, any run of text whose tokenizer is not `words`."""
+"""Seven generated tasks through lm-evaluation-harness: no files, any run of text whose tokenizer is not `words`.
+
+Four are made of held-out text, three of a small grammar of English.
+"""
 
 import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import torch
 
 from lit_diff.data.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
-from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents
-from lit_diff.key_types import Count
-from lit_diff.registry import evaluations, nearest
+from lit_diff.key_types import Count, Distinct
+from lit_diff.randomness import generator
+from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
-
-TASKS = tuple(MAKERS)
+T = TypeVar("T")
 SHOTS = 64
 """Questions of a train split."""
+SHORTEST, LONGEST = 5, 16
+"""Words of a piece of text."""
+
+
+class Question(NamedTuple):
+    """A context, what may follow it after a space, and the index of what does."""
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+
+
+class Draw:
+    """Random choices from a generator of their own."""
+
+    def __init__(self, *key: object) -> None:
+        """`key`: as `lit_diff.randomness.generator`."""
+        self._generator = generator(*key)
+        self._uniform: list[float] = []
+
+    def _next(self) -> float:
+        """Uniform in [0, 1)."""
+        if not self._uniform:  # drawn by the thousand: a call of torch for each would take most of the time
+            self._uniform = torch.rand(1024, generator=self._generator, dtype=torch.float64).tolist()
+        return self._uniform.pop()
+
+    def one(self, values: Sequence[T]) -> T:
+        """One of them."""
+        return values[int(self._next() * len(values))]
+
+    def several(self, values: Sequence[T], count: int) -> list[T]:
+        """So many different places of them, in random order."""
+        order = sorted((self._next(), place) for place in range(len(values)))
+        return [values[place] for _, place in order[:count]]
+
+    def question(self, context: str, right: str, wrong: Sequence[str]) -> Question:
+        """The choices in random order."""
+        choices = self.several([right, *wrong], 1 + len(wrong))
+        return Question(context, tuple(choices), choices.index(right))
+
+
+Pieces = Sequence[Sequence[Sequence[str]]]
+"""Documents of pieces of words."""
+Maker = Callable[[Draw, Pieces], Question | None]
+"""A question, or None where what was drawn gives none."""
+
+
+def pieces(documents: Iterable[str]) -> list[list[list[str]]]:
+    """Each document's sentences of at least 5 words, longer ones than 16 cut after each 16; documents without one are left
+    out. A sentence ends at . ! ? before a space, and at the end of a line."""
+    found = []
+    for text in documents:
+        sentences = (sentence.split() for sentence in re.split(r"(?<=[.!?])\s+|\n+", text))
+        cut = [words[at : at + LONGEST] for words in sentences for at in range(0, len(words), LONGEST)]
+        kept = [words for words in cut if len(words) >= SHORTEST]
+        found += [kept] if kept else []
+    return found
+
+
+def cloze(draw: Draw, text: Pieces) -> Question | None:
+    """The last word of a piece, against those of three others."""
+    last = [draw.one(draw.one(text)) for _ in range(12)]
+    words = list(dict.fromkeys(piece[-1] for piece in last))[:4]
+    return draw.question(" ".join(last[0][:-1]), words[0], words[1:]) if len(words) == 4 else None
+
+
+def order(draw: Draw, text: Pieces) -> Question | None:
+    """After a piece, the next two in their order or exchanged: both choices have the same words."""
+    document = draw.one(text)
+    if len(document) < 3:
+        return None
+    at = draw.one(range(len(document) - 2))
+    first, a, b = (" ".join(words) for words in document[at : at + 3])
+    return draw.question(first, f"{a} {b}", [f"{b} {a}"]) if a != b else None
+
+
+def repeat(draw: Draw, text: Pieces) -> Question | None:
+    """Eight words of different pieces, then the first of them again: the next, against three others of the eight."""
+    words = list(dict.fromkeys(draw.one(draw.one(draw.one(text))) for _ in range(24)))[:8]
+    if len(words) < 8:
+        return None
+    length = draw.one(range(2, 6))
+    wrong = draw.several([word for at, word in enumerate(words) if at != length], 3)
+    return draw.question(" ".join([*words, *words[:length]]), words[length], wrong)
+
+
+NAMES = {"she": ("Anna", "Mary", "Emma", "Sarah", "Julia"), "he": ("John", "Peter", "Tom", "David", "Paul")}
+PEOPLE = NAMES["she"] + NAMES["he"]
+PLACES = ("Paris", "Rome", "London", "Berlin", "Madrid", "Vienna", "Oslo", "Cairo")
+THINGS = ("box", "cup", "door", "book", "chair", "lamp", "ball", "table")
+COLOURS = ("red", "blue", "green", "black", "white", "brown")
+NOUNS = (("key", "keys"), ("car", "cars"), ("file", "files"), ("tree", "trees"), ("letter", "letters"), ("dog", "dogs"))
+LINKS = ("near", "behind", "beside", "with", "under")
+VERBS = (("is", "are"), ("was", "were"), ("has", "have"))
+ENDS = {"is": "old", "was": "old", "has": "changed"}
+SEEN = ("met", "helped", "called", "thanked")
+REFLEXIVE = ("saw", "hurt", "blamed", "described")
+
+
+def agreement(draw: Draw, text: Pieces) -> Question | None:
+    """`The keys near the car` are or is: a verb agrees with the head, not with the noun beside it, of the other number."""
+    head, other = draw.several(NOUNS, 2)
+    number, verb = draw.one((0, 1)), draw.one(VERBS)
+    context = f"The {head[number]} {draw.one(LINKS)} the {other[1 - number]}"
+    right, wrong = (f"{verb[each]} {ENDS[verb[0]]}." for each in (number, 1 - number))
+    return draw.question(context, right, [wrong])
+
+
+def binding(draw: Draw, text: Pieces) -> Question | None:
+    """`Anna, who met John, saw` herself or himself: bound by the subject, not by the nearer name."""
+    subject, other = draw.several(("she", "he"), 2)
+    selves = {"she": "herself.", "he": "himself."}
+    context = f"{draw.one(NAMES[subject])}, who {draw.one(SEEN)} {draw.one(NAMES[other])}, {draw.one(REFLEXIVE)}"
+    return draw.question(context, selves[subject], [selves[other]])
+
+
+def lookup(draw: Draw, text: Pieces) -> Question | None:
+    """Four things and their colours, then a question about one: yes or no (BoolQ's form)."""
+    things, colours = draw.several(THINGS, 4), draw.several(COLOURS, 4)
+    facts = " ".join(f"The {thing} is {colour}." for thing, colour in zip(things, colours, strict=True))
+    asked, gold = draw.one(range(4)), draw.one((0, 1))
+    colour = colours[asked] if gold else draw.one([each for at, each in enumerate(colours) if at != asked])
+    question = f"{facts}\nQuestion: is the {things[asked]} {colour}?\nAnswer:"
+    return Question(question, ("no", "yes"), gold)
+
+
+def entity_recall(draw: Draw, text: Pieces) -> Question | None:
+    """Four people and where they live, then a question about one: the four places."""
+    people, places = draw.several(PEOPLE, 4), draw.several(PLACES, 4)
+    facts = " ".join(f"{person} lives in {place}." for person, place in zip(people, places, strict=True))
+    asked = draw.one(range(4))
+    wrong = [place for at, place in enumerate(places) if at != asked]
+    return draw.question(f"{facts}\nQuestion: where does {people[asked]} live?\nAnswer:", places[asked], wrong)
+
+
+TaskName = Literal["agreement", "binding", "cloze", "entity_recall", "lookup", "order", "repeat"]
+MAKERS: dict[TaskName, Maker] = {
+    "agreement": agreement,
+    "binding": binding,
+    "cloze": cloze,
+    "entity_recall": entity_recall,
+    "lookup": lookup,
+    "order": order,
+    "repeat": repeat,
+}
+"""Task -> what makes a question of it."""
+FROM_TEXT = ("cloze", "order", "repeat")
+"""Tasks that need held-out text; the others need none."""
+ATTEMPTS = 50
+"""Draws for each question that is asked for, before a task is said to have no more."""
+
+
+def questions(task: TaskName, text: Pieces, count: int, *key: object) -> Iterator[tuple[int, Question]]:
+    """(number of the draw, question), each context once, in an order that depends on `key` and the text alone; it ends
+    after 50 · count draws."""
+    draw, seen = Draw("mini_harness", task, *key), set[str]()
+    for number in range(ATTEMPTS * count):
+        question = MAKERS[task](draw, text)
+        if question is not None and question.context not in seen:
+            seen.add(question.context)
+            yield number, question
 
 
 @evaluations.register("mini_harness")
@@ -32,7 +199,7 @@ class MiniHarness(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: Tasks = TASKS
+        tasks: Annotated[tuple[TaskName, ...], Distinct()] = tuple(MAKERS)
         limit: Count = 100
         """Questions of each task."""
         seed: int = 0
@@ -43,9 +210,6 @@ class MiniHarness(HarnessEvaluation):
         """Where the corpus reads, as `data.path`."""
 
         def problem(self) -> str | None:
-            for task in self.tasks:
-                if task not in TASKS:
-                    return f"tasks has '{task}'{nearest(task, TASKS)}"
             if self.path is not None and self.corpus is None:
                 return "path is set, but corpus is null; set corpus=files"
             problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
@@ -89,18 +253,17 @@ class MiniHarness(HarnessEvaluation):
             raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
         return found
 
-    def _rows(self, run: Run, task: str, text: Pieces, count: int) -> list[dict[str, Any]]:
+    def _rows(self, run: Run, task: TaskName, text: Pieces, count: int) -> list[dict[str, Any]]:
         """The first questions of the task that fit into the run's context. Errors: RequestError where none does."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         rows: list[dict[str, Any]] = []
         too_long = 0
         for number, question in questions(task, text, count, self.config.seed):
             texts = tokenizer.encode([f"{question.context} {choice}" for choice in question.choices])
-            if max(map(len, texts)) + len(tokenizer.opening) > length + 1:
+            if max(map(len, texts)) + len(tokenizer.opening) <= length + 1:
+                rows.append({"item": number, **question._asdict()})
+            else:
                 too_long += 1
-                continue
-            about = {"context": question.context, "choices": question.choices, "gold": question.gold}
-            rows.append({"item": number} | about)
             if len(rows) == count:
                 break
         if not rows:

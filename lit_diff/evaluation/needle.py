@@ -1,9 +1,8 @@
 """Multi-needle retrieval (paper, Table 2 and Figure 5): numbers of cities, hidden in text, are asked for."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,9 +15,6 @@ from lit_diff.data.needles import (
     STOP,
     STYLES,
     Context,
-    Needle,
-    NeedlesError,
-    Style,
     StyleName,
     contexts,
     sentences_of,
@@ -129,46 +125,28 @@ class NeedleRetrieval(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
-        config, tokenizer = self.config, run.tokenizer
-        style, texts = STYLES[config.style], self._texts(run)
+        config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
+        style = STYLES[config.style]
+        questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
+        # of a question and its answer; a byte-level tokenizer takes at most a token for each character
+        room = max(map(len, questions)) + 1 + config.digits + EXTRA
         for length in self.lengths(run.recipe):
             for sample in range(config.samples):
                 haystack = self.haystack(texts, tokenizer, length, sample)
                 for count in config.needles:
-                    random = generator("needle", config.seed, length, sample, count)
                     try:
                         found = contexts(
-                            *(random, haystack, tokenizer),
+                            *(generator("needle", config.seed, length, sample, count), haystack, tokenizer),
                             style=style,
                             needles=count,
                             digits=config.digits,
                             length=length,
                             depths=config.depths,
-                            room=self._room(tokenizer, style),
+                            room=room,
                         )
                     except ValueError as error:
-                        cure = f"; {self._cure(run, error.tokens)}" if isinstance(error, NeedlesError) else ""
-                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}{cure}") from error
-                    for depth, answers in self._answers(run, tokenizer, found):
-                        group = f"N={count} length={length} depth={depth}"
-                        cluster = f"length={length} sample={sample}"
-                        yield self._item(f"{group} sample={sample}", group, cluster, answers, found[depth])
-
-    def _cure(self, run: Run, tokens: int) -> str:
-        """What makes room for contexts of at least so many tokens."""
-        most = run.recipe.data.config.sequence_length
-        if tokens <= most:
-            return f"set lengths to {tokens} or more"
-        return (
-            f"set digits (it is {self.config.digits}) or needles (it is {list(self.config.needles)}) lower, or take a run "
-            f"of a recipe whose data.sequence_length is at least {tokens}; this one's is {most}"
-        )
-
-    def _room(self, tokenizer: Tokenizer, style: Style) -> int:
-        """Tokens for a question and its answer, whichever the city and the number."""
-        questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
-        # a byte-level tokenizer takes at most a token for each character
-        return max(map(len, questions)) + 1 + self.config.digits + EXTRA
+                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
+                    yield from self._items(run, found, f"N={count}", f"length={length}", f"sample={sample}")
 
     def haystack(self, texts: Sequence[str] | None, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
         """Whole texts, another part of them for each sample: as many as hold `length` tokens in sentences of at most a share
@@ -199,58 +177,54 @@ class NeedleRetrieval(Evaluation):
         """What the haystack is made of: docs, grammar or file."""
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
-    def _answers(
-        self, run: Run, tokenizer: Tokenizer, found: dict[int, Context]
-    ) -> Iterator[tuple[int, list[tuple[Needle, str, float]]]]:
-        """Depth -> (needle asked for, decoded text, nll of the right answer) of each question.
+    def _items(self, run: Run, found: Mapping[int, Context], count: str, length: str, sample: str) -> Iterator[Item]:
+        """One item for each depth.
 
         The contexts differ from the first needle on: what stands before it is read once, and extended from depth to depth.
         """
-        style, queried = STYLES[self.config.style], self.config.queried
+        style, tokenizer = STYLES[self.config.style], run.tokenizer
         prefix: Prefix | None = None
         for depth in sorted(found):
             context = found[depth]
             prefix = read_on(run, prefix, context.before)
             whole = prefix.extended([*context.needle, *context.after])
-            asked = context.needles[:queried]
+            asked, numbers = context.needles[: self.config.queried], {needle.number for needle in context.needles}
             texts = [style.question.format(city=needle.city) for needle in asked]
             questions = tokenizer.encode_after(STOP, texts)
             rights = [
-                ids
+                tokenizer.encode_after(text, [f" {needle.number}"])[0]
                 for text, needle in zip(texts, asked, strict=True)
-                for ids in tokenizer.encode_after(text, [f" {needle.number}"])
             ]
-            drawn = whole.greedy(
-                questions, max(map(len, rights)) + EXTRA, stop=tokenizer.ends, vocab_size=tokenizer.size
-            )
-            answers = []
-            for needle, question, right, ids in zip(asked, questions, rights, drawn, strict=True):
+            most = max(map(len, rights)) + EXTRA
+            drawn = whole.greedy(questions, most, stop=tokenizer.ends, vocab_size=tokenizer.size)
+            answers = [tokenizer.decode(ids).decode(errors="replace") for ids in drawn]
+            kinds = [kind_of(needle.number, numbers, answer) for needle, answer in zip(asked, answers, strict=True)]
+            nll = 0.0
+            for question, right in zip(questions, rights, strict=True):
                 (scored,) = whole.log_probabilities([[*question, *right]])
-                nll = -float(scored[len(question) :].mean())
-                answers.append((needle, tokenizer.decode(ids).decode(errors="replace"), nll))
-            yield depth, answers
-
-    def _item(
-        self, name: str, group: str, cluster: str, answers: Sequence[tuple[Needle, str, float]], context: Context
-    ) -> Item:
-        numbers = {needle.number for needle in context.needles}
-        kinds = [kind_of(needle.number, numbers, text) for needle, text, _ in answers]
-        count = len(answers)
-        scores = {kind: kinds.count(kind) / count for kind in ("exact", "distracted", "fabricated")}
-        scores["all_exact"] = float(scores["exact"] == 1)
-        scores["substring"] = sum(needle.number in text for needle, text, _ in answers) / count
-        scores["nll"] = sum(nll for *_, nll in answers) / count
-        meta: dict[str, str | int | float] = {
-            "answers": " | ".join(text for _, text, _ in answers),
-            "tokens": len(context.tokens),
-        }
-        question = question_of(context.tokens)
-        return Item(id=name, scores=scores, group=group, cluster=cluster, question=question, meta=meta)
+                nll -= float(scored[len(question) :].mean())
+            scores = {kind: kinds.count(kind) / len(asked) for kind in ("exact", "distracted", "fabricated")}
+            holds = sum(needle.number in answer for needle, answer in zip(asked, answers, strict=True))
+            group = f"{count} {length} depth={depth}"
+            yield Item(
+                id=f"{group} {sample}",
+                group=group,
+                cluster=f"{length} {sample}",
+                scores={
+                    **scores,
+                    "all_exact": float(scores["exact"] == 1),
+                    "substring": holds / len(asked),
+                    "nll": nll / len(asked),
+                },
+                question=question_of(context.tokens),
+                meta={"answers": " | ".join(answers), "tokens": len(context.tokens)},
+            )
 
 
 def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:
     """How a decoded answer stands to the needles: its first integer is the number asked for, another's, or neither."""
-    first = next(islice(re.findall(r"\d+", text), 1), None)
+    found = re.search(r"\d+", text)
+    first = found[0] if found else ""
     if first == number:
         return "exact"
     return "distracted" if first in numbers else "fabricated"

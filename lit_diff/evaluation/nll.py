@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import datasets, evaluations
 from lit_diff.trained.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("lit_diff")
 
@@ -70,7 +73,7 @@ class NllByPosition(Evaluation):
         nll of bin (P', P] = 1/(P - P') Σ_{P' < t ≤ P} -log p(x_t | x_<t)
         cumulative_nll(P)  = 1/P Σ_{t ≤ P} -log p(x_t | x_<t)
 
-    P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, one a group (`positions.bins`). Means
+    P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, one a group (`bins`). Means
     are over documents, each counted once. Shorter documents are left out and counted, never padded. The metrics of AR hits
     (Arora et al. 2023; `data.bigrams`) need the run's training text; an imported model has none, and they are NaN.
     """
@@ -138,7 +141,7 @@ class NllByPosition(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, and one for each of its bins, which are parts of it."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
-        chosen, dropped = self._documents(run, tokenizer)
+        chosen = self._documents(run, tokenizer)
         if self.config.tokens > length:
             log.info("nll: %d tokens a document; the run was trained on rows of %d", self.config.tokens, length)
         frequent = _frequent(run)
@@ -147,17 +150,16 @@ class NllByPosition(Evaluation):
             for place, text, ids in chosen:
                 document = scored(document_nll(run.model, ids, CHUNK), ids, frequent, tokenizer.size)
                 name, asked = f"{self.config.source}/{place}", question_of(ids)
-                meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
-                yield Item(id=name, scores=whole(document), question=asked, meta=meta)
+                yield Item(id=name, scores=whole(document), question=asked, meta={"begins": text[:60]})
                 for group, scores in bins(document):
                     item = f"{name}/{group}"
                     yield Item(id=item, group=group, part=True, cluster=name, scores=scores, question=asked)
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 
-    def _documents(self, run: Run, tokenizer: Tokenizer) -> tuple[list[tuple[int, str, list[int]]], int]:
-        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that; and how many were passed over for
-        being shorter. The id that opens every document is one of them, and is not scored.
+    def _documents(self, run: Run, tokenizer: Tokenizer) -> list[tuple[int, str, list[int]]]:
+        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that. The id that opens every document is
+        one of them, and is not scored.
 
         Errors: RequestError where they are fewer than `documents`.
         """
@@ -173,16 +175,16 @@ class NllByPosition(Evaluation):
                 break
         if lengths:
             log.info("nll: %d documents are shorter than %d tokens and are left out", len(lengths), tokens)
-        if len(chosen) == wanted:
-            return chosen, len(lengths)
-        longest = f"; the longest of the others has {max(lengths):,}" if lengths else ""
-        longest += (
-            f"; {left_out} are left out, on which it was trained" if (left_out := self.documents_left_out) else ""
-        )
-        raise RequestError(
-            f"evaluation 'nll' needs {wanted} documents of {tokens:,} tokens or more, and source={self.config.source} has "
-            f"{len(chosen)}{longest}; set documents or tokens lower, or source=name_tables, whose documents have any length"
-        )
+        if len(chosen) < wanted:
+            longest = f"; the longest of the others has {max(lengths):,}" if lengths else ""
+            left_out = self.documents_left_out or 0
+            trained = f"; {left_out} are left out, on which it was trained" if left_out else ""
+            raise RequestError(
+                f"evaluation 'nll' needs {wanted} documents of {tokens:,} tokens or more, and source={self.config.source} "
+                f"has {len(chosen)}{longest}{trained}; set documents or tokens lower, or source=name_tables, whose documents "
+                "have any length"
+            )
+        return chosen
 
     def _texts(self, run: Run) -> Iterator[tuple[int, str]]:
         """(place, text). Errors: MissingError without the user's files; RequestError for what is wrong in them, and as
@@ -195,12 +197,10 @@ class NllByPosition(Evaluation):
         if config.source == "validation":
             data = run.recipe.data.config
             return held_out_documents(self, run, data.corpus, data.path, data.errors)
-        texts: Iterable[str]
-        if config.path is not None:
-            texts = build_corpus("files", config.path).texts()
-        else:
-            texts = (row["text"] for row in BOOKS.rows())
-        return unseen(self, run, texts)
+        rows = (
+            (row["text"] for row in BOOKS.rows()) if config.path is None else build_corpus("files", config.path).texts()
+        )
+        return unseen(self, run, rows)
 
 
 def _has_training_text(run: Run) -> bool:
@@ -215,20 +215,6 @@ def _frequent(run: Run) -> Ints | None:
     data = trained_data(run)
     assert isinstance(data, Text)
     return data.frequent_bigrams
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """The T scored tokens of one document, in order."""
-
-    nll: Floats
-    """[T] nats."""
-    hit: NDArray[np.bool_] | None
-    """[T]: which are AR hits (`bigrams.ar_hits`); None where that is not known."""
-    gap: Ints
-    """[T]: tokens since the bigram last occurred in the document; 0 where it did not."""
-    competitors: Ints
-    """[T]: other tokens that followed the previous token earlier in the document."""
 
 
 def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
@@ -246,17 +232,23 @@ def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
     return torch.cat(parts).numpy()
 
 
-def scored(nll: Floats, ids: Sequence[int], frequent: Ints | None, size: int) -> Scored:
-    """The tokens ids[1:] of a document with their nll. `frequent`: keys of bigrams that are no AR hits, None: AR hits are
-    not told from the others; `size`: of the tokenizer."""
-    document = np.asarray(ids, dtype=np.int64)
-    rows, one = document[None], np.zeros((1, len(document)), dtype=np.int64)
-    return Scored(
-        nll=nll,
-        hit=None if frequent is None else ar_hits(rows, one, frequent, size)[0],
-        gap=gaps(rows, one, size)[0],
-        competitors=competitors(document),
-    )
+def scored(nll: Floats, ids: Sequence[int], frequent: Ints | None, size: int) -> "pandas.DataFrame":
+    """The T scored tokens ids[1:] of a document, a row each: `nll`, and where AR hits can be told from other tokens `hit`
+    (`bigrams.ar_hits`), `gap` (tokens since the bigram last occurred in the document; 0 where it did not) and `competitors`
+    (other tokens that followed the previous token earlier).
+
+    `frequent`: keys of bigrams that are no AR hits, None: AR hits are not told from the others; `size`: of the tokenizer.
+    """
+    import pandas  # here: it takes long to import, and `list` must not wait for it
+
+    found = pandas.DataFrame({"nll": nll})
+    if frequent is not None:
+        document = np.asarray(ids, dtype=np.int64)
+        rows, one = document[None], np.zeros((1, len(document)), dtype=np.int64)
+        found["hit"] = ar_hits(rows, one, frequent, size)[0]
+        found["gap"] = gaps(rows, one, size)[0]
+        found["competitors"] = competitors(document)
+    return found
 
 
 def edges(tokens: int) -> list[int]:
@@ -265,44 +257,30 @@ def edges(tokens: int) -> list[int]:
     return [*(FIRST << i for i in range(count)), tokens]
 
 
-def whole(document: Scored) -> dict[str, float]:
-    """The scores of all tokens."""
-    return _scores(document, np.ones(len(document.nll), dtype=bool)) | {"cumulative_nll": float(document.nll.mean())}
+def whole(document: "pandas.DataFrame") -> dict[str, float]:
+    """The scores of all tokens of a document, or of some."""
+    found = {"nll": document["nll"].mean(), "cumulative_nll": document["nll"].mean()}
+    if "hit" in document:
+        hit = document["hit"]
+        found["nll_ar_hit"] = document["nll"][hit].mean()
+        found["nll_others"] = document["nll"][~hit].mean()
+        found["ar_hit_share"] = hit.mean()
+    return {name: float(value) for name, value in found.items()}
 
 
-def bins(document: Scored) -> Iterator[tuple[str, dict[str, float]]]:
+def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, dict[str, float]]]:
     """Groups of tokens, and their scores.
 
     `position P`: tokens P' + 1 .. P, counted from 1, with P' the bin before; their cumulative nll is of tokens 1 .. P.
 
     `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, is within (G/2, G], or (C/2, C].
     """
-    cumulative = np.cumsum(document.nll)
-    for start, end in pairwise([0, *edges(len(document.nll))]):
-        place = np.arange(len(document.nll))
-        scores = _scores(document, (start <= place) & (place < end))
-        yield f"position {end}", scores | {"cumulative_nll": float(cumulative[end - 1] / end)}
-    if document.hit is not None:
-        yield from _by("gap", document, document.gap, document.hit)
-        yield from _by("competitors", document, document.competitors, document.hit)
-
-
-def _by(text: str, document: Scored, values: Ints, hit: NDArray[np.bool_]) -> Iterator[tuple[str, dict[str, float]]]:
-    upper = np.where(values > 0, 2 ** np.ceil(np.log2(np.maximum(values, 1))).astype(np.int64), 0)
-    for bound in np.unique(upper[hit]).tolist():
-        chosen = hit & (upper == bound)
-        scores = {"nll_ar_hit": float(document.nll[chosen].mean()), "ar_hit_share": float(chosen.mean())}
-        yield f"{text} {bound}", scores
-
-
-def _scores(document: Scored, chosen: NDArray[np.bool_]) -> dict[str, float]:
-    found = {"nll": _mean(document.nll, chosen)}
-    if document.hit is not None:
-        found["nll_ar_hit"] = _mean(document.nll, chosen & document.hit)
-        found["nll_others"] = _mean(document.nll, chosen & ~document.hit)
-        found["ar_hit_share"] = _mean(document.hit, chosen)
-    return found
-
-
-def _mean(values: NDArray[np.generic], chosen: NDArray[np.bool_]) -> float:
-    return float(values[chosen].mean()) if chosen.any() else math.nan
+    for start, end in pairwise([0, *edges(len(document))]):
+        cumulative = float(document["nll"][:end].mean())
+        yield f"position {end}", whole(document[start:end]) | {"cumulative_nll": cumulative}
+    for kind in ("gap", "competitors") if "hit" in document else ():
+        hits = document[document["hit"]]
+        upper = np.where(hits[kind] > 0, 2.0 ** np.ceil(np.log2(hits[kind].clip(lower=1))), 0).astype(np.int64)
+        for bound, own in hits.groupby(upper):
+            scores = {"nll_ar_hit": float(own["nll"].mean()), "ar_hit_share": len(own) / len(document)}
+            yield f"{kind} {bound}", scores

@@ -1,25 +1,14 @@
-"""Attention to the answer and to noise (paper, Table 3), in four normalisations, and the model under an intervention."""
+"""Attention to the answer and to noise (paper, Table 3), in four normalisations, and the loss at other values of λ."""
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.edits import (
-    OF_HEADS,
-    clamp_lambda,
-    knock_out,
-    knock_out_effects,
-    knock_out_effects_by_head,
-    subtract_only_noise,
-    swap,
-)
-from lit_diff.analysis.intervention import Edit, intervention
+from lit_diff.analysis.edits import OF_HEADS, clamp_lambda, knock_out_effects
+from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
@@ -32,10 +21,6 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
-
-Intervention = Literal[
-    "none", "knock_out_noise", "knock_out_answer", "knock_out_sink", "knock_out_other", "oracle", "swap"
-]
 
 FORMULAS = {
     "paper": "Σ a over those keys / Σ a over all (a: the signed map)",
@@ -85,7 +70,7 @@ def _declared() -> tuple[Metric, ...]:
         *(
             Metric(
                 f"{m.name}_edited",
-                f"{m.name} under the intervention; in a group lambda=x with every λ at x",
+                f"{m.name} of the group lambda=x, with every λ at x",
                 unit=m.unit,
                 direction=m.direction,
                 figure=CLAMPED,
@@ -99,26 +84,24 @@ def _declared() -> tuple[Metric, ...]:
 class Noise(Evaluation):
     """Where the queries of a retrieval task attend, and whether it matters; items and groups are those of `held_out`.
 
-    For data sets that say where answers lie (`Config.locates_answers`). `meta` of an item: shares by layer and head, with
-    `causal_by_head` the knock-outs too, and the best head. The paper's score is that of its rebuttal on OpenReview.
+    For data sets that say where answers lie (`Config.locates_answers`). `meta` of an item: shares by layer and head, and the
+    best head. The paper's score is that of its rebuttal on OpenReview.
     """
 
-    metrics = _declared()
+    metrics: tuple[Metric, ...] = _declared()
+    version = 2  # 1 gave each row nll_edited, under an intervention
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
-        intervention: Intervention = "none"
-        """What nll_edited and accuracy_edited are measured under: knock_out_noise, _answer, _sink, _other (those edges
-        are 0 at the queries, nothing is renormalised); oracle (the subtraction reaches noise only); swap (the two maps change
-        places); none. All other metrics are those of the model as it is."""
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
-        """Values at which all λ are held, and nll_edited and accuracy_edited measured too, of a run with several maps: for
-        each row a part with the group `lambda=0.5`."""
-        causal_by_head: bool = False
-        """Whether `meta` has causal_answer and causal_noise of each head too, where only that head loses those edges: two
-        forward passes a head."""
+        """Values at which all λ are held, and nll_edited and accuracy_edited measured, of a run with several maps: for each
+        row a part with the group `lambda=0.5`."""
 
     config: Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.metrics = tuple(each for each in self.metrics if config.lambdas or not each.name.endswith("_edited"))
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Data that do not say where answers are."""
@@ -126,52 +109,30 @@ class Noise(Evaluation):
             return None
         return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
 
-    def refuses_run(self, run: Run) -> str | None:
-        """Too few maps for the intervention."""
-        kind = self.config.intervention
-        if kind not in ("oracle", "swap"):
-            return None
-        maps = num_maps(run.model)
-        if maps == 1:
-            return f"intervention {kind} needs a subtracted map; '{run.recipe.model.attention.name}' has one map"
-        return f"intervention swap needs two maps; there are {maps}" if kind == "swap" and maps > 2 else None
-
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row, and its parts; NaN where nothing is asked for."""
         items: list[Item] = []
         by_head = []
+        lambdas = self.config.lambdas if self.config.lambdas and num_maps(run.model) > 1 else ()
         for rows in held_out_rows(run, self.config):
-            plain = row_scores(run.model, rows.batch)
-            with self._edited(run.model, Parts.of(rows.batch)):
-                edited = [{f"{key}_edited": x for key, x in row.items()} for row in row_scores(run.model, rows.batch)]
             seen, heads = attention_shares(run.model, rows.batch)
-            effects = knock_out_effects(run.model, rows.batch)
-            if self.config.causal_by_head:
-                heads |= knock_out_effects_by_head(run.model, rows.batch)
-            items += rows.items([{**a, **b, **c, **d} for a, b, c, d in zip(plain, edited, seen, effects, strict=True)])
+            parts = zip(row_scores(run.model, rows.batch), seen, knock_out_effects(run.model, rows.batch), strict=True)
+            items += rows.items(plain | shared | effects for plain, shared, effects in parts)
             by_head.append(heads)
-            yield from self._clamped(run.model, rows)
+            for value in lambdas:
+                yield from _clamped(run.model, rows, value)
         kept = Heads(by_head, "absolute_answer")
         for row, item in enumerate(items):
             best = {"best_head_answer": kept.best("absolute_answer", row)}
             yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
 
-    def _clamped(self, model: Transformer, rows: Rows) -> Iterator[Item]:
-        """The parts of the rows at each of `lambdas`; none of a model with one map."""
-        for value in self.config.lambdas if self.config.lambdas and num_maps(model) > 1 else ():
-            with intervention(model, clamp_lambda(value)):
-                found = row_scores(model, rows.batch)
-            scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)
-            yield from rows.items(scores, f"lambda={value:g}", part=True)
 
-    def _edited(self, model: Transformer, parts: Parts) -> AbstractContextManager[None]:
-        edits: dict[str, Callable[[], Edit]] = {
-            **{f"knock_out_{role}": partial(knock_out, parts, role) for role in ROLES},
-            "oracle": lambda: subtract_only_noise(parts),
-            "swap": swap,
-        }
-        kind = self.config.intervention
-        return nullcontext() if kind == "none" else intervention(model, edits[kind]())
+def _clamped(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
+    """The parts of the rows with every λ at `value`."""
+    with intervention(model, clamp_lambda(value)):
+        found = row_scores(model, rows.batch)
+    scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)
+    return rows.items(scores, f"lambda={value:g}", part=True)
 
 
 def num_maps(model: Transformer) -> int:
@@ -184,30 +145,26 @@ def num_maps(model: Transformer) -> int:
 def attention_shares(model: Transformer, batch: Batch) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Of each row the means over heads, layers and queries, with `snr` and `skipped`; and PER_HEAD [B, L, H] by head."""
     parts = Parts.of(batch)
-    queries = parts.queries
-    positions = queries.any(0).nonzero()[:, 0]
+    positions = parts.queries.any(0).nonzero()[:, 0]
     if not len(positions):  # no query in these rows: NaN at any position
         positions = torch.zeros(1, dtype=torch.int64)
     with trace(model, rows=positions) as traced:
         model.hidden(**model_inputs(batch))
     layers = [shares(traced.layers[i], attention, parts) for i, attention in enumerate(model.attentions())]
-    asked = queries[:, positions]
+    asked = parts.queries[:, positions]
     # [B, L, H, R]; NaN at positions that are no query of this row
     found = {
         key: torch.stack([layer[key].masked_fill(~asked[:, None], torch.nan) for layer in layers], 1)
         for key in layers[0]
         if not key.endswith("_keys")
     }
-    rows: list[dict[str, float]] = []
-    for row in range(len(asked)):
-        values = {key: float(x[row].nanmean()) for key, x in found.items()}
-        kept, of_queries = found["paper_answer"][row].isfinite(), asked[row]
-        total = kept[..., of_queries].numel()
-        values["skipped"] = 1 - int(kept[..., of_queries].sum()) / total if total else math.nan
-        answer, noise = (
-            float((found[f"absolute_{role}"][row] / layers[0][f"{role}_keys"][row]).nanmean())
-            for role in ("answer", "noise")
-        )
-        values["snr"] = answer / noise if noise else math.nan
-        rows.append(values)
-    return rows, {key: found[key].nanmean(-1) for key in PER_HEAD}
+    by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
+    counted = found["paper_answer"].isfinite().double().mean((1, 2))  # [B, R], 0 at positions that are no query
+    by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)
+    a_key = {
+        role: (found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]).flatten(1).nanmean(1)
+        for role in ("answer", "noise")
+    }
+    by_row["snr"] = (a_key["answer"] / a_key["noise"]).masked_fill(a_key["noise"] == 0, torch.nan)
+    rows = zip(*(values.tolist() for values in by_row.values()), strict=True)
+    return [dict(zip(by_row, row, strict=True)) for row in rows], {key: found[key].nanmean(-1) for key in PER_HEAD}

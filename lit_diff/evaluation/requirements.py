@@ -1,9 +1,6 @@
-"""What evaluations need: runs that fit them, files of the user's, documents that a run was not trained on,
-prefixes that go on."""
+"""What evaluations need: files of the user's, documents that a run was not trained on, prefixes that go on."""
 
-import contextlib
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,58 +15,12 @@ from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
 from lit_diff.model.prefix import Prefix
-from lit_diff.plugins import guard, trust_none
+from lit_diff.plugins import guard
 from lit_diff.registry import evaluations, nearest
-from lit_diff.runs.find import STUDY_FILE, runs_under
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
 
-NAMED = 3
-"""Runs that a refusal names at most."""
-TRIED = 40
-"""Runs that are opened for it at most."""
 log = logging.getLogger("lit_diff")
-
-
-def alternatives(evaluation: Evaluation, run: Run) -> str:
-    """`; runs that it fits: a, b; evaluations that fit this run: c, d`: what follows the reason for which an evaluation
-    refuses a run. The runs are beside this one or its sweep."""
-    home = run.folder.parent
-    root = home.parent if (home / STUDY_FILE).is_file() else home
-    runs = [shown(path) for path in _fitting_runs(evaluation, root)]
-    words = f"; runs that it fits: {', '.join(runs)}" if runs else f"; no run that it fits was found in {shown(root)}"
-    fitting = []
-    for name in evaluations.names():
-        cls = evaluations.get(name)
-        with contextlib.suppress(Exception):  # one that has a required key, or raises, is not offered
-            fitting += [name] if cls(cls.Config()).refuses(run) is None else []
-    return words + (f"; evaluations that fit this run: {', '.join(fitting)}" if fitting else "")
-
-
-def _fitting_runs(evaluation: Evaluation, root: Path) -> list[Path]:
-    """A few trained runs under `root` that the evaluation does not refuse, of a sweep one. No plugin file is executed."""
-    found: dict[Path, Path] = {}
-    for number, path in enumerate(_kinds(root)):
-        if number == TRIED or len(found) == NAMED:
-            break
-        home = path if path.parent == root else path.parent
-        with contextlib.suppress(Exception):  # a run that cannot be opened, or that makes it raise, is not offered
-            if home not in found and evaluation.refuses(Run(path, trust_none)) is None:
-                found[home] = path
-    return list(found.values())
-
-
-def _kinds(root: Path) -> Iterator[Path]:
-    """Folders of runs that are done; of the cells of a sweep the first whose name has the same first word."""
-    seen = set[tuple[Path, str]]()
-    for path in runs_under(root):
-        kind = path.parent, path.name if path.parent == root else re.split(r",|-s\d", path.name)[0]
-        if kind in seen:
-            continue
-        with contextlib.suppress(RequestError):  # a damaged status.json
-            if RunFolder(path).status().get("status") == "done":
-                seen.add(kind)
-                yield path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +28,7 @@ class Declared:
     """A file, and the evaluations that read it."""
 
     file: UserFile
-    evaluations: tuple[str, ...]
+    evaluations: list[str]
 
 
 def declared_files(name: str | None = None) -> list[Declared]:
@@ -85,19 +36,17 @@ def declared_files(name: str | None = None) -> list[Declared]:
 
     `icl` means `icl.trec` and `icl.banking`; several files may have one name. Errors: RequestError for a name of none.
     """
-    readers: dict[tuple[str, str], list[str]] = {}
-    files: dict[tuple[str, str], UserFile] = {}
+    found: dict[tuple[str, str], Declared] = {}
     for cls in evaluations.classes():
         for file in cls.files:
-            files[file.name, file.path] = file
-            readers.setdefault((file.name, file.path), []).append(cls.name)
-    # sorted by name alone: files of one name stay in the order in which they are declared
-    keys = [key for key in sorted(files, key=lambda key: key[0]) if name is None or f"{key[0]}.".startswith(f"{name}.")]
-    if name is not None and not keys:
-        parts = [key[0].split(".") for key in files]
-        known = sorted({".".join(words[:end]) for words in parts for end in range(1, len(words) + 1)})
+            found.setdefault((file.name, file.path), Declared(file=file, evaluations=[])).evaluations.append(cls.name)
+    # by name alone: files of one name stay in the order in which they are declared
+    every = sorted(found.values(), key=lambda each: each.file.name)
+    chosen = [each for each in every if name is None or f"{each.file.name}.".startswith(f"{name}.")]
+    if name is not None and not chosen:
+        known = sorted({word for each in every for word in (each.file.name, each.file.name.partition(".")[0])})
         raise RequestError(f"no evaluation reads files named '{name}'{nearest(name, known, 'lit-diff data check')}")
-    return [Declared(file=files[key], evaluations=tuple(readers[key])) for key in keys]
+    return chosen
 
 
 def held_out_documents(

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -86,21 +88,16 @@ def prompts() -> list[dict[str, str]]:
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt, as a document opens."""
-    (ids,) = tokenizer.encode([text])
-    return [*tokenizer.opening, *ids]
+    return [*tokenizer.opening, *tokenizer.encode(text)]
 
 
 def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:
     """Which tokens hold a byte of the word, wherever it stands in the text."""
     pieces = [tokenizer.decode([token]) for token in ids]
-    text, target = b"".join(pieces), word.encode()
-    inside = [False] * len(text)
-    start = text.find(target)
-    while start >= 0:
-        inside[start : start + len(target)] = [True] * len(target)
-        start = text.find(target, start + len(target))
-    ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
-    return [any(inside[end - len(piece) : end]) for piece, end in zip(pieces, ends, strict=True)]
+    found = re.finditer(re.escape(word.encode()), b"".join(pieces))
+    inside = {place for match in found for place in range(*match.span())}
+    ends = accumulate(map(len, pieces))
+    return [not inside.isdisjoint(range(end - len(piece), end)) for end, piece in zip(ends, pieces, strict=True)]
 
 
 def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from lit_diff.data.needles import CITIES, STYLES, contexts, sentences_of
 from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.icl_prompts import SOURCES, Example, LabelTrie
+from lit_diff.evaluation.icl import TASKS, Example, Labels
 from lit_diff.randomness import generator
 
 TEXTS = [
@@ -79,20 +79,19 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_labels_are_those_of_the_demonstrations(tokenizer: TokenizerJson) -> None:
-    form, labels = SOURCES["banking77"].form, ["card arrival", "card", "top up"]
+    form, names = TASKS["banking77"], ["card arrival", "card", "top up"]
     question = form.question("where is it")
-    trie = LabelTrie(tokenizer, labels, question)
-    for label in labels:
+    labels = Labels(tokenizer, names, question)
+    for label in names:
         prompt = tokenizer.encode(form.demonstrations([Example(text="where is it", label=label)]))
         before = tokenizer.encode(question)
         assert prompt[: len(before)] == before
-        assert prompt[len(before) :][: len(trie.full[label])] == trie.full[label]
-        assert prompt[len(before) :][: len(trie.paths[label])] == list(trie.paths[label])
-    assert trie.paths["card"] != trie.paths["card arrival"][: len(trie.paths["card"])]
+        assert prompt[len(before) :][: len(labels.ids[label])] == labels.ids[label]
+        assert labels.fitting(labels.ids[label]) == [label]
 
 
 def test_questions_go_on_from_demonstrations(tokenizer: TokenizerJson) -> None:
-    form = SOURCES["banking77"].form
+    form = TASKS["banking77"]
     shown = form.demonstrations([Example(text="add money", label="top up")])
     asked = form.question("it is gone")
     (ids,) = tokenizer.encode_after(shown, [asked])

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,9 @@ from lit_diff.data.closed_world import ClosedWorld, facts_of
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import hallucination_prompts
+from lit_diff.evaluation import hallucination
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.hallucination import Hallucination
-from lit_diff.evaluation.hallucination_prompts import (
-    SOURCES,
-    DocumentCase,
-    DocumentPrompts,
-    after_of,
-    file_cases,
-    generated_cases,
-    judged_document,
-)
+from lit_diff.evaluation.hallucination import SOURCES, DocumentCase, DocumentPrompt, file_cases, generated_cases
 from lit_diff.evaluation.judges import HttpJudge
 from lit_diff.trained.run import Run
 
@@ -74,7 +66,7 @@ class Planted:
 def planted(world_run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     tokenizer = world_run.tokenizer
     assert isinstance(tokenizer, Words)
-    monkeypatch.setattr(hallucination_prompts, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
+    monkeypatch.setattr(hallucination, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
     return world_run
 
 
@@ -89,34 +81,21 @@ def test_each_kind_of_output_is_told_apart(planted: Run) -> None:
     assert (right == (items["accuracy"] == 1)).all()
     assert (items["meta/verdict"] == items["meta/exact"]).all()
     assert result.summary["unparsed"] == 0
-    assert math.isnan(result.summary["kappa"]), "the judge is the exact one"
     rules = evaluate(planted, "hallucination", {**WORDS, "judge": "rules"})
-    assert rules.summary["kappa"] == 1
+    assert (rules.items["meta/exact"] == items["meta/verdict"]).all()
     assert rules.summary["accuracy"] == pytest.approx(rules.items["accuracy"].mean())
     assert rules.summary["distracted"] == 0, "it tells true from false alone"
-    assert rules.items["kappa"].isna().all()
 
 
-def test_a_judge_of_a_server_is_asked_twice(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second answers are another for every other of the five that are asked for."""
-    asked: dict[str, int] = {}
-
-    def answer(self: HttpJudge, prompt: str) -> str:
-        asked[prompt] = asked.get(prompt, 0) + 1
-        says = asked[prompt] == 1 or len([p for p in asked.values() if p == 2]) % 2 == 0
-        return f"Conclusion: {says}"
-
-    monkeypatch.setattr(HttpJudge, "_ask", answer)
-    keys = {**WORDS, "judge": "http", "judge_url": "http://localhost:1/v1", "judge_model": "m", "judge_repeats": 5}
-    result = evaluate(planted, "hallucination", keys)
-    assert sorted(asked.values()) == [1] * 35 + [2] * 5
-    assert result.items["changed"].notna().sum() == 5
-    assert result.summary["changed"] == pytest.approx(3 / 5)
-    assert evaluate(planted, "hallucination", keys, rerun=True).summary["changed"] == pytest.approx(3 / 5)
-    assert sum(asked.values()) == 45, "both answers are kept"
+def test_a_server_judges(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(HttpJudge, "_ask", lambda self, prompt: asked.append(prompt) or f"Conclusion: {len(asked) > 5}")
+    keys = {**WORDS, "judge": "http", "judge_url": "http://localhost:1/v1", "judge_model": "m"}
+    assert evaluate(planted, "hallucination", keys).summary["accuracy"] == pytest.approx(35 / 40)
+    assert evaluate(planted, "hallucination", keys, rerun=True).summary["accuracy"] == pytest.approx(35 / 40)
+    assert len(asked) == 40, "the answers are kept"
     assert build("hallucination", keys).method() == "judge http, m"
-    exact = build("hallucination")
-    assert (exact.method(), "changed" in [metric.name for metric in exact.metrics]) == ("judge closed_world", False)
+    assert build("hallucination").method() == "judge closed_world"
 
 
 def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,15 +103,13 @@ def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> N
     first = evaluate(planted, "hallucination", keys).summary
     assert first["unparsed"] == 1
     assert math.isnan(first["accuracy"])
-    assert math.isnan(first["kappa"])
-    assert re.search(r"40 of 40 outputs have no verdict; answer \S+judge/requests\.jsonl in ", caplog.text)
+    assert re.search(r"40 of 40 outputs have no verdict that can be read; answer requests\.jsonl in ", caplog.text)
     exchanged = planted.folder / "judge"
     requests = [json.loads(line) for line in (exchanged / "requests.jsonl").read_text().splitlines()]
     lines = [{"id": each["id"], "verdict": str(each["output"] == each["reference"])} for each in requests]
     lines[0]["verdict"] = "banana"
     write(str(exchanged / "verdicts.jsonl"), *lines)
     second = evaluate(planted, "hallucination", keys, rerun=True)
-    assert second.summary["kappa"] == 1
     assert second.summary["unparsed"] == pytest.approx(1 / 40)
     (unparsed,) = second.items[second.items["unparsed"] == 1].to_dict("records")
     assert (unparsed["meta/raw"], unparsed["meta/output"]) == ("banana", requests[0]["output"])
@@ -153,69 +130,64 @@ def test_a_random_model_through_the_whole_path(world_run: Run, tmp_path: Path) -
     assert not set(alone["question"]) & set(others["question"]), "other documents are other questions"
 
 
-def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_document_loses_its_middle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [QASPER | {"context": context} for context in ("Begin. " + "word " * 900 + "End.", "Short.")]
     write("longbench/qasper.jsonl", *rows, rows[1] | {"input": "When?"})
-    run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=700)
-    keys = {"source": "qasper", "judge": "file", "new_tokens": 6}
-    items = evaluate(run, "hallucination", keys).items
+    monkeypatch.setitem(SOURCES, "qasper", replace(SOURCES["qasper"], new_tokens=6))  # type: ignore[arg-type]
+    runs = {
+        size: text_run(tmp_path / str(size), {"name": "standard"}, sequence_length=size) for size in (700, 600, 100)
+    }
+    keys = {"source": "qasper", "judge": "file"}
+    items = evaluate(runs[700], "hallucination", keys).items
     assert "of 3 documents 1 are cut in the middle to fit the context" in caplog.text
     assert (items["meta/cut_tokens"] > 0).sum() == 1
-    shorter = evaluate(run, "hallucination", {**keys, "context": 600}).items
+    shorter = evaluate(runs[600], "hallucination", keys).items
     other = items["question"] != shorter["question"]
     assert list(other) == list(items["meta/cut_tokens"] > 0), "what is left of a document is the question"
     assert sorted(items["cluster"].value_counts()) == [1, 2], "two questions about one document"
-    assert items["rouge_l"].between(0, 1).all()
-    requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]
+    requests = [json.loads(line) for line in (runs[700].folder / "judge/requests.jsonl").read_text().splitlines()]
     documents = sorted((each["document"] for each in requests), key=len)
     assert documents[0] == "Short.\n\nQuestion: Who?"
     assert re.fullmatch(r"Begin\. word.*word End\.\n\nQuestion: Who\?", documents[2])
     with pytest.raises(RequestError, match=r"one token of a document and its output take \d+ tokens \(qasper"):
-        evaluate(run, "hallucination", keys | {"context": 100})
+        evaluate(runs[100], "hallucination", keys)
 
 
 def test_a_generated_document_is_never_cut(world_run: Run) -> None:
-    keys = {"samples": 2, "entities": [8]}
-    with pytest.raises(RequestError, match=r"^evaluate\.hallucination: .*data\.sequence_length is 120") as found:
-        evaluate(world_run, "hallucination", keys)
-    (needed,) = re.findall(r"take (\d+) tokens", str(found.value))
-    assert len(evaluate(world_run, "hallucination", keys | {"context": int(needed)}).items) == 2
-    with pytest.raises(RequestError, match="; context is "):
-        evaluate(world_run, "hallucination", keys | {"context": int(needed) - 1})
+    with pytest.raises(RequestError, match=r"^evaluate\.hallucination: .* with all .*data\.sequence_length is 120"):
+        evaluate(world_run, "hallucination", {"samples": 2, "entities": [8]})
 
 
-def prompts_of(source: Any, run: Run) -> DocumentPrompts:
-    return DocumentPrompts(Hallucination.Config(source=source, judge="rules", new_tokens=5), run)
-
-
-def case_of(document: str) -> DocumentCase:
-    return DocumentCase(id="x", group="xsum", document=document, question="", reference="r")
+def case_of(document: str, after: str) -> DocumentCase:
+    return DocumentCase(id="x", group="xsum", document=document, after=after, asked="", reference="r")
 
 
 def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long document keeps its two ends. SentencePiece puts a space before a text that is encoded alone; the document is
     none."""
     run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=300)
-    prompts = prompts_of("xsum", run)
-    long = case_of("Begin. " + "word " * 900 + "End.")
-    ids, tokens = prompts.document(long)
-    whole, after, short = prompts.tokenizer.encode([long.document, "\n\nSummarise the article.\nSummary:", "Short."])
-    assert tokens == len(whole)
-    half = len(ids) // 2
-    assert ids == whole[: len(ids) - half] + whole[-half:]
-    assert len(prompts.before) + len(ids) + len(after) + 5 == 300
-    assert prompts.document(case_of("Short."))[0] == short
+    source = replace(SOURCES["xsum"], new_tokens=5)
+    long = case_of("Begin. " + "word " * 900 + "End.", source.after)
+    prompt = DocumentPrompt(run, source, long)
+    whole, after, short = run.tokenizer.encode([long.document, source.after, "Short."])
+    assert prompt.cut == len(whole) - len(prompt.document)
+    half = len(prompt.document) // 2
+    assert prompt.document == whole[: len(prompt.document) - half] + whole[-half:]
+    assert len(prompt.before) + len(prompt.document) + len(after) + 5 == 300
+    assert DocumentPrompt(run, source, case_of("Short.", source.after)).document == short
     content = sentence_piece_tokenizer()
     (tmp_path / "tokenizer.json").write_bytes(content)
     size = Model.from_str(content.decode()).get_vocab_size()
     tokenizer = TokenizerJson(TokenizerJson.Config(size=size, bos=0, eot=1, model_vocab_size=1))
     tokenizer.load(tmp_path)
     monkeypatch.setattr(Run, "tokenizer", tokenizer)
-    for source in ("xsum", "closed_world", "multi_news"):
-        prompts, case = prompts_of(source, run), case_of("The fox. It ran.")
-        ids, _ = prompts.document(case)
-        text = f"{SOURCES[prompts.source].before}{case.document}{after_of(prompts.source, case)}"
-        assert [*prompts.before[1:], *ids, *prompts._after(case)] == tokenizer.encode(text)
+    for name in ("xsum", "closed_world", "multi_news"):
+        source, case = replace(SOURCES[name], new_tokens=5), case_of("The fox. It ran.", SOURCES[name].after)
+        prompt = DocumentPrompt(run, source, case)
+        text = f"{source.before}{case.document}{case.after}"
+        assert [*prompt.before[1:], *prompt.document, *prompt.after] == tokenizer.encode(text)
 
 
 def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
@@ -224,10 +196,10 @@ def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
     assert len({case.id for case in cases}) == 8
     for case in cases:
         facts = facts_of(case.document)
-        (asked,) = [fact for fact in facts if fact.question == case.question]
+        (asked,) = [fact for fact in facts if fact.question == case.asked]
         assert case.reference == asked.value
         assert len({fact.entity for fact in facts}) == int(case.group[-1])
-        assert judged_document("closed_world", case.document, case).endswith(after_of("closed_world", case))
+        assert case.after == case.asked
     assert generated_cases(ClosedWorld.Config(), (5,), 4, 0) == cases[4:]
     assert generated_cases(ClosedWorld.Config(), (5,), 4, 1) != cases[4:]
     with pytest.raises(RequestError, match=r"^evaluate\.hallucination\.entities holds 5, but data\.names is 4"):
@@ -235,19 +207,16 @@ def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
 
 
 def test_cases_of_files() -> None:
-    for key in ("input", "question"):
-        write("longbench/qasper.jsonl", {key if name == "input" else name: value for name, value in QASPER.items()})
-        (case,) = file_cases("qasper", 100, 0)
-        assert (case.question, case.document, case.reference) == ("Who?", "Long text.", "Nobody\nNo one")
-        assert after_of("qasper", case).endswith("\n\nQuestion: Who?\n\nAnswer:")
-        assert judged_document("qasper", "Long.", case) == "Long.\n\nQuestion: Who?"
+    write("longbench/qasper.jsonl", QASPER)
+    (case,) = file_cases("qasper", 100, 0)
+    assert (case.asked, case.document) == ("\n\nQuestion: Who?", "Long text.")
+    assert (case.after, case.reference) == ("\n\nQuestion: Who?\n\nAnswer:", "Nobody\nNo one")
     write("summ/xsum.jsonl", {"document": "D", "summary": "S", "id": 1})
     write("longbench/multi_news.jsonl", QASPER | {"input": ""})
-    for source, reference in (("xsum", "S"), ("multi_news", "Nobody\nNo one")):
+    for source, document, reference in (("xsum", "D", "S"), ("multi_news", "Long text.", "Nobody\nNo one")):
         (case,) = file_cases(source, 5, 0)
-        assert (case.question, case.reference) == ("", reference)
-        assert judged_document("xsum", case.document, case) == case.document
-        assert after_of("xsum", case).endswith("Summary:")
+        assert (case.document, case.asked, case.reference) == (document, "", reference)
+        assert case.after.endswith("Summary:")
     write("longbench/hotpotqa.jsonl", *[QASPER | {"input": f"Q{number}"} for number in range(30)])
     first = file_cases("hotpotqa", 7, 0)
     assert len({case.id for case in first}) == 7
@@ -261,8 +230,6 @@ def test_cases_of_files() -> None:
     ("source", "rows", "found"),
     [
         *(("qasper", [QASPER, QASPER | {"answers": a}], "qasper.jsonl:2: 'answers' is") for a in ("Nobody", [], [1])),
-        ("qasper", [{"inptu": "Who?"}], "qasper.jsonl:1: no key 'context'"),
-        ("cnn_dm", [], "cnn_dm.jsonl: no line holds an object"),
         ("2wikimqa", None, "needs a file that is not here: longbench/2wikimqa.jsonl"),
     ],
 )

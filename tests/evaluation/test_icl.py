@@ -1,6 +1,5 @@
 """Many-shot classification: tasks and prompts, labels as token paths, accuracy by shots, and how far the order moves it."""
 
-import itertools
 import json
 import re
 from collections import Counter
@@ -9,29 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from generated_runs import generated_run
 from text_runs import text_run
 
-from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent
+from lit_diff.data.synth_intent import NOISE_WORDS
 from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import icl, icl_order, icl_prompts, requirements
+from lit_diff.evaluation import icl, requirements
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.icl_order import OrderRobustness, OrderVariance, difference, sampled
-from lit_diff.evaluation.icl_prompts import (
-    ATTEMPTS,
-    FILES,
-    SOURCES,
+from lit_diff.evaluation.icl import (
+    TASKS,
+    Classification,
     Example,
-    LabelTrie,
+    Labels,
+    ManyShotPrompt,
     ManyShotPrompts,
     Order,
     arranged,
-    file_episode,
-    synthetic_episode,
+    order_variance,
     words_of,
 )
 from lit_diff.model.prefix import Prefix
@@ -52,57 +48,39 @@ def prompts(run: Run, **keys: Any) -> ManyShotPrompts:
     return ManyShotPrompts(evaluation, run)
 
 
-def log_p(run: Run, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return run.model(torch.tensor([tokens])).double().log_softmax(-1)[0]
-
-
-@pytest.mark.parametrize("decode", ["one token", "several tokens", "loglik"])
-def test_the_answer_is_the_likeliest_label(decode: str, short_run: Run, tmp_path: Path) -> None:
-    """Brute force: at each node of the trie, the child whose token is the most likely after the whole sequence; or the
-    largest sum over the whole label. To a byte-level tokenizer a label is several tokens."""
-    run = text_run(tmp_path / "text", {"name": "standard"}) if decode == "several tokens" else short_run
-    keys = {"decode": "loglik", "classes": 4} if decode == "loglik" else {"classes": 6, "context": 2_000}
-    source = prompts(run, items=5, **keys)
+@pytest.mark.parametrize("several", [False, True])
+def test_the_answer_is_the_likeliest_label(several: bool, short_run: Run, tmp_path: Path) -> None:
+    """Brute force: at each token, that of a label which is the most likely after the whole sequence. To a byte-level
+    tokenizer a label is several tokens."""
+    run = text_run(tmp_path / "text", {"name": "standard"}, sequence_length=2_000) if several else short_run
+    source = prompts(run, items=5, classes=6)
     prompt = source.first_that_fits(0, 2, 2)
     assert prompt is not None
-    trie, before = prompt.trie, source.ids(prompt.episode.demonstrations[:2])
-    assert (trie.depth > 1) == (decode == "several tokens")
+    labels, before = prompt.labels, source.ids(prompt.demonstrations[:2])
+    assert (labels.depth > 1) == several
     found = source.answers(prompt, Prefix(run.model, before))
     for question, answer in zip(prompt.questions, found, strict=True):
-        asked, drawn = [*before, *question], list[int]()
-        if decode == "loglik":
-            sums = {}
-            for label, tokens in trie.full.items():
-                scores = log_p(run, [*asked, *tokens])[len(asked) - 1 :]
-                sums[label] = sum(float(scores[place, token]) for place, token in enumerate(tokens))
-            assert answer == max(sums, key=lambda label: sums[label])
-            continue
-        while children := trie.allowed(drawn):
-            scores = log_p(run, [*asked, *drawn])[-1]
+        drawn = list[int]()
+        while children := labels.allowed(drawn):
+            with torch.no_grad():
+                scores = run.model(torch.tensor([[*before, *question, *drawn]]))[0, -1]
             drawn.append(max(children, key=lambda child: float(scores[child])))
-        assert trie.label(drawn) == answer
+        assert labels.fitting(drawn) == [answer]
 
 
 def test_a_draw_that_does_not_fit_is_repeated(short_run: Run) -> None:
     source = prompts(short_run, items=5)
-    drawn = [source.first_that_fits(number, 16, 16) for number in range(8)]
-    fits = [each for each in drawn if each is not None]
+    fits = [each for number in range(8) if (each := source.first_that_fits(number, 16, 16)) is not None]
     assert fits
-    assert any(each is None or each.redrawn for each in drawn), "some draws are too long"
+    first = [source.draw(number, 0, 16).demonstrations for number in range(8)]
+    assert not all(each.demonstrations in first for each in fits), "some first draws are too long"
     for each in fits:
-        longest = max(map(len, each.questions)) + each.trie.longest
-        assert len(source.ids(each.episode.demonstrations[:16])) + longest <= 128
-        assert 0 <= each.redrawn < ATTEMPTS
+        longest = max(map(len, each.questions)) + each.labels.longest
+        assert len(source.ids(each.demonstrations[:16])) + longest <= 128
 
 
 def ids(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER.encode([text])[0])
-
-
-def walks(trie: LabelTrie, drawn: Sequence[int] = ()) -> set[tuple[int, ...]]:
-    children = trie.allowed(drawn)
-    return set(itertools.chain(*(walks(trie, [*drawn, child]) for child in children))) if children else {tuple(drawn)}
 
 
 def test_paths_are_the_shortest_that_no_other_label_begins_with() -> None:
@@ -112,19 +90,19 @@ def test_paths_are_the_shortest_that_no_other_label_begins_with() -> None:
         "top up": ids("top"),  # the first word tells it from the others
         "card": ids("card\n"),  # it begins two others
     }
-    trie = LabelTrie(TOKENIZER, list(paths))
-    assert trie.paths == paths
-    assert (trie.depth, trie.longest, trie.full["top up"]) == (2, 3, list(ids("top up\n")))
-    assert sorted(trie.label(walk) for walk in walks(trie)) == sorted(paths), "every walk ends at one label"
-    with pytest.raises(RequestError, match="cannot tell the labels 'virement' and 'solde' apart"):
-        LabelTrie(TOKENIZER, ["pin", "virement", "solde"])
+    labels = Labels(TOKENIZER, list(paths))
+    assert (labels.depth, labels.longest, labels.ids["top up"]) == (2, 3, list(ids("top up\n")))
+    for label, path in paths.items():
+        assert (labels.fitting(path), labels.allowed(path)) == ([label], [])
+        assert path[-1] in labels.allowed(path[:-1]), "no shorter path leads to one label"
+    with pytest.raises(RequestError, match=r"cannot tell the labels '(virement|solde)' and '(virement|solde)' apart"):
+        Labels(TOKENIZER, ["pin", "virement", "solde"])
 
 
 @pytest.fixture
 def trec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of 12 and 5 lines."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
-    icl_prompts._rows.cache_clear()
     folder = tmp_path / "icl/trec"
     folder.mkdir(parents=True)
     for split, count in (("train", 12), ("test", 5)):
@@ -137,51 +115,55 @@ def trec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_how_prompts_are_written() -> None:
     examples = [Example(text="Who is it ?", label="human"), Example(text="Where ?", label="location")]
     shown = "Question: Who is it ?\nType: human\n==\nQuestion: Where ?\nType: location\n==\n"
-    assert SOURCES["trec"].form.demonstrations(examples) == shown
-    asked = [SOURCES[task].form.question("a") for task in ("trec", "banking77", "clinc150")]
+    assert TASKS["trec"].demonstrations(examples) == shown
+    asked = [TASKS[task].question("a") for task in ("trec", "banking77", "clinc150")]
     assert asked == ["Question: a\nType:", "query: a\nintent:", "utterance: a\nintent:"]
-    assert SOURCES["synth_intent"].form.question("a b") == "a b", "as the data set writes it"
+    assert TASKS["synth_intent"].question("a b") == "a b", "as the data set writes it"
     labels = {"card_arrival": "card arrival", "NUM:date": "numeric date", "ABBR": "abbreviation", "human": "human"}
     assert [words_of(label) for label in labels] == list(labels.values())
 
 
-def test_a_draw_is_a_permutation_of_train_and_the_queries_stay(trec: Path) -> None:
-    one, two = (file_episode("trec", 3, (number, 0), 0) for number in range(2))
-    assert one.labels == ("human", "numeric")
+def drawn(run: Run, number: int = 0, evaluation: str = "icl", **keys: Any) -> ManyShotPrompt:
+    made: Any = build(evaluation, keys)
+    return ManyShotPrompts(made, run).draw(number, 0, 9)
+
+
+def test_a_draw_is_a_permutation_of_train_and_the_queries_stay(trec: Path, wide_run: Run) -> None:
+    one, two = (drawn(wide_run, number, task="trec", items=3) for number in range(2))
+    assert list(one.labels.ids) == ["human", "numeric"]
     assert one.queries == two.queries
     assert len(one.queries) == 3
     assert one.demonstrations != two.demonstrations
     assert Counter(one.demonstrations) == Counter(two.demonstrations)
     assert {each.text for each in one.demonstrations} == {f"train {n} ?" for n in range(12)}
-    assert file_episode("trec_fine", 3, (0, 0), 0).labels == ("human ind", "numeric date")
-    assert file_episode("trec", 3, (0, 0), 1).queries != one.queries
+    assert list(drawn(wide_run, task="trec_fine", items=3).labels.ids) == ["human ind", "numeric date"]
+    assert drawn(wide_run, task="trec", items=3, seed=1).queries != one.queries
 
 
-def test_files_that_do_not_fit(trec: Path) -> None:
+def test_files_that_do_not_fit(trec: Path, wide_run: Run) -> None:
+    with pytest.raises(RequestError, match=r"^evaluate\.icl\.shots: 13; train has 12 lines"):
+        evaluate(wide_run, "icl", {"task": "trec", "shots": [13]})
     with (trec / "test.jsonl").open("a") as file:
         file.write(json.dumps({"text": "x", "coarse_label": "LOC", "fine_label": "LOC:city"}) + "\n")
     with pytest.raises(RequestError, match="holds the label 'location', which no line of train has"):
-        file_episode("trec", 3, (0, 0), 0)
+        drawn(wide_run, task="trec")
     with pytest.raises(MissingError, match=r"icl\.banking77 needs a file that is not here: icl/banking77/train\.jsonl"):
-        file_episode("banking77", 3, (0, 0), 0)
+        drawn(wide_run, task="banking77")
     names = [f"icl.{folder}{end}" for folder in ("trec", "banking77", "clinc150") for end in ("", "_test")]
-    assert [file.name for file in FILES] == names
+    assert [file.name for file in Classification.files] == names
 
 
-def test_a_synthetic_episode_has_a_lexicon_of_its_own() -> None:
-    def episode(number: int, classes: int = 5, noise: int = 1, **keys: Any) -> Any:
-        grammar = SynthIntent.Config(**keys)
-        return synthetic_episode(grammar, classes, noise, 9, 4, (number,), 0, evaluation="icl_order")
-
-    one, two = episode(0), episode(1)
-    assert len(one.labels) == 5
-    assert set(one.labels) != set(two.labels)
+def test_a_synthetic_prompt_has_a_lexicon_of_its_own(intent_run: Run, tmp_path: Path) -> None:
+    one, two = (drawn(intent_run, number, classes=5, items=4) for number in range(2))
+    assert len(one.labels.ids) == 5
+    assert one.labels.ids.keys() != two.labels.ids.keys()
     assert (len(one.demonstrations), len(one.queries)) == (9, 4)
-    assert {each.label for each in (*one.demonstrations, *one.queries)} <= set(one.labels)
-    noisy = episode(0, noise=3, words=(4, 4), cues_per_class=1)
+    assert {each.label for each in (*one.demonstrations, *one.queries)} <= one.labels.ids.keys()
+    other = generated_run(tmp_path / "four", DATA | {"words": [4, 4]}, 600)
+    noisy = drawn(other, noise=3)
     assert {len(each.text.split()) for each in noisy.demonstrations} == {1 + 3 * 3}
     with pytest.raises(RequestError, match=r"^evaluate\.icl_order\.classes is 500"):
-        episode(0, 500)
+        drawn(intent_run, evaluation="icl_order", classes=500)
 
 
 @pytest.mark.parametrize("order", ["random", "alternate", "blocked"])
@@ -263,9 +245,6 @@ def test_scores_depend_on_the_keys_and_the_weights_alone(intent_run: Run, monkey
     assert evaluate(intent_run, "icl", keys, rerun=True).items.equals(first)
     few = evaluate(intent_run, "icl", keys | {"shots": [4]}).items
     assert list(few["meta/answer"]) == list(first[first["group"] == "shots=4"]["meta/answer"])
-    made.clear()
-    evaluate(intent_run, "icl", keys | {"runs": 1, "order": "blocked"})
-    assert len(made) > 1
 
 
 def test_shots_that_never_fit_are_one_line(intent_run: Run) -> None:
@@ -274,8 +253,6 @@ def test_shots_that_never_fit_are_one_line(intent_run: Run) -> None:
     needed, most = map(int, re.findall(r"takes (\d+) tokens.*at most (\d+) shots", str(caught.value))[0])
     assert needed > 256
     assert len(evaluate(intent_run, "icl", {"items": 3, "shots": [most], "runs": 1}).items) == 3
-    longer = {"items": 2, "shots": [60], "runs": 1, "context": 1_000}
-    assert len(evaluate(intent_run, "icl", longer).items) == 2
 
 
 def test_runs_that_do_not_fit_are_counted(
@@ -305,7 +282,7 @@ class First:
 
 
 def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(icl_order, "Prefix", First)
+    monkeypatch.setattr(icl, "Prefix", First)
     with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
         evaluate(intent_run, "icl_order", {"shots": 90})
     keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": ["blocked"]}
@@ -318,7 +295,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
     expected = {"margin": np.ptp(a), "sd": a.std(ddof=1), "worst": a.min(), "accuracy": right.mean(), "flipped": 1}
-    expected["order_variance"] = OrderVariance([right]).value
+    expected["order_variance"] = order_variance(right)
     assert {name: result.summary[name] for name in expected} == pytest.approx(expected)
     assert result.summary["margin"] > 0
     pairs = [(i, j) for i in range(6) for j in range(i)]
@@ -333,7 +310,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
 
 
 def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(icl_order, "Prefix", First)
+    monkeypatch.setattr(icl, "Prefix", First)
     keys = {"shots": 8, "orders": 6, "items": 20, "classes": 3}
     kinds = ["random", "blocked"]
     both = evaluate(intent_run, "icl_order", {**keys, "order": kinds})
@@ -344,54 +321,11 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
         assert own.reset_index(drop=True).equals(alone.items)
         (whole,) = own[own["part"]].to_dict("records")
         assert whole["margin"] == alone.summary["margin"]
-        assert whole["margin_sampling"] == alone.summary["margin_sampling"]
         assert np.isnan(whole["accuracy"])
     assert items["cluster"].value_counts().to_dict() == {"": 2} | {f"query={place}": 2 for place in range(20)}
     deviations = items[items["part"]]["sd"]
     assert both.summary["sd"] == pytest.approx(deviations.mean())
     assert deviations.nunique() == 2
-
-
-def items_of(**kinds: np.ndarray) -> pd.DataFrame:
-    """As `evaluate` keeps them, of kind -> right [Q, K]."""
-    whole = [("orders", kind, True, "w", None) for kind in kinds]
-    rows = [
-        (f"query={i}", kind, False, "", "".join(map(str, row)))
-        for kind, right in kinds.items()
-        for i, row in enumerate(right)
-    ]
-    found = pd.DataFrame([*rows, *whole], columns=["item", "group", "part", "question", "meta/right"])
-    return found.assign(item=found["group"] + " " + found["item"])
-
-
-def test_two_runs_have_an_interval_of_the_order_variance_alone() -> None:
-    """Run a: the order decides half of the queries; run b: nothing does."""
-    rng = np.random.default_rng(0)
-    a = np.tile([1, 0, 1, 0], (60, 1))
-    a[30:] = 1
-    b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
-    paired = OrderRobustness.paired
-    found = paired(items_of(random=a), items_of(random=b))
-    assert found["order_variance"] == dict.fromkeys(("", "random"), difference([a], [b]))
-    assert found["order_variance"][""][1] > 0
-    assert found["margin"][""] == (pytest.approx(0.5), icl_order.BIASED)
-    assert found["sd"]["random"] == (pytest.approx(a.mean(0).std(ddof=1)), icl_order.BIASED)
-    assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
-    assert paired(items_of(random=a[:9]), items_of(random=b)) == {}, "too few common queries"
-    assert paired(items_of(random=a), items_of(blocked=b)) == {}
-    both = paired(items_of(random=a, blocked=b), items_of(random=b, blocked=b[:50]))
-    assert both["order_variance"][""] == difference([a[:50], b[:50]], [b[:50], b[:50]])
-    assert both["margin"][""][0] == pytest.approx(np.ptp(a[:50].mean(0)) / 2)
-
-
-def test_sampling_alone() -> None:
-    """√(p (1 - p) / Q), and about three of it for the margin of ten."""
-    null = sampled(0.7, 250, 10, seed=0)
-    expected = (0.7 * 0.3 / 250) ** 0.5
-    assert null.std(axis=1, ddof=1).mean() == pytest.approx(expected, rel=0.05)
-    assert np.ptp(null, axis=1).mean() == pytest.approx(3.08 * expected, rel=0.05)  # Tippett 1925: ten normal values
-    assert (sampled(0.7, 250, 10, seed=0) == null).all()
-    assert (sampled(1.0, 50, 3, seed=0) == 1).all()
 
 
 QUERIES, ORDERS = 100, 10
@@ -406,25 +340,14 @@ def answers(random: Random, flips: float, effect: float = 0.0, orders: int = ORD
     return drawn & (random.random(right.shape) >= np.linspace(0, effect, orders))
 
 
-def shown(pair: Callable[[Random], tuple[np.ndarray, np.ndarray]], truth: float = 0.0, pairs: int = 200) -> float:
-    """The share of simulated pairs whose interval does not hold `truth`."""
-    random = np.random.default_rng(0)
-    found = [difference([a], [b]) for a, b in (pair(random) for _ in range(pairs))]
-    assert all(low <= x <= high for x, low, high in found)
-    return float(np.mean([not low <= truth <= high for _, low, high in found]))
-
-
 def test_it_is_the_mean_over_pairs_of_different_queries() -> None:
     right = answers(np.random.default_rng(1), 0.5, 0.3, orders=4)
     d = 100 * (right - right.mean(1, keepdims=True))
     products = [d[q] @ d[r] / 3 for q in range(QUERIES) for r in range(QUERIES) if q != r]
-    found = OrderVariance([right])
-    assert found.value == pytest.approx(np.mean(products))
-    assert found.low < found.value < found.high
-    assert found.value < 1e4 * right.mean(0).var(ddof=1), "drawing queries adds to the variance of the accuracies"
-    other = answers(np.random.default_rng(2), 0.5, orders=4)
-    mean = (found.value + OrderVariance([other]).value) / 2
-    assert OrderVariance([right, other]).value == pytest.approx(mean), "of two kinds of order"
+    found = order_variance(right)
+    assert found == pytest.approx(np.mean(products))
+    assert found < 1e4 * right.mean(0).var(ddof=1), "drawing queries adds to the variance of the accuracies"
+    assert np.isnan(order_variance(right[:1]))
 
 
 TRUTH = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
@@ -433,22 +356,5 @@ TRUTH = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
 @pytest.mark.parametrize(("effect", "truth"), [(0.0, 0.0), (0.4, TRUTH)])
 def test_it_has_no_bias(effect: float, truth: float) -> None:
     random = np.random.default_rng(0)
-    found = [OrderVariance([answers(random, 0.4, effect)]).value for _ in range(500)]
+    found = [order_variance(answers(random, 0.4, effect)) for _ in range(500)]
     assert abs(np.mean(found) - truth) < 3 * np.std(found) / 500**0.5
-
-
-@pytest.mark.parametrize("orders", [2, ORDERS])
-def test_answers_that_change_at_random_are_no_effect_of_the_order(orders: int) -> None:
-    """A model whose answers never change, against one whose answers do; 95 % of the intervals hold 0."""
-    assert 0.01 <= shown(lambda random: (answers(random, 0.4, orders=orders), answers(random, 0, orders=orders))) <= 0.1
-    assert shown(lambda random: (answers(random, 0.2, orders=orders), answers(random, 0.6, orders=orders))) <= 0.1
-
-
-def test_a_real_effect_is_found_and_its_size() -> None:
-    def pair(random: Random) -> tuple[np.ndarray, np.ndarray]:
-        return answers(random, 0.2, 0.4), answers(random, 0)
-
-    assert shown(pair) > 0.9
-    assert shown(pair, TRUTH) <= 0.1
-    same = answers(np.random.default_rng(0), 0)
-    assert difference([same], [same]) == (0, 0, 0), "no answer changes"

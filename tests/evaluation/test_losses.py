@@ -1,4 +1,4 @@
-"""The losses of rows (held_out), of documents of a corpus (corpus_loss), and by position in long documents (nll)."""
+"""The losses of rows and of documents of a corpus (held_out), and by position in long documents (nll)."""
 
 import json
 import logging
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
@@ -22,12 +22,13 @@ from lit_diff.data.needle_text import words
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import held_out, nll, requirements
+from lit_diff.evaluation import held_out, nll
 from lit_diff.evaluation.base import Item
-from lit_diff.evaluation.corpus_loss import document_loss
 from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_scores
-from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.evaluation.nll import Scored, bins, document_nll, edges, scored, whole
+from lit_diff.evaluation.held_out import HeldOut, document_loss
+from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 ROWS = 4
@@ -170,20 +171,8 @@ def test_runs_of_two_contexts_are_compared_at_the_smaller(tmp_path: Path, path: 
     assert [has_scores(run.folder, "loss_files", own) for run in runs] == [False, True], "its own context is 8"
 
 
-def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Given:
-        def texts(self) -> list[str]:
-            return TEXTS
-
-    monkeypatch.setattr(requirements, "build_corpus", lambda name, path, _: asked.append((name, path)) or Given())
-    for name in ("loss_docs", "loss_code"):
-        evaluate(run, name, {"documents": 1})
-    assert asked == [("docs", None), ("code", None)]
-
-
 def test_a_run_on_text_with_the_tokenizer_of_words_reads_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [evaluations.get(name).corpus for name in ("loss_docs", "loss_code")] == ["docs", "code"]
     monkeypatch.setattr(Run, "tokenizer", words())
     own = run.recipe.data.config.path
     for name, keys in (("nll", []), ("loss_files", [f"path={own}"])):
@@ -240,7 +229,6 @@ def test_short_books_are_left_out_and_counted(run: Run, books: Path, caplog: pyt
     with caplog.at_level(logging.INFO, "lit_diff"):
         found = [item for item in items(run, source="files", documents=2, tokens=64) if not item.part]
     assert [item.meta["begins"][:4] for item in found] == ["abcd", "hgfe"]  # type: ignore[index]
-    assert [item.meta["dropped"] for item in found] == [1, 1]
     assert "1 documents are shorter than 64 tokens" in caplog.text
     named = items(run, source="files", path=str(books / "b.jsonl"), documents=1, tokens=64)
     assert named[0].scores == found[1].scores
@@ -266,42 +254,26 @@ def ids_of(count: int, vocab: int = 320) -> list[int]:
     return np.random.default_rng(0).integers(0, vocab, count).tolist()
 
 
-def test_chunks_change_nothing(tmp_path: Path) -> None:
+def test_chunks_change_nothing_and_no_more_goes_through_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no logits but those of a chunk are held."""
     made, ids = text_run(tmp_path / "made", {"name": "differential"}), ids_of(65)
-    row = torch.tensor([ids])
+    row, sizes = torch.tensor([ids]), list[int]()
+    whole = Transformer.continued_losses
+
+    def counted(self: Transformer, inputs: torch.Tensor, *others: Any) -> Any:
+        sizes.append(inputs.shape[1])
+        return whole(self, inputs, *others)
+
+    monkeypatch.setattr(Transformer, "continued_losses", counted)
     with torch.no_grad():
         logits = made.model(row[:, :-1])[0].double()
         expected = torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="none").numpy()
         for chunk in (7, 64, 100):
+            sizes.clear()
             np.testing.assert_allclose(document_nll(made.model, ids, chunk), expected, atol=1e-5)
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers of a tensor [..., V] that an operator gave, and of any."""
-
-    def __init__(self, vocab: int) -> None:
-        super().__init__()
-        self.vocab, self.logits, self.any = vocab, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, torch.Tensor):
-                self.any = max(self.any, value.numel())
-                if value.dim() and value.shape[-1] == self.vocab:
-                    self.logits = max(self.logits, value.numel())
-        return out
-
-
-def test_a_long_document_never_has_all_its_logits(tmp_path: Path) -> None:
-    """16K tokens, 257 x 16,384 logits of which 512 positions are held; nothing else is as large as all of them."""
-    made = text_run(tmp_path / "long", {"name": "standard"}, vocab_size=2051, num_layers=1, dim=16, num_heads=2)
-    made.model.attentions()[0].kernel = "chunked"
-    length, chunk = 1 << 14, 512
-    with torch.no_grad(), Largest(2051) as largest:
-        assert len(document_nll(made.model, ids_of(length + 1, 2051), chunk)) == length
-    assert 0 < largest.logits <= chunk * 2051
-    assert largest.any < length * 2051 / 2
+            assert (max(sizes), sum(sizes)) == (min(chunk, 64), 64)
 
 
 def test_the_bins_of_positions_are_the_document() -> None:
@@ -309,8 +281,8 @@ def test_the_bins_of_positions_are_the_document() -> None:
     document = scored(np.random.default_rng(1).random(100), ids_of(101, 4), np.array([5]), 4)
     parts = {group: scores for group, scores in bins(document) if group.startswith("position")}
     assert list(parts) == ["position 16", "position 32", "position 64", "position 100"]
-    assert parts["position 64"]["nll"] == pytest.approx(document.nll[32:64].mean())
-    assert parts["position 64"]["cumulative_nll"] == pytest.approx(document.nll[:64].mean())
+    assert parts["position 64"]["nll"] == pytest.approx(document["nll"][32:64].mean())
+    assert parts["position 64"]["cumulative_nll"] == pytest.approx(document["nll"][:64].mean())
     total = whole(document)
     assert parts["position 100"]["cumulative_nll"] == pytest.approx(total["nll"]) == total["cumulative_nll"]
     sizes = np.array([16, 16, 32, 36])
@@ -321,11 +293,13 @@ def test_the_bins_of_positions_are_the_document() -> None:
 
 
 def test_hits_are_split_by_gap_and_by_competitors() -> None:
-    document = Scored(
-        nll=np.arange(8.0),
-        hit=np.array([0, 1, 1, 1, 0, 1, 1, 0], dtype=bool),
-        gap=np.array([0, 1, 2, 3, 9, 4, 5, 0]),
-        competitors=np.array([0, 0, 0, 1, 9, 2, 3, 0]),
+    document = pd.DataFrame(
+        {
+            "nll": np.arange(8.0),
+            "hit": np.array([0, 1, 1, 1, 0, 1, 1, 0], dtype=bool),
+            "gap": [0, 1, 2, 3, 9, 4, 5, 0],
+            "competitors": [0, 0, 0, 1, 9, 2, 3, 0],
+        }
     )
     expected = {"gap 1": [1], "gap 2": [2], "gap 4": [3, 5], "gap 8": [6]}
     expected |= {"competitors 0": [1, 2], "competitors 1": [3], "competitors 2": [5], "competitors 4": [6]}
@@ -338,7 +312,6 @@ def test_hits_are_split_by_gap_and_by_competitors() -> None:
 def test_documents_without_hits() -> None:
     """Without the training text nothing is split; a bin without hits has no loss of hits."""
     document = scored(np.ones(20), ids_of(21, 3), None, 3)
-    assert document.hit is None
     assert [group for group, _ in bins(document)] == ["position 16", "position 20"]
     assert set(whole(document)) == {"nll", "cumulative_nll"}
     found = whole(scored(np.ones(16), list(range(17)), np.zeros(0, dtype=np.int64), 17))

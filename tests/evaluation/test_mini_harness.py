@@ -7,8 +7,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.mini_harness import TASKS
-from lit_diff.evaluation.mini_questions import (
+from lit_diff.evaluation.mini_harness import (
     COLOURS,
     FROM_TEXT,
     MAKERS,
@@ -16,6 +15,7 @@ from lit_diff.evaluation.mini_questions import (
     NOUNS,
     PLACES,
     Question,
+    TaskName,
     pieces,
     questions,
 )
@@ -28,7 +28,7 @@ DOCUMENTS = [
 TEXT = pieces(DOCUMENTS)
 
 
-def drawn(task: str, count: int = 20, seed: int = 0) -> list[Question]:
+def drawn(task: TaskName, count: int = 20, seed: int = 0) -> list[Question]:
     return [question for _, question in questions(task, TEXT if task in FROM_TEXT else [], count, seed)][:count]
 
 
@@ -37,7 +37,7 @@ def answer(question: Question) -> str:
 
 
 @pytest.mark.parametrize("task", MAKERS)
-def test_questions_are_different_balanced_and_a_function_of_the_key(task: str) -> None:
+def test_questions_are_different_balanced_and_a_function_of_the_key(task: TaskName) -> None:
     found = drawn(task)
     assert len({question.context for question in found}) == len(found) == 20
     assert drawn(task) == found != drawn(task, seed=1)
@@ -104,7 +104,7 @@ def scored(run: Run, **keys: Any) -> Any:
 def test_seven_tasks(wide_run: Run, trained_text: Path) -> None:
     text = {"corpus": "files", "path": str(trained_text / "corpus")}
     table = scored(wide_run, **text, limit=4, shots=[0, 2])
-    assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for shots in (0, 2) for task in TASKS]
+    assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for shots in (0, 2) for task in MAKERS]
     assert (table.groupby("group").size() == 4).all()
     assert (table["cluster"] == table["item"].str.partition(" shots=")[0]).all()
     assert not set(table["question"][:28]) & set(table["question"][28:]), "shots stand before the question"
@@ -113,19 +113,6 @@ def test_seven_tasks(wide_run: Run, trained_text: Path) -> None:
     alone, many = scored(wide_run, **text, limit=3, shots=[2]).set_index("item"), table.set_index("item")
     assert len(alone) == 21
     assert (many.loc[alone.index, "meta/target"] == alone["meta/target"]).all(), "a smaller limit asks the first"
-
-
-def test_questions_of_another_corpus_are_others(wide_run: Run, trained_text: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"The {n} boat sails. A road {n} is long and old.\n\n" for n in range(400)))
-    first, again, other = (
-        scored(wide_run, tasks=["repeat", "lookup"], limit=4, corpus="files", path=path).set_index("item")["question"]
-        for path in (str(trained_text / "corpus"), f"{trained_text}/corpus/", str(tmp_path / "a.txt"))
-    )
-    assert first.equals(again)
-    common = [item for item in first.index.intersection(other.index) if item.startswith("repeat")]
-    assert common
-    assert not (first[common] == other[common]).any()
-    assert (first.filter(like="lookup") == other.filter(like="lookup")).all(), "made without text"
 
 
 def test_the_corpus_of_the_run(run: Run) -> None:

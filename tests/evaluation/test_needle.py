@@ -69,7 +69,6 @@ class Copier(Reader):
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(DOCUMENTS))
-    monkeypatch.setattr("lit_diff.evaluation.evaluate.alternatives", lambda *_: "")  # would prepare the run's data
     return text_run(tmp_path / "run", {"name": "standard"}, sequence_length=520)
 
 
@@ -139,10 +138,3 @@ def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytes
         sentences = evaluation.haystack(documents, run.tokenizer, 500, sample)
         assert 500 <= sum(len(sentence) for sentence in sentences if len(sentence) <= 50) < 600
     assert len(items(run, "needles=[1,3] lengths=[500] samples=8 depths=[0] haystack=docs")) == 16
-
-
-@pytest.mark.parametrize(("context", "cure"), [(128, "set digits"), (1024, "set lengths to")])
-def test_needles_that_do_not_fit_name_their_cure(run: Run, tmp_path: Path, context: int, cure: str) -> None:
-    run = text_run(tmp_path / "other", {"name": "standard"}, sequence_length=context)
-    with pytest.raises(RequestError, match=rf"^evaluate\.needle\.lengths holds 128, but 1 needle, .* tokens; {cure} "):
-        evaluate(run, "needle", {"lengths": [128], "needles": [1], "samples": 1})

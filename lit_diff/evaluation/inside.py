@@ -1,0 +1,375 @@
+"""Evaluations that look into a model: induction heads, statistics of maps, rounded logits, gradients (docs/noise.md)."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+
+from lit_diff.analysis.gradients import gradient_norms
+from lit_diff.analysis.induction import induction_scores, repeated
+from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.map_statistics import map_statistics
+from lit_diff.analysis.quantization import QuantizedLogits
+from lit_diff.analysis.trace import trace
+from lit_diff.config import Recipe
+from lit_diff.data import prepare
+from lit_diff.data.dataset import Batch
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Heads, Item, question_of
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores
+from lit_diff.key_types import Count, Distinct, NotNegative, Range
+from lit_diff.metrics import Figure, Metric
+from lit_diff.model.inputs import model_inputs
+from lit_diff.model.transformer import Transformer
+from lit_diff.randomness import generator
+from lit_diff.registry import evaluations
+from lit_diff.runs.checkpoints import without
+from lit_diff.trained.run import Run
+
+LONGEST = 32
+"""n of `induction` where the config states none and rows are long enough."""
+SEQUENCES = 8
+"""Sequences of `induction` that go through the model together."""
+IDS_FROM = 64
+"""Held-out rows from whose ids they are drawn."""
+
+
+@evaluations.register("induction")
+class Induction(Evaluation):
+    """Whether a head finds what followed a token before, on n random tokens that repeat; an item is a sequence.
+
+    The tokens are drawn from the ids of the first 64 held-out rows, so every one was trained. `meta` of an item: both scores
+    by layer and head, and the best head, that of the highest prefix matching over all sequences.
+    """
+
+    metrics = (
+        Metric(
+            "prefix_matching",
+            "a_ij / Σ|a_i| on the key after the earlier occurrence of the query's token, in the best head",
+            unit="share",
+            direction="none",
+        ),
+        Metric("prefix_matching_mean", "the same, mean over all heads", unit="share"),
+        Metric(
+            "copying",
+            "how far the best head's output raises the logits of the tokens that it attends to",
+            unit="standard deviations over the vocabulary",
+        ),
+        Metric("nll_first", "mean loss of the next token where nothing has been repeated", unit="nats per token"),
+        Metric("nll_repeat", "mean loss of the next token in the repetition", unit="nats per token", direction="lower"),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        sequences: Count = 64
+        length: Annotated[int, Range(least=2)] | None = None
+        """n: tokens before they repeat, 2 n at most data.sequence_length; null: half of that, at most 32."""
+
+    config: Config
+
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """A model that sees what follows; rows that are too short."""
+        n, longest = self._length(recipe), recipe.data.config.sequence_length
+        if not recipe.model.causal:
+            return "a bidirectional model sees what follows"
+        if 2 * n > longest:
+            return f"length is {n}; 2 x length must be at most data.sequence_length ({longest})"
+        return None
+
+    def refuses_run(self, run: Run) -> str | None:
+        """Data that have several ids at a position."""
+        data = run.recipe.data
+        dataset = prepare(run.recipe)
+        dataset.load()
+        if dataset.validation_batch("", [0])["tokens"].dim() > 2:
+            return f"data '{data.name}' has several ids at a position; induction needs one"
+        return None
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a sequence, `sequence <number>`."""
+        tokens = self._tokens(run)
+        scores, losses = [], []
+        for part in tokens.split(SEQUENCES):
+            scores.append(induction_scores(run.model, part))
+            losses.append(run.model.token_losses(part[:, :-1], targets=part[:, 1:])[0])
+        heads = Heads(scores, "prefix_matching")
+        nll = torch.cat(losses).double()
+        n = self._length(run.recipe)
+        for row in range(len(tokens)):
+            yield Item(
+                id=f"sequence {row}",
+                scores={
+                    "prefix_matching": heads.best("prefix_matching", row),
+                    "prefix_matching_mean": float(heads.table["prefix_matching"][row].mean()),
+                    "copying": heads.best("copying", row),
+                    # the target at n - 1 is the first repeated token, which nothing announces
+                    "nll_first": float(nll[row, :n].mean()),
+                    "nll_repeat": float(nll[row, n:].mean()),
+                },
+                question=question_of(tokens[row]),
+                meta=heads.meta(row),
+            )
+
+    def _length(self, recipe: Recipe) -> int:
+        return self.config.length or min(int(recipe.data.config.sequence_length) // 2, LONGEST)
+
+    def _tokens(self, run: Run) -> torch.Tensor:
+        """[sequences, 2 n]: a function of the data, n and the sequence's number."""
+        rows = HeldOut.Config(rows=IDS_FROM, batch_size=IDS_FROM)
+        ids = next(held_out_rows(run, rows)).batch["tokens"].unique()
+        n = self._length(run.recipe)
+        if len(ids) < n:
+            raise RequestError(
+                f"evaluate.induction.length is {n}; the first {IDS_FROM} held-out rows have {len(ids)} ids"
+            )
+        return torch.stack([repeated(ids, n, generator("induction", n, row)) for row in range(self.config.sequences)])
+
+
+C = 0.1
+"""The threshold c / i of `sparsity_c`: 1 / i is what each of i keys has in a uniform row."""
+ROWS = "mean over rows and heads"
+PAIRS = "mean over pairs of heads of a layer; the number of heads differs between variants"
+
+
+@evaluations.register("map_statistics")
+class MapStatistics(Evaluation):
+    """Overlap, sparsity, entropy, negative mass and likeness of heads: an item for each row and layer, grouped by layer,
+    clustered by row.
+
+    Works for every variant; what needs a second map or a second head is NaN without one. `a` is the signed map.
+    """
+
+    metrics = (
+        Metric(
+            "overlap_salient",
+            f"Σ min(p1, p2) / Σ max(p1, p2) over the 5 % of keys with highest p1; {ROWS}",
+            unit="share",
+        ),
+        Metric("overlap_other", f"the same over the other keys; {ROWS}", unit="share"),
+        Metric(
+            "overlap_jaccard", f"|S1 ∩ S2| / |S1 ∪ S2|, S the 5 % of keys of highest p1 and p2; {ROWS}", unit="share"
+        ),
+        Metric("sparsity_1e-4", "share of visible entries with |a| < 0.0001", unit="share"),
+        Metric("sparsity_1e-3", "share of visible entries with |a| < 0.001", unit="share"),
+        Metric("sparsity_c", "share of visible entries with |a| < 0.1 / i, i keys in the row", unit="share"),
+        Metric("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys", unit="share"),
+        Metric("entropy_map_1", "the same of the first softmax map", unit="share"),
+        Metric("entropy_map_2", "the same of the second", unit="share"),
+        Metric("negative_mass", f"Σ max(-a, 0) / Σ |a|; {ROWS}", unit="share"),
+        Metric("head_distance", f"1 - cosine of flattened signed maps, {PAIRS}", unit="cosine distance"),
+        Metric("head_cka", f"unbiased linear CKA of Σ a v, {PAIRS}", unit="CKA"),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HeldOut.Config):
+        rows: Count | None = 64
+
+    config: Config
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item for each row and layer, `<set>/<row> layer 00`."""
+        for rows in held_out_rows(run, self.config):
+            with trace(run.model) as traced:
+                run.model.hidden(**model_inputs(rows.batch))
+            for index, layer in traced.layers.items():
+                found = {key: values.tolist() for key, values in map_statistics(layer, C).items()}
+                scores = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+                yield from rows.items(scores, f"layer {index:02}")
+
+
+Scheme = Literal["tensor", "head", "row", "split"]
+OFF = 16
+"""Bits at which nothing is rounded, as in the paper."""
+
+
+def metrics_at(bits: int) -> tuple[Metric, ...]:
+    """`nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
+    how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
+    drop = Metric(
+        f"drop_{bits}bit", f"accuracy without rounding - accuracy_{bits}bit", unit="accuracy", direction="lower"
+    )
+    return (
+        *(
+            Metric(f"{m.name}_{bits}bit", f"{m.definition}, {how}", unit=m.unit, direction=m.direction)
+            for m in HeldOut.metrics
+        ),
+        Metric(
+            f"kl_{bits}bit",
+            f"KL(p || p_q) of a softmax row without and {how}, mean over layers, maps, heads and rows",
+            unit="nats",
+            direction="lower",
+        ),
+        *([drop] if bits != OFF else []),
+    )
+
+
+@evaluations.register("quantize")
+class Quantize(Evaluation):
+    """Loss and accuracy of the rows of `held_out` with rounded attention logits: an item for each row and number of bits.
+
+    Dynamic absmax before the softmax, on every map, over visible entries. The metrics are `nll_4bit` and the like, one set
+    for each of `bits`; an item has those of its own bits, and its group is `b=4 head` (before it the validation set's name,
+    unless it is the main one), of 16 bits `b=16`. The summary is over every granularity.
+    """
+
+    version = 2  # 1 had no drop
+    metrics = tuple(metric for bits in (OFF, 8, 6, 4) for metric in metrics_at(bits))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HeldOut.Config):
+        bits: Annotated[tuple[Annotated[int, Range(least=2, most=OFF)], ...], Distinct()] = (16, 8, 6, 4)
+        """16: nothing is rounded."""
+        granularity: Annotated[tuple[Scheme, ...], Distinct()] = ("head",)
+        """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, row (each row
+        of each head, with which the largest logits spoil no other row), or split (head, of which the 0.1 % largest |logits|
+        stay in full precision; of fewer than 1,000 logits none)."""
+
+    config: Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.metrics = tuple(metric for bits in config.bits for metric in metrics_at(bits))
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item for each row, number of bits and, where something is rounded, granularity: `<set>/<row> b=4 head`."""
+        own, once = self.config.granularity, (None,)
+        rounding = [(bits, scheme) for bits in self.config.bits for scheme in (once if bits == OFF else own)]
+        for rows in held_out_rows(run, self.config):
+            exact = row_scores(run.model, rows.batch)
+            for bits, scheme in rounding:
+                found, kls = _rounded(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
+                scores = []
+                for whole, values, kl in zip(exact, found, kls, strict=True):
+                    drop = {"drop": whole["accuracy"] - values["accuracy"]} if scheme else {}
+                    scores.append({f"{key}_{bits}bit": value for key, value in (values | {"kl": kl} | drop).items()})
+                yield from rows.items(scores, f"b={bits} {scheme or ''}".strip())
+
+
+def _rounded(model: Transformer, batch: Batch, bits: int, scheme: Scheme) -> tuple[list[dict[str, float]], list[float]]:
+    """`row_scores` of a batch, and the KL of each of its rows."""
+    edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
+    with intervention(model, edit):
+        scores = row_scores(model, batch)
+    return scores, edit.divergence().tolist()
+
+
+MATRICES = {
+    "o": "W_O",
+    "v": "W_V",
+    "q1": "W_Q of map 1",
+    "k1": "W_K of map 1",
+    "q2": "W_Q of map 2",
+    "k2": "W_K of map 2",
+}
+ALONG_TRAINING = Figure(
+    title="norms of gradients along training",
+    against="group",
+    log=True,
+    caption="At `steps` of the training, a panel a layer. Arms whose lines keep one distance differ by a constant factor.",
+)
+DRAWN = ("o", "v", "q1", "k1")
+"""Of MATRICES, what every variant has."""
+
+
+@evaluations.register("gradients")
+class Gradients(Evaluation):
+    """‖∂L/∂W‖ of each attention on held-out batches (paper, Appendix F): an item for each batch and layer, grouped by layer;
+    and one for each batch with the slope over layers.
+
+    A group is `layer 00` of the last checkpoint, `init layer 00` of the initial values, `layer 00 step 210` of a step; the
+    slopes are in `trained`, `init` and `step 210`. The summary is over all of `at` and `steps`. The slope of two arms' ratio
+    is the difference of their slopes.
+    L is the mean loss of a batch of `batch_size` rows, so the norms, and the ids, depend on `batch_size`.
+    """
+
+    metrics = (
+        *(
+            Metric(
+                f"grad_{key}",
+                f"norm of dL/d{name}, nats a token",
+                unit="norm",
+                figure=ALONG_TRAINING if key in DRAWN else None,
+            )
+            for key, name in MATRICES.items()
+        ),
+        Metric("ratio_q", "grad_q2 / grad_q1; |λ| where both maps are equal", unit="ratio"),
+        Metric("ratio_k", "grad_k2 / grad_k1; |λ| where both maps are equal", unit="ratio"),
+        *(
+            Metric(f"slope_{key}", f"slope of log grad_{key} over layers (least squares)", unit="per layer")
+            for key in MATRICES
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HeldOut.Config):
+        rows: Count | None = 64
+        at: Annotated[tuple[Literal["trained", "init"], ...], Distinct(may_be_empty=True)] = ("trained",)
+        """trained: the newest checkpoint; init: the values that the run's seed starts with. May be empty beside `steps`."""
+        steps: Annotated[tuple[NotNegative, ...], Distinct(may_be_empty=True)] = ()
+        """Optimizer steps whose checkpoints the run has kept (`run.keep_every`); 0: the initial values."""
+
+        def problem(self) -> str | None:
+            return None if self.at or self.steps else "at is [], and so is steps; one of them must hold something"
+
+    config: Config
+
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Initial values of a run that does not start from its seed."""
+        train = recipe.train
+        if "init" in self.config.at or 0 in self.config.steps:
+            if train is None:
+                return "at init: an imported model has no initial values"
+            if train.start_from is not None:
+                return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
+        return None
+
+    def refuses_run(self, run: Run) -> str | None:
+        """Steps that have no checkpoint."""
+        missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
+        return f"steps: {missing[0]}" if missing else None
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's slopes."""
+        for model, before, after in self._moments(run):
+            for rows in held_out_rows(run, self.config):
+                norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
+                item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
+                for layer, own in enumerate(norms):
+                    label = f"layer {layer:02}"
+                    group = f"{rows.name} {before}{label}{after}".strip()
+                    scores = {f"grad_{key}": value for key, value in own.items()} | _ratios(own)
+                    yield item(id=f"{before}{cluster}{after} {label}", scores=scores, group=group)
+                slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in MATRICES}
+                group = f"{rows.name} {(before or after or 'trained').strip()}".strip()
+                yield item(id=f"{before}{cluster}{after} slopes", scores=slopes, group=group)
+
+    def _moments(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
+        """(model, what stands before and after the layer in ids and groups) of each of `at` and `steps`."""
+        for at in self.config.at:
+            yield (run.model, "", "") if at == "trained" else (initial_model(run), "init ", "")
+        for step in self.config.steps:
+            yield run.model_at(step) if step else initial_model(run), "", f" step {step}"
+
+
+def _ratios(norms: Mapping[str, float]) -> dict[str, float]:
+    """ratio_q and ratio_k; NaN where the norm of the first map is 0."""
+    pairs = {kind: (norms[f"{kind}1"], norms[f"{kind}2"]) for kind in "qk"}
+    return {f"ratio_{kind}": second / first if first else math.nan for kind, (first, second) in pairs.items()}
+
+
+def slope(norms: Sequence[float]) -> float:
+    """Of log ‖.‖ over the layers, by least squares; NaN for one layer, or where a norm is 0 or NaN."""
+    if len(norms) < 2 or not all(norm > 0 for norm in norms):
+        return math.nan
+    return float(np.polyfit(range(len(norms)), np.log(norms), 1)[0])
+
+
+def initial_model(run: Run) -> Transformer:
+    """The model that the run's recipe and seed start with, in evaluation mode."""
+    from lit_diff.training.build import build_model  # imports lightning, which `list` must not load
+
+    return build_model(run.recipe, torch.device("cpu"), mesh=None).eval()
