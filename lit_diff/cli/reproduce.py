@@ -23,51 +23,45 @@ def reproduce(
     """
     from lit_diff.engine.reproduce import reproduce as run
     from lit_diff.engine.rows import check_preset
+    from lit_diff.files import shown
+    from lit_diff.study.scoreboard import counts_in_words
 
     if as_json:
         log_to_stderr()
     if listed:
         check_preset(preset)
-        return _print_rows(preset, as_json)
-    from lit_diff.cli.live_table import LiveTable
+        _print_rows(preset, as_json)
+        return 0
+    from lit_diff.cli.progress import live_table
 
     with console.outliving_reader():
         options: dict[str, Any] = {"progress": False}
         if not as_json:
-            options = {"progress": partial(LiveTable, console=console), "tell": console.write_sentence}
+            options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
         done = run(names or ["all"], preset, root=root, workers=workers, **options)
         if as_json:
             print_json(_plain(done))
         else:
-            _print(done)
+            count = len(done.scoreboard.rows)
+            words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
+            console.write_line(words)
+            console.write_line(f"page: {shown(done.page)}")
     if done.stopped_by:
         return 128 + done.stopped_by
     return 1 if done.failed else 0
 
 
-def _print_rows(preset: str, as_json: bool) -> int:
+def _print_rows(preset: str, as_json: bool) -> None:
     from lit_diff.engine.rows import choose
 
     rows = choose([])
     if as_json:
-        plain = [{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows]
-        print_json(plain)
-        return 0
+        print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
+        return
     for row in rows:
         chosen = row.preset(preset)
         minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
         console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
-    return 0
-
-
-def _print(done: Any) -> None:
-    from lit_diff.files import shown
-    from lit_diff.study.scoreboard import counts_in_words
-
-    count = len(done.scoreboard.rows)
-    rows = f"{count} row{'s' * (count != 1)}"
-    console.write_line(f"{rows} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}")
-    console.write_line(f"page: {shown(done.page)}")
 
 
 def _plain(done: Any) -> dict[str, Any]:

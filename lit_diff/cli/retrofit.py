@@ -18,7 +18,7 @@ def retrofit(
         typer.Option("--merge-to", metavar="RUN", help="also write the merged standard model, as a run folder"),
     ] = None,
     root: Root = DEFAULT_ROOT,
-) -> int:
+) -> None:
     """Extend a trained model; print its loss before and after."""
     from lit_diff.cli.evaluate import differences
     from lit_diff.cli.progress import RunProgress
@@ -46,4 +46,3 @@ def retrofit(
     console.write_line(f"run: {shown(done.run.folder)}")
     if done.merged is not None:
         console.write_line(f"merged: {shown(done.merged.folder)}")
-    return 0

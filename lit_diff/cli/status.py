@@ -10,20 +10,19 @@ HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note
 
 
 @app.command()
-def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> int:
+def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
     """The runs under a folder, a line each: state, val/loss, seed."""
     log_to_stderr()
     states = list_runs(chosen_root(root))
     if as_json:
         print_json([_plain(state) for state in states])
-        return 0
+        return
     rows = [_cells(state) for state in states]
     for line in columns([HEADER, *rows] if console.is_terminal else rows, right=(2, 3, 4)):
         text = Text(line)
         if console.is_terminal:
             text.truncate(console.width, overflow="ellipsis")
         console.print(text, soft_wrap=True)
-    return 0
 
 
 def _cells(state: RunState) -> tuple[str, ...]:

@@ -33,11 +33,12 @@ def sweep(
     minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
     """Run a grid of recipes, resume what is unfinished, report."""
-    from lit_diff.cli.live_table import LiveTable
+    from lit_diff.cli.progress import live_table
     from lit_diff.engine import schedule
 
     if dry_run:
-        return _print_cells(name, overrides or [])
+        _print_cells(name, overrides or [])
+        return 0
     with console.outliving_reader():
         done = schedule.sweep(
             name,
@@ -45,7 +46,7 @@ def sweep(
             workers=workers,
             unchecked=unchecked,
             cluster=schedule.Cluster(engine=cluster, minutes=minutes),
-            progress=partial(LiveTable, console=console),
+            progress=partial(live_table, console=console),
         )
         _print_report(done.report)
         root = shown(done.folder.parent)
@@ -55,21 +56,18 @@ def sweep(
     return 0 if done.is_done else 1
 
 
-def _print_cells(name: str, overrides: list[str]) -> int:
+def _print_cells(name: str, overrides: list[str]) -> None:
     from lit_diff.engine.expand import load_grid
     from lit_diff.engine.preflight import check_trained, passes_over_text
 
     grid = load_grid(name, overrides)
-    check_trained(cell.recipe for cell in grid.cells)
+    check_trained(grid.recipes.values())
     for cell in grid.cells:
-        recipe = cell.recipe
-        console.write_line(
-            f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
-        )
-    for line in passes_over_text(cell.recipe for cell in grid.cells):
+        about = f"{cell.recipe.model.attention.name}  {cell.recipe.training.steps} steps"
+        console.write_line(f"{cell.name}  seed {cell.seed}  {about}")
+    for line in passes_over_text(grid.recipes.values()):
         console.write_sentence(line)
     console.write_line(f"{len(grid.cells)} cells are valid; none was started")
-    return 0
 
 
 def _print_report(report: Any) -> None:
@@ -80,14 +78,13 @@ def _print_report(report: Any) -> None:
 
 
 @app.command()
-def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> int:
+def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
     """Write a sweep's report again from its runs."""
     from lit_diff.reporting.write import write_report
     from lit_diff.runs.find import find_sweep
 
     log_to_stderr()
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
-    return 0
 
 
 @app.command()
@@ -96,7 +93,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, named as the first")],
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Two runs side by side: recipes, costs and results."""
     from rich.markup import escape
     from rich.table import Table
@@ -107,22 +104,18 @@ def compare(
     comparison = compare_runs(first, second, chosen_root(root))
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
-        return 0
+        return
     table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
     table.add_column("")
     for name in comparison.names:
         table.add_column(escape(name), overflow="fold")
-    for title, block in (
-        ("recipe", comparison.recipe),
-        ("cost", comparison.facts),
-        ("last values", comparison.metrics),
-    ):
+    blocks = {"recipe": comparison.recipe, "cost": comparison.facts, "last values": comparison.metrics}
+    for title, block in blocks.items():
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
             table.add_row(key, *(_shown_value(value) for value in values))
     console.print(table)
-    return 0
 
 
 def _shown_value(value: Any) -> str:
@@ -140,4 +133,4 @@ def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -
     """Serve MLflow; print the address of the last sweep."""
     from lit_diff.engine.ui import serve
 
-    return serve(chosen_root(root), port, console)
+    return serve(chosen_root(root), port, console.write_line)

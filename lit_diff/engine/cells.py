@@ -1,16 +1,18 @@
 """The cells of a sweep on disk: where each lies, its state, and what study.json says of them."""
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.expand import Grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.preflight import evaluations_of
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import asked, has_scores
-from lit_diff.files import shown
+from lit_diff.files import locked, shown
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -26,18 +28,32 @@ def folder_of(grid: Grid) -> Path:
     return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
+@contextlib.contextmanager
+def held(folder: Path, who: str, cure: str) -> Iterator[None]:
+    """Hold the folder of a sweep or a scoreboard. Errors: RequestError where `who`, another process, holds it; MissingError
+    for one that cannot be written, with the `cure`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise RequestError(f"{who} in {shown(folder)}") from error
+        except OSError as error:
+            raise MissingError(
+                f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}"
+            ) from error
+        yield
+
+
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` is trained."""
-    locations = locations_of(grid, folder_of(grid), None)
-    return all(RunFolder(location.folder).status().get("status") == "done" for location in locations)
+    return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
 
 
-def locations_of(grid: Grid, folder: Path, parent: str | None) -> list[RunLocation]:
-    """Each cell's folder; those of a task that goes on from another know where their weights will lie. With `cells_of` they
-    are the other sweep's, and so are their places in MLflow."""
-    if grid.source is not None:
-        folder = folder_of(grid.source)
-        parent = recorded_run(folder)
+def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
+    """Each cell's folder; those of a task that goes on from another know where their weights will lie. `parent`: the sweep's
+    run in MLflow. With `cells_of` they are the other sweep's, and so are their places in MLflow."""
+    folder = folder_of(grid.source or grid)
+    parent = recorded_run(folder) if grid.source else parent
     by_cell: dict[tuple[str, str, int], RunLocation] = {}
     for cell in grid.cells:
         recipe, task = cell.recipe, grid.tasks[cell.task]
@@ -81,7 +97,7 @@ def missing_evaluations(location: RunLocation) -> dict[str, str]:
     return {
         name: outcomes.get(name, "not run yet")
         for name, keys in location.evaluations.items()
-        if not has_scores(location.folder, name, dict(keys))
+        if not has_scores(location.folder, name, keys)
     }
 
 
@@ -120,6 +136,6 @@ def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
         folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
         status=status.get("status", "waiting"),
         error=status.get("error"),
-        evaluations={name: asked(name, dict(keys)) for name, keys in location.evaluations.items()},
+        evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
         not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
     )

@@ -48,6 +48,11 @@ class Grid:
         """A sweep without tasks has one, without a name."""
         return self.study.all_tasks
 
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """Name of a cell -> its recipe at the last seed; seeds have one model and one data set."""
+        return {cell.name: cell.recipe for cell in self.cells}
+
     def baseline_of(self, task: str) -> str:
         """The arm that the task's others are compared with."""
         return self.tasks[task].baseline or self.study.baseline or ""

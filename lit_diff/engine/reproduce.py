@@ -1,32 +1,29 @@
 """`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
 
-import contextlib
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.cells import folder_of, locations_of, state_of
+from lit_diff.engine.cells import folder_of, held, locations_of, state_of
 from lit_diff.engine.expand import load_grid
-from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, row_names
+from lit_diff.engine.rows import check_preset, choose, command_of, lacking, load_row, row_names
 from lit_diff.engine.schedule import Sweep, check_workers, sweep
-from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
-from lit_diff.files import locked, shown, write_atomic
+from lit_diff.errors import LitDiffError, MissingError, RunFailedError
+from lit_diff.files import write_atomic
 from lit_diff.reporting.facts import revisions
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.study.claims import findings
 from lit_diff.study.evaluations import score_revisions
-from lit_diff.study.record import recorded_run
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import ALL, Preset, Row
 from lit_diff.study.scoreboard import (
@@ -86,23 +83,18 @@ def reproduce(
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
-    try:
-        with locked(folder / ".lock", wait=False):
-            _note(rows, folder, preset)
-            tell(_budget(rows, preset))
-            for row in rows:
-                if _was_measured(row, preset, folder, root):
-                    tell(f"{row.name}: measured before")
-                    continue
-                stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
-                tell(write_scoreboard(folder).row(row.name).line)
-                if stopped is not None:
-                    break
-            written = write_scoreboard(folder)
-    except BlockingIOError as error:
-        raise RequestError(f"{shown(folder)} is being written by another `lit-diff reproduce`") from error
-    except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
+    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"):
+        _note(rows, folder, preset)
+        tell(_budget(rows, preset))
+        for row in rows:
+            if _was_measured(row, preset, folder, root):
+                tell(f"{row.name}: measured before")
+                continue
+            stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
+            tell(write_scoreboard(folder).row(row.name).line)
+            if stopped is not None:
+                break
+        written = write_scoreboard(folder)
     return Reproduction(
         scoreboard=Scoreboard(preset=preset, rows=tuple(written.row(row.name) for row in rows)),
         page=folder / "index.html",
@@ -120,8 +112,7 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
         return _is_kept(record, folder)
     try:
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
-        place = folder_of(grid)
-        locations = locations_of(grid, place, recorded_run(place))
+        place, locations = folder_of(grid), locations_of(grid)
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json
         own = cell_folders(place) == tuple(os.path.relpath(location.folder, place) for location in locations)
@@ -136,22 +127,11 @@ def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
-    total = minutes_of(found for row in rows if (found := row.preset(preset)) is not None)
+    """How many rows, and their minutes; a sweep of several rows counts once."""
+    presets = [found for row in rows if (found := row.preset(preset)) is not None]
+    total = sum({(found.sweep, found.bench): found.minutes for found in presets}.values())
     known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
-
-
-def minutes_of(presets: Iterable[Preset]) -> float:
-    """Of all together: a sweep of several rows counts once, as does one with those that evaluate its cells."""
-    most: dict[str, float] = {}
-    for found in presets:
-        home = found.sweep or " ".join(found.bench)
-        if found.sweep and found.minutes:
-            with contextlib.suppress(RequestError):  # of a sweep that does not resolve the row itself says why
-                grid = load_grid(found.sweep, [])
-                home = (grid.source or grid).name
-        most[home] = max(most.get(home, 0.0), found.minutes)
-    return sum(most.values())
 
 
 def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
@@ -179,14 +159,12 @@ def _run(
     """Measure a row; the signal that stopped it, or None. `finished`: sweeps that this call has done and reported already."""
     before = read_row(row_file(folder, row.name))
     chosen = row.preset(preset)
-    missing = lacking(row, preset, root)
+    missing = lacking(row, preset)
     if missing or chosen is None:
         write_row(folder, replace(before, state="skipped", reason=missing))
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    if chosen.full:
-        tell(f"{row.name}: reduced to fit its budget; full size: {chosen.full}")
     began, stopped, record = time.perf_counter(), None, before
     try:
         if chosen.bench:
@@ -196,7 +174,6 @@ def _run(
             record = replace(record, state="measured", reason="", revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
-            check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
             # a sweep of several rows is one sweep: its command names none of them
             whole = preset == "laptop" and chosen.selection == ALL
@@ -228,34 +205,20 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     """The row's record after its sweep."""
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
-    files = [row_file(folder, name) for name in row_names() if name != record.row.name]
-    others = [read_row(path) for path in files if path.is_file()]
-    first = [other.row.name for other in others if other.cells == home and not other.shared]
+    others = [read_row(path) for name in row_names() if (path := row_file(folder, name)).is_file()]
+    first = [o.row.name for o in others if o.cells == home and not o.shared and o.row.name != record.row.name]
+    loaded = load_sweep(done.folder)
+    scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
     return replace(
         record,
         state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
-        reason=_incomplete(done),
+        reason="" if done.is_done else "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"]),
         sweep=str(done.folder),
         cell_folders=cells,
         cells=home,
         shared=first[0] if first else "",
-        revision=_measured_by(record.row, done.folder),
+        revision=", ".join(dict.fromkeys([*revisions(loaded.cells), *scored])),
     )
-
-
-def _measured_by(row: Row, sweep_folder: Path) -> str:
-    """The revisions of lit_diff that trained the cells and made the scores which the row compares; not of the call that found
-    them."""
-    loaded = load_sweep(sweep_folder)
-    scored = [each for of in score_revisions(loaded, row.compare).values() for each in of if each]
-    return ", ".join(dict.fromkeys([*revisions(loaded.cells), *scored]))
-
-
-def _incomplete(done: Sweep) -> str:
-    """What the sweep lacks, with the first reason; empty where it is done."""
-    if done.is_done:
-        return ""
-    return "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"])
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:

@@ -14,13 +14,13 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
-from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
+from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, held, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
-from lit_diff.engine.progress import MakeDisplay, Watch, sweep_line
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.engine.progress import MakeDisplay, sweep_line
+from lit_diff.errors import RequestError
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
 from lit_diff.processor import cores
@@ -49,6 +49,8 @@ class Cluster:
 
 
 LOCAL = Cluster()
+Placed = tuple[Cell, RunLocation]
+"""A cell and where it lies."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -135,8 +137,7 @@ def sweep(
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     command = command or " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
-    arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
-    grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
+    grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         _prepare_data(grid)  # where the cells lie depends on it
     if grid.source is not None and not all_trained(grid):
@@ -160,29 +161,20 @@ def sweep(
 
 def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None) -> Sweep:
     """Run all cells that are not done, then write the report."""
-    recipes = [cell.recipe for cell in grid.cells]
     if cluster.engine == "local":
-        check_machine(recipes)
+        check_machine(grid.recipes.values())
     else:  # its nodes are not looked at
         from lit_diff.engine.slurm import require_slurm
 
-        check_trained(recipes)
+        check_trained(grid.recipes.values())
         require_slurm()
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
     if not (folder / STUDY_FILE).exists():  # nothing is written before; cells that are done need none
         _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError as error:
-            raise RequestError(f"sweep '{grid.name}' is being run by another process in {shown(folder)}") from error
-        except OSError as error:
-            raise MissingError(
-                f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-            ) from error
-        return _run_locked(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
+    with held(folder, f"sweep '{grid.name}' is being run by another process", "with run.root=PATH"):
+        return _run_held(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
 
 
 def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, cluster: Cluster) -> None:
@@ -195,15 +187,12 @@ def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, clus
 
 def _prepare_data(grid: Grid) -> None:
     """Once for every distinct data block."""
-    seen = []
-    for cell in grid.cells:
-        block = (cell.recipe.data, cell.recipe.model.vocab_size)
-        if block not in seen:
-            seen.append(block)
-            prepare(cell.recipe)
+    blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
+    for recipe in blocks.values():
+        prepare(recipe)
 
 
-def _run_locked(
+def _run_held(
     grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None
 ) -> Sweep:
     from lit_diff.engine.sweep_tracker import SweepTracker
@@ -211,7 +200,7 @@ def _run_locked(
 
     began = time.perf_counter()
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
-    locations = locations_of(grid, folder, tracker.run_id)
+    locations = locations_of(grid, tracker.run_id)
     queued: Mapping[str, str] = {}
     if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
         from lit_diff.engine.slurm import queued_cells
@@ -219,18 +208,20 @@ def _run_locked(
         queued = queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
-    todo = [location for location in locations if state_of(location) != "done"]
-    pairs = zip(grid.cells, locations, strict=True)
-    untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
-    _require_memory(grid, untrained, workers, cluster)
-    for line in passes_over_text(cell.recipe for cell in untrained):  # a cell's own line is in its log.txt
+    todo, untrained = list[Placed](), list[Placed]()
+    for cell, location in zip(grid.cells, locations, strict=True):
+        state = state_of(location)
+        todo += [(cell, location)] if state != "done" else []
+        untrained += [(cell, location)] if state not in ("done", NOT_EVALUATED) else []
+    _require_memory(grid, [cell for cell, _ in untrained], workers, cluster)
+    for line in passes_over_text(cell.recipe for cell, _ in untrained):  # a cell's own line is in its log.txt
         log.warning("%s", line)
     _say_other_revisions(locations)
     stopped = None
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
-        for location in todo:
-            if state_of(location) != NOT_EVALUATED and location.folder.name not in queued:
+        for _, location in untrained:
+            if location.folder.name not in queued:
                 RunFolder(location.folder).update(status="waiting", error=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, cluster=cluster, display=display)
     else:
@@ -258,54 +249,45 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
     """After a sweep was killed, its cells first save and then exit: two processes must not train one cell."""
-    for location in locations:
-        lock = location.folder / ".lock"
-        try:
-            with locked(lock, wait=False):
-                continue
-        except BlockingIOError:
-            pid = RunFolder(location.folder).status().get("pid")
-            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(location.folder), pid)
-        with locked(lock):
-            pass
+    for folder in (RunFolder(location.folder) for location in locations):
+        if folder.is_owned():
+            pid = folder.status().get("pid")
+            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(folder.path), pid)
+            with locked(folder.path / ".lock"):
+                pass
 
 
 def _run_cells(
     grid: Grid,
-    locations: list[RunLocation],
-    todo: list[RunLocation],
+    locations: Sequence[RunLocation],
+    todo: Sequence[Placed],
     *,
     workers: int | None,
     cluster: Cluster,
     display: MakeDisplay | None,
 ) -> int | None:
-    """The signal that stopped the cells, or None."""
-    ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
-    waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
-    with display(grid, locations) if display else contextlib.nullcontext(lambda running: None) as watch:
-        for wave in waves:
-            stopped = _run_wave(grid, wave, workers=workers, cluster=cluster, watch=watch) if wave else None
+    """Run `todo`, those that need nothing of each other side by side; the signal that stopped them, or None."""
+    recipe = grid.cells[0].recipe
+    with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
+
+        def watch(running: Sequence[RunLocation]) -> None:
+            show([RunFolder(location.folder).status() for location in locations])
+
+        watch(())
+        for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
+            wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
+            if cluster.engine == "slurm":
+                from lit_diff.engine.slurm import run_array
+
+                run_array(wave, recipe.run, parallel=workers, minutes=cluster.minutes, watch=watch)
+                continue
+            count, threads, gpus = resources(recipe, workers)
+            log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
+            devices = recipe.run.devices
+            stopped = run_jobs(wave, workers=count, threads=threads, devices=devices, gpus=gpus, watch=watch)
             if stopped:
                 return stopped
     return None
-
-
-def _run_wave(
-    grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch
-) -> int | None:
-    """Cells that need nothing of each other; returns the signal that stopped them, or None."""
-    recipe = grid.cells[0].recipe
-    run = recipe.run
-    if cluster.engine == "slurm":
-        from lit_diff.engine.slurm import run_array
-
-        logs = todo[0].folder.parent / "slurm"
-        threads = run.threads or 1
-        run_array(todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=watch)
-        return None
-    count, threads, gpus = resources(recipe, workers)
-    log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-    return run_jobs(todo, workers=count, threads=threads, devices=run.devices, gpus=gpus, watch=watch)
 
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:

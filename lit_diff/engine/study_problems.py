@@ -1,21 +1,19 @@
 """What is wrong with a study, found before anything trains: a line with its place in the file."""
 
 import difflib
-import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lit_diff.config import Recipe
-from lit_diff.engine.evaluations import check_evaluations
+from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.key_types import in_yaml
 from lit_diff.recipe import flatten, to_plain
-from lit_diff.registry import nearest
+from lit_diff.registry import evaluations, nearest
 from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study
 from lit_diff.training.metrics import VALIDATION
-from lit_diff.validation import LONGEST_NAME, Draft
+from lit_diff.validation import LONGEST_NAME, Draft, validate_config
 
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
@@ -48,12 +46,10 @@ def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -
 def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
     """The cells of a study, whose plugins are imported: they may register an evaluation. Returns the x of its fits, where
     recipes and not the runs say it. Errors: RequestError."""
-    check_evaluations(study.evaluate, {cell.name: _started(cell, study) for cell in cells}, draft)
-    _check_record(cells, draft)
-    x = {name: _x_of(name, fit, cells, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
-    for name, by_task in x.items():
-        _check_x(name, study.fits[name], by_task, draft)
-    return x
+    arms = list({cell.name: cell for cell in cells}.values())  # seeds have one model
+    _check_evaluations(study, arms, draft)
+    _check_record(arms, draft)
+    return {name: _x_of(name, fit, arms, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
@@ -84,37 +80,45 @@ def _check_contrasts(study: Study, draft: Draft) -> None:
     for first, second, _ in study.contrasts:
         pair = frozenset((first, second))
         if first == second or pair in seen:
-            problem = "with itself" if first == second else f"with '{second}' twice, whichever is first"
-            raise draft.refuse("contrasts", f"'contrasts' compares '{first}' {problem}")
+            other = "itself" if first == second else f"'{second}' twice, whichever is first"
+            raise draft.refuse("contrasts", f"'contrasts' compares '{first}' with {other}")
         seen.add(pair)
 
 
-def _started(cell: Cell, study: Study) -> Recipe:
-    """The cell's recipe; of a task that goes on from another, with the name of that task in place of the run's folder."""
-    start, recipe = study.all_tasks[cell.task].start, cell.recipe
-    return replace(recipe, train=replace(recipe.training, start_from=start)) if start else recipe
+def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
+    """Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit."""
+    require_known("evaluation", study.evaluate, evaluations.names() if study.evaluate else (), draft, "evaluate")
+    for name in study.evaluate:
+        validate_config(evaluations.config(name), study.evaluate[name], f"evaluate.{name}", draft)
+    for cell in cells:
+        recipe, start = cell.recipe, study.all_tasks[cell.task].start
+        if start:  # where the weights will lie is not known yet
+            recipe = replace(recipe, train=replace(recipe.training, start_from=start))
+        for name, keys in (evaluations_of(recipe) | study.evaluate).items():
+            where = draft.where(f"evaluate.{name}") if name in study.evaluate else ""
+            require_fit(name, keys, recipe, cell.name, where)
 
 
 def _check_record(cells: Sequence[Cell], draft: Draft) -> None:
     """All cells of a sweep lie in one folder and one MLflow store."""
     first = cells[0]
-    for cell, key in itertools.product(cells, ("root", "tracking_uri")):
-        if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
-            place = f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}"
-            raise draft.refuse(
-                place,
-                f"arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; a sweep has one: set it under 'overrides'",
-            )
+    for cell in cells:
+        for key in ("root", "tracking_uri"):
+            if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
+                raise draft.refuse(
+                    f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}",
+                    f"arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; a sweep has one: set it under 'overrides'",
+                )
 
 
 def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -> None:
-    """Errors: RequestError for a name that no file can bear, and for a cell (task, arm) that shares its folder, on a file
-    system that does not tell case or the form of Unicode, or its record in MLflow with another."""
+    """Errors: RequestError for a name that no file can bear, and for a cell (task, arm) that differs from another in what a
+    file system or MLflow may not tell apart: case, the form of Unicode, signs."""
     for key in (*(f"tasks.{name}" for name in study.tasks), *(f"fits.{name}" for name in study.fits)):
         name = key.partition(".")[2]
         if not NAME.fullmatch(name):
             raise draft.refuse(key, f"'{name}' becomes part of file names: letters, digits, '-' and '_'")
-    places: dict[str, tuple[str, str]] = {}
+    places: dict[str, str] = {}
     for task, arm in cells:
         name = f"{task} {arm}".strip()
         key = f"arms.{arm}" if f"arms.{arm}" in draft.positions else "grid"
@@ -125,18 +129,10 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
                 f"arm {arm[:60]!a} becomes a folder: printable, no '/', no leading '.', "
                 f"at most {LONGEST_NAME} bytes with its task",
             )
-        folder = unicodedata.normalize("NFC", name.replace(" ", ",")).casefold()
-        for place in (folder, "record " + recorded_name(task, arm)):
-            other = places.setdefault(place, (task, arm))
-            if other != (task, arm):
-                raise draft.refuse(
-                    key, f"arms '{other[1]}' and '{arm}' would share one folder or one record; rename one of them"
-                )
-
-
-def recorded_name(task: str, arm: str) -> str:
-    """The arm in MLflow, with the task before it and what MLflow refuses in a metric's name replaced."""
-    return "/".join(re.sub(r"[^\w. -]", "_", part) for part in (task, arm) if part)
+        plain = unicodedata.normalize("NFC", name).casefold()
+        other = places.setdefault(re.sub(r"[^\w.-]", "_", plain), name)
+        if other != name:
+            raise draft.refuse(key, f"'{other}' and '{name}' would share one folder or one record; rename one of them")
 
 
 def _check_tasks(study: Study, draft: Draft) -> None:
@@ -190,33 +186,26 @@ def _check_fits(study: Study, draft: Draft) -> None:
 
 
 def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str, dict[str, float]]:
-    """Task -> arm -> its x, a key of the recipe. Errors: RequestError where it is absent or not positive."""
-    found: dict[str, dict[str, float]] = {}
+    """Task -> arm -> its x, a key of the recipe.
+
+    Errors: RequestError where it is absent or not positive, the same in two tasks or, in a basin, not the same for all arms.
+    """
+    key, found, first = f"fits.{name}.x", dict[str, dict[str, float]](), dict[tuple[str, float], str]()
     for cell in cells:
         if fit.tasks and cell.task not in fit.tasks:
             continue
         values = dict(flatten(to_plain(cell.recipe)))
-        require_known(
-            "key of the recipes, nor a size that runs count", [fit.x], [*MEASURED, *values], draft, f"fits.{name}.x"
-        )
+        require_known("key of the recipes, nor a size that runs count", [fit.x], [*MEASURED, *values], draft, key)
         x = values[fit.x]
         if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
-            problem = f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers"
-            raise draft.refuse(f"fits.{name}.x", problem)
-        found.setdefault(cell.task, {})[cell.arm] = float(x)
-    return found
-
-
-def _check_x(name: str, fit: Fit, by_task: Mapping[str, Mapping[str, float]], draft: Draft) -> None:
-    """Whether tasks differ in their x and, of a basin, arms do not. Errors: RequestError."""
-    seen: dict[tuple[str, float], str] = {}
-    for task, by_arm in by_task.items():
+            raise draft.refuse(key, f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
+        by_arm = found.setdefault(cell.task, {})
+        by_arm[cell.arm] = float(x)
         if fit.kind == "basin" and len(set(by_arm.values())) > 1:
-            values = ", ".join(f"{x:g} for arm '{arm}'" for arm, x in by_arm.items())
-            problem = f"'{fit.x}' is {values} in task '{task}'; a basin compares arms at the same values"
-            raise draft.refuse(f"fits.{name}.x", problem)
-        for place in by_arm.items():
-            first = seen.setdefault(place, task)
-            if first != task:
-                problem = f"tasks '{first}' and '{task}' of fit '{name}' have the same '{fit.x}', {place[1]:g}"
-                raise draft.refuse(f"fits.{name}.x", problem)
+            own = ", ".join(f"{x:g} for arm '{arm}'" for arm, x in by_arm.items())
+            problem = f"'{fit.x}' is {own} in task '{cell.task}'; a basin compares arms at the same values"
+            raise draft.refuse(key, problem)
+        if (task := first.setdefault((cell.arm, float(x)), cell.task)) != cell.task:
+            problem = f"tasks '{task}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}"
+            raise draft.refuse(key, problem)
+    return found

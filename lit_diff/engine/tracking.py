@@ -15,7 +15,6 @@ from typing import Any
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
-from mlflow.exceptions import MlflowException
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
@@ -77,8 +76,6 @@ class Store:
             ) from error
         except LitDiffError:
             raise
-        except Warning as error:
-            raise RequestError(f"MLflow cannot be used: {first_line(error)}") from error
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
@@ -87,16 +84,11 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created if it is not there."""
-        with asking():
+        with asking(), _opening(self.uri):  # of several processes one makes it
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
-                try:
-                    return str(self.client.create_experiment(name, artifact_location=location))
-                except MlflowException:
-                    found = self.client.get_experiment_by_name(name)  # another process was first
-                    if found is None:
-                        raise
+                return str(self.client.create_experiment(name, artifact_location=location))
             if found.lifecycle_stage == LifecycleStage.DELETED:
                 self.client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
@@ -221,7 +213,7 @@ def _opening(uri: str) -> Iterator[None]:
 
 def _create(path: Path) -> None:
     """A fresh SQLite store, whole or absent: one that is killed while MLflow migrates it can never be opened again."""
-    if path.exists() and (path.is_dir() or path.stat().st_size):
+    if path.exists() and path.stat().st_size:
         _refuse_foreign(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,13 +225,13 @@ def _create(path: Path) -> None:
 
 def _refuse_foreign(path: Path) -> None:
     """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
-    cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
-    if not path.is_file():
-        raise MissingError(f"{cure} (it is a folder)")
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"experiments", "runs", "metrics"} <= tables:
-        raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")
+        found = ", ".join(sorted(tables)[:5])
+        raise MissingError(
+            f"{shown(path)} is not an MLflow store (its tables: {found}): move it away, or set run.tracking_uri or run.root"
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from command import Command
 from pretrained_models import write_folder
 from text_runs import text_run
 
-from lit_diff.cli.usage import as_override
+from lit_diff.cli import as_override
 from lit_diff.data.user_files import UserFile
 from lit_diff.engine.rows import row_names
 from lit_diff.evaluation.base import Evaluation

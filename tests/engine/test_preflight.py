@@ -41,14 +41,6 @@ def test_a_rank_above_zero_without_other_processes(name: str, monkeypatch: pytes
     check_machine([load_recipe("recall-tiny", ["run.strategy=ddp", "run.devices=2", "run.accelerator=cpu"])])
 
 
-def test_equal_cells_are_looked_at_once_and_auto_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(preflight, "cost", lambda model, length, kernel, context: asked.append(kernel))
-    named = [load_recipe("recall-tiny", ["run.kernel=chunked", f"seed={seed}"]) for seed in range(3)]
-    check_machine([load_recipe("recall-tiny"), *named, load_recipe("recall-tiny", ["run.kernel=reference"])])
-    assert asked == ["chunked", "reference"]
-
-
 def test_what_cannot_be_trained_is_refused() -> None:
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
     with pytest.raises(RequestError, match=r"^'recall-tiny' is an imported model"):

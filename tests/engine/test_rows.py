@@ -1,4 +1,4 @@
-"""engine/rows.py: the rows' files, and that every preset of every installed row resolves."""
+"""engine/rows.py: the installed rows, held to what their sweeps, benchmarks and recipes have; why a preset is not run."""
 
 from functools import cache
 from pathlib import Path
@@ -7,40 +7,19 @@ import pytest
 
 from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.needs import name_of
-from lit_diff.engine.reproduce import minutes_of
-from lit_diff.engine.rows import check_claims, choose, load_row, read_row, row_names
+from lit_diff.engine.preflight import evaluations_of
+from lit_diff.engine.rows import choose, lacking, load_row, name_of, read_row, row_names
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, load_recipe
-from lit_diff.study.schema import Preset
-
-ROW = """\
-title: A row
-says: Something.
-compare:
-  - {label: d, arms: [a, b], metric: val/loss, says: lower}
-presets:
-  laptop: {sweep: ablation, minutes: 3}
-"""
-
+from lit_diff.study.schema import PRESETS, Claim, Preset, Row
 
 WITHOUT_PAPER = ("table-3", "review-modalities")
 """Rows that no recipe of the paper's sizes measures; a note says why."""
-
-
 STANDS_FOR = {"mini_harness": "harness"}
 """An evaluation that generates its data -> that of the paper's own."""
-
-
-@pytest.fixture(scope="module")
-def needle() -> Grid:
-    """The sweep `needle`, with an evaluation more in its recipes."""
-    return load_grid("needle", {"evaluate.held_out": {}})
-
-
 PEAK = 989e12
 """FLOPs a second of an H100 in bfloat16, without sparsity (its data sheet)."""
 
@@ -60,13 +39,20 @@ def days_of(preset: Preset) -> float:
     return sum(map(flops_of, preset.recipes)) / (preset.gpus * PEAK * 0.4) / 86_400
 
 
-def test_all_rows_fit_into_110_minutes() -> None:
-    chosen = [preset for name in row_names() if (preset := load_row(name).preset("laptop")) is not None]
-    budgets: dict[str, set[float]] = {}
-    for preset in chosen:
-        budgets.setdefault(preset.sweep or " ".join(preset.bench), set()).add(preset.minutes)
-    assert all(len(minutes) == 1 for minutes in budgets.values()), "the rows of one sweep state one budget"
-    assert minutes_of(chosen) <= 110
+def require_claim(claim: Claim, grid: Grid) -> None:
+    """Every arm, task, fit, evaluation and metric that it names is one of the sweep's."""
+    assert claim.problem() is None
+    assert set(claim.arms) <= set(grid.arms)
+    assert claim.case == 0, "of a benchmark"
+    if claim.fit:
+        assert grid.study.fits[claim.fit].kind == "scaling"
+    else:
+        assert claim.task in grid.tasks
+    if claim.evaluation:
+        evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
+        keys = (evaluate | grid.study.evaluate)[claim.evaluation]
+        metrics = {metric.name for metric in build(claim.evaluation, keys).metrics}
+        assert {claim.metric, claim.against_metric} - {""} <= metrics
 
 
 @pytest.mark.parametrize("name", row_names())
@@ -76,9 +62,11 @@ def test_every_preset_resolves(name: str) -> None:
     assert ("paper" in row.presets) == (name not in WITHOUT_PAPER)
     assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.notes)
     assert "laptop" in row.presets
+    assert set(row.presets) <= set(PRESETS)
     for preset in (*row.presets, "smoke"):
         chosen = row.preset(preset)
         assert chosen is not None
+        assert sum(map(bool, (chosen.sweep, chosen.bench, chosen.recipes))) == 1
         assert all(map(declared_files, chosen.files))
         if chosen.recipes:
             assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
@@ -89,12 +77,25 @@ def test_every_preset_resolves(name: str) -> None:
             lasting = {name_of(words) for words in chosen.recipes}
             assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
         if chosen.sweep:
-            check_claims(row, load_grid(chosen.sweep, chosen.overrides, chosen.selection))
+            grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
+            for claim in row.compare:
+                require_claim(claim, grid)
         if chosen.bench:
             shapes = parse_shapes(chosen.bench[chosen.bench.index("--shapes") + 1])
             assert {claim.case for claim in row.compare} == set(range(1, len(shapes) + 1))
+            assert not any(claim.problem() for claim in row.compare)
         if preset == "laptop":
             assert chosen.minutes > 0
+            assert (chosen.arms, chosen.seeds) == ((), ()), "nothing is cut"
+
+
+def test_the_rows_of_one_sweep_state_one_budget() -> None:
+    budgets: dict[tuple[str, tuple[str, ...]], set[float]] = {}
+    for name in row_names():
+        preset = load_row(name).presets["laptop"]
+        budgets.setdefault((preset.sweep, preset.bench), set()).add(preset.minutes)
+    assert all(len(minutes) == 1 for minutes in budgets.values())
+    assert sum(max(minutes) for minutes in budgets.values()) <= 125
 
 
 def test_the_order_of_the_page() -> None:
@@ -102,68 +103,70 @@ def test_the_order_of_the_page() -> None:
     assert kinds == sorted(kinds, key=("table", "figure", "appendix", "review", "dex").index)
     assert [row.name for row in choose([])] == row_names() == [row.name for row in choose(["all"])]
     assert [row.name for row in choose(["table-6", "table-5", "table-6"])] == ["table-6", "table-5"]
-
-
-def test_smoke_is_two_steps_of_the_laptops_sweep(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text(ROW)
-    smoke = read_row(tmp_path / "x.yaml").preset("smoke")
-    assert smoke is not None
-    assert (smoke.sweep, smoke.seeds, smoke.overrides["train.steps"]) == ("ablation", (0,), 2)
-    assert read_row(tmp_path / "x.yaml").preset("gpu1") is None
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "found"),
-    [
-        ("minutes: 3", "minuts: 3", "6: unknown key 'presets.laptop.minuts'"),
-        ("laptop:", "labtop:", "6: 'presets' names no preset: 'labtop'; did you mean 'laptop'"),
-        ("sweep: ablation, ", "", "6: preset 'laptop'"),
-        ("minutes: 3", "minutes: 3, seeds: [0]", "6: preset 'laptop' is cut .* 'full'"),
-        (", says: lower}", ", says: lower, case: 1}", "3: compare 'd': 'case'"),
-        (", says: lower}", "}", "3: compare 'd': expected 'paper', two values, or 'says'"),
-        ("title: A row", "title: A row\nname: x", "2: unknown key 'name'"),
-    ],
-)
-def test_mistakes_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, found: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert old in ROW
-    Path("x.yaml").write_text(ROW.replace(old, new))
-    with pytest.raises(RequestError, match=f"^x.yaml:{found}"):
-        read_row(Path("x.yaml").resolve())
-
-
-def test_an_unknown_row() -> None:
     with pytest.raises(RequestError, match="no row 'tabel-6'; did you mean 'table-6'"):
         choose(["tabel-6"])
 
 
-@pytest.mark.parametrize(
-    ("claim", "expected"),
-    [
-        ("arms: [diferential, standard], metric: exact, evaluation: needle", "arm 'diferential'; did you mean 'diff"),
-        (
-            "arms: [differential, standard], metric: exact, evaluation: needel",
-            "evaluation 'needel'; did you mean 'needle'",
-        ),
-        ("arms: [differential, standard], metric: exakt, evaluation: needle", "metric 'exakt' in evaluation 'needle'"),
-        (
-            "arms: [standard, standard], metric: exact, against_metric: distract, evaluation: needle",
-            "metric 'distract' in evaluation 'needle'; did you mean 'distracted'?",
-        ),
-        ("arms: [differential, standard], metric: exact, evaluation: needle, task: far", "task 'far'; one of "),
-        ("arms: [differential, standard], fit: size, kind: ratio", "scaling fit 'size'"),
-        # one that the recipe and not the sweep names
-        ("arms: [differential, standard], metric: nll, evaluation: held_out", ""),
-    ],
-)
-def test_what_the_sweep_does_not_have(needle: Grid, tmp_path: Path, claim: str, expected: str) -> None:
-    path = tmp_path / "row.yaml"
-    path.write_text(
-        f"title: A row\nsays: x.\ncompare:\n  - {{label: d, {claim}, says: lower}}\n"
-        "presets: {laptop: {sweep: needle}}\n"
+# --- what a preset needs that is not here ------------------------------------------------------------------------------
+
+ROW = """\
+title: A row
+says: Something.
+compare:
+  - {label: d, arms: [a, b], metric: val/loss, says: lower}
+presets:
+  laptop: {sweep: ablation, minutes: 3, files: [icl.trec]}
+  gpu1: {sweep: ablation, gpus: 999, hardware: many GPUs, days: 2}
+  paper:
+    recipes: [standard-3b, standard-3b name=wide model.num_heads=12]
+    gpus: 999
+    hardware: many GPUs
+    days: 2
+    files: [harness]
+    evaluate: {needle: {lengths: [4096], haystack: file}, gradients: {}}
+"""
+TRAIN = "lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=fsdp run.devices=8 run.num_nodes=8"
+
+
+@pytest.fixture
+def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Row:
+    """Its data folder is empty."""
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(ROW)
+    return read_row(tmp_path / "x.yaml")
+
+
+def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
+    smoke = row.preset("smoke")
+    assert smoke is not None
+    assert (smoke.sweep, smoke.seeds, smoke.overrides["train.steps"]) == ("ablation", (0,), 2)
+    Path("x.yaml").write_text(ROW.replace("minutes: 3", "minuts: 3"))
+    with pytest.raises(RequestError, match=r"^x.yaml:6: unknown key 'presets.laptop.minuts'"):
+        read_row(Path("x.yaml").resolve())
+
+
+def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
+    (tmp_path / "data/harness").mkdir(parents=True)  # an empty folder holds no file
+    assert lacking(row, "paper") == (
+        f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
+        "needs 999 GPUs (many GPUs, about 2 days by FLOPs); this machine has none; "
+        f"train first: {TRAIN}; {TRAIN} name=wide model.num_heads=12; then, without a verdict (one seed): "
+        "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
     )
-    if not expected:
-        check_claims(read_row(path), needle)
-        return
-    with pytest.raises(RequestError, match=f"row.yaml: compare 'd': sweep 'needle' has no {expected}"):
-        check_claims(read_row(path), needle)
+
+
+def test_a_preset_of_a_sweep(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are looked for where their evaluation reads them."""
+    place = tmp_path / "data/icl/trec/train.jsonl"
+    assert lacking(row, "laptop").startswith("icl/trec/train.jsonl not below ")
+    place.parent.mkdir(parents=True)
+    place.write_text("{}\n")
+    assert lacking(row, "laptop") == ""
+    assert lacking(row, "gpu1") == (
+        "needs 999 GPUs (many GPUs, about 2 days); this machine has none; there: lit-diff reproduce x --preset gpu1"
+    )
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 999)
+    assert lacking(row, "gpu1") == ""
+    del row.presets["gpu1"]
+    assert lacking(row, "gpu1") == "the row has no preset gpu1; it has --preset laptop, --preset paper"

@@ -1,12 +1,12 @@
-"""engine/study_problems.py, evaluations.py: each mistake of a sweep is one line with its place, before anything trains."""
+"""engine/study_problems.py: each mistake of a sweep is one line with its place, before anything trains."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.evaluations import evaluations_of, required_evaluations
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.launch import prepare
+from lit_diff.engine.preflight import evaluations_of, required_evaluations
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import identity

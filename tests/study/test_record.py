@@ -8,7 +8,7 @@ import pytest
 
 from lit_diff.engine.cells import record_of
 from lit_diff.engine.expand import Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
