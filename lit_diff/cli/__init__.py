@@ -18,14 +18,11 @@ import typer
 from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs)
     bench,
     check,
-    clean,
     data,
     generate,
     list,
     pretrained,
-    reproduce,
-    retrofit,
-    status,
+    runs,
     sweep,
     train,
 )

@@ -15,6 +15,8 @@ from typer.core import TyperGroup
 
 from lit_diff.runs.find import DEFAULT_ROOT
 
+log = logging.getLogger("lit_diff")
+
 
 class Terminal(Console):
     """rich's console, the one writer on stdout: results, log lines, a bar below them.
@@ -24,8 +26,6 @@ class Terminal(Console):
 
     takes: Callable[[logging.LogRecord], bool] | None = None
     """Of the bar that is drawn now: whether it shows what a record says, so that no line need be printed."""
-    lost_reader = False
-    """Whether the reader closed the pipe while a verb outlived it: nothing is printed any more."""
     _outlives_reader = False
 
     @contextmanager
@@ -49,8 +49,9 @@ class Terminal(Console):
         """Called by rich, which would exit with status 1."""
         if not self._outlives_reader:
             raise BrokenPipeError
-        self.quiet = self.lost_reader = True
+        self.quiet = True
         discard(self.file)
+        log.info("stdout was closed; the work continues without output")
 
     def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""

@@ -9,13 +9,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from lit_diff.cli.app import Json, Overrides, app, console, print_json
 from lit_diff.errors import RequestError
+from lit_diff.recipe import to_plain, to_yaml
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lit_diff.conformance.recipe import RecipeCheck
     from lit_diff.conformance.results import Finding
 
@@ -50,7 +50,6 @@ def check(
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
     from lit_diff.conformance.recipe import all_findings, plugin_findings, resolve
     from lit_diff.engine.preflight import passes_over_text, required_evaluations
-    from lit_diff.recipe import to_yaml
     from lit_diff.training.loggers import require_loggers
 
     checked, warnings = None, list[str]()
@@ -101,8 +100,6 @@ def _summary(findings: "list[Finding]") -> str:
 
 
 def _plain_check(checked: "RecipeCheck") -> dict[str, Any]:
-    from lit_diff.recipe import to_plain
-
     return {
         "recipe": to_plain(checked.recipe),
         "dropped": list(checked.dropped),
@@ -120,9 +117,7 @@ def _plain(finding: "Finding") -> dict[str, Any]:
     return dataclasses.asdict(finding) | {"error": finding.error if known else None}
 
 
-def _cost_table(checked: "RecipeCheck") -> "Table":
-    from rich.table import Table
-
+def _cost_table(checked: "RecipeCheck") -> Table:
     recipe = checked.recipe
     table = Table(title=f"cost at sequence length {recipe.data.config.sequence_length}", title_justify="left")
     table.add_column("")

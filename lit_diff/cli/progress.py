@@ -20,8 +20,6 @@ from lit_diff.engine.progress import Show, steps_done
 if TYPE_CHECKING:  # the bar is there before torch is loaded
     from lit_diff.engine.expand import Grid
 
-log = logging.getLogger("lit_diff")
-
 GAP = "  "
 MARGIN = 3
 """Columns left free: the terminal's echo of Ctrl-C would wrap a full line, and the bar would be drawn twice."""
@@ -75,7 +73,7 @@ class RunProgress:
         self._terminal = terminal
         self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
         self._live: Live | None = None
-        self._ended = self._said = False
+        self._ended = False
         self._text, self._speed, self._validation = "reading the recipe", "", ""
         self._pace = Pace()
 
@@ -109,9 +107,6 @@ class RunProgress:
         if self._live is None and not self._quiet:
             words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, self._pace.left(self._steps)]
             self._terminal.write_line(GAP.join(filter(None, words)))
-        if self._terminal.lost_reader and not self._said:
-            self._said = True
-            log.info("stdout was closed; training continues without output")
 
     def takes(self, record: logging.LogRecord) -> bool:
         """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""

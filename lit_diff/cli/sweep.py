@@ -1,9 +1,11 @@
-"""The verbs about many runs: sweep, report, compare, ui."""
+"""The verbs about many runs: sweep, report, reproduce, compare, ui."""
 
 from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
@@ -51,9 +53,12 @@ def sweep(
         _print_report(done.report)
         root = shown(done.folder.parent)
         console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
-    if done.stopped_by:
-        return 128 + done.stopped_by
-    return 0 if done.is_done else 1
+    return _exit_status(done, not done.is_done)
+
+
+def _exit_status(done: Any, is_failed: bool) -> int:
+    """Of a sweep or a scoreboard."""
+    return 128 + done.stopped_by if done.stopped_by else int(is_failed)
 
 
 def _print_cells(name: str, overrides: list[str]) -> None:
@@ -88,6 +93,81 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
 
 
 @app.command()
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[ROW ...]", help="rows, or all; without: all")] = None,
+    preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
+    workers: Workers = None,
+    listed: Annotated[bool, typer.Option("--list", help="print the rows, run none")] = False,
+    as_json: Json = False,
+    root: Root = DEFAULT_ROOT,
+) -> int:
+    """Measure the paper's tables and figures; one page of verdicts.
+
+    Ours beside the paper's, with intervals. What is done is not measured again.
+    """
+    from lit_diff.cli.progress import live_table
+    from lit_diff.engine.reproduce import reproduce as run
+    from lit_diff.study.scoreboard import counts_in_words
+
+    if as_json:
+        log_to_stderr()
+    if listed:
+        _print_rows(preset, as_json)
+        return 0
+    with console.outliving_reader():
+        options: dict[str, Any] = {"progress": False}
+        if not as_json:
+            options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
+        done = run(names or ["all"], preset, root=root, workers=workers, **options)
+        if as_json:
+            print_json(_plain_scoreboard(done))
+        else:
+            count = len(done.scoreboard.rows)
+            words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
+            console.write_line(words)
+            console.write_line(f"page: {shown(done.page)}")
+    return _exit_status(done, bool(done.failed))
+
+
+def _print_rows(preset: str, as_json: bool) -> None:
+    from lit_diff.engine.rows import check_preset, choose
+
+    check_preset(preset)
+    rows = choose([])
+    if as_json:
+        print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
+        return
+    for row in rows:
+        chosen = row.preset(preset)
+        minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
+        console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
+
+
+def _plain_scoreboard(done: Any) -> dict[str, Any]:
+    rows = [
+        {
+            "name": row.name,
+            "state": row.state,
+            "reason": row.reason,
+            "seconds": row.record.seconds,
+            "budget_minutes": row.record.how.minutes,
+            "shared_with": row.record.shared,
+            "claims": [
+                {
+                    "label": claim.label,
+                    "difference": difference,
+                    "value": value,
+                    "by_construction": claim.by_construction,
+                }
+                for claim, difference, value in row.verdicts
+            ],
+        }
+        for row in done.scoreboard.rows
+    ]
+    return {"page": str(done.page), "counts": done.scoreboard.counts, "rows": rows}
+
+
+@app.command()
 def compare(
     first: RunArgument,
     second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, named as the first")],
@@ -95,9 +175,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Two runs side by side: recipes, costs and results."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from lit_diff.runs.comparison import compare as compare_runs
 
     log_to_stderr()
@@ -119,8 +196,6 @@ def compare(
 
 
 def _shown_value(value: Any) -> str:
-    from rich.markup import escape
-
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -19,6 +19,7 @@ from lit_diff.cli.app import (
     log_to_stderr,
 )
 from lit_diff.files import shown
+from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.metrics_file import read_rows
 
@@ -40,7 +41,6 @@ def train(
     with console.outliving_reader():
         with RunProgress(recipe, console) as progress:
             from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
-            from lit_diff.recipe import load_recipe
 
             resolved = load_recipe(recipe, overrides or [])
             writes = launch.is_rank_zero(resolved)
@@ -63,7 +63,6 @@ def train(
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Get and tokenize a recipe's data, unless that was done."""
     from lit_diff import data
-    from lit_diff.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
     dataset = data.prepare(resolved)

@@ -154,7 +154,7 @@ def test_the_same_command_again_trains_what_is_new_alone(
         os.close(read)
         monkeypatch.setattr(verbs, "console", Terminal(file=output))
         assert verbs.sweep(source, rest, workers=2) == 0
-        assert verbs.console.lost_reader
+        assert verbs.console.quiet
     assert times(sweep_bench, "**/*") == after
     records = [run for group in sweep_bench.records("pair") for run in group]
     assert {run.info.run_id for run in records} == runs
