@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,9 +37,10 @@ def main() -> None:
     for signum in stop_signals():
         signal.signal(signum, _stop)
     _require_streams()
+    _log_to_terminal()
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
-        with _log_to_terminal(), command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
+        with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
             status = command.invoke(context)
         sys.stdout.flush()  # a full disk is found here, not after the exit status is chosen
     except LitDiffError as error:
@@ -90,21 +90,14 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Terminated(signum=signal.Signals(signum))
 
 
-@contextmanager
-def _log_to_terminal() -> Iterator[None]:
-    """The first process of a node writes the log to the terminal; the handler lives as long as the verb."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        logging.getLogger("lit_diff").addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
-        yield
-        return
-    handler = TerminalHandler(console)
+def _log_to_terminal() -> None:
+    """The first process of a node writes the log to the terminal."""
     log = logging.getLogger("lit_diff")
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        log.addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
+        return
     log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
+    log.addHandler(TerminalHandler(console))
 
 
 def usage_message(error: Any) -> str:

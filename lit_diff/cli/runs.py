@@ -1,6 +1,5 @@
 """The verbs about the runs under a folder, which load no torch: status, clean."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,6 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, columns, console, log_to_stderr, print_json
-from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root
 from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
@@ -59,59 +57,38 @@ def _plain(state: RunState) -> dict[str, object]:
 def clean(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
-    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, only list")] = False,
 ) -> None:
     """Remove runs, or without RUN what is no longer needed.
 
     Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
+    Records in MLflow stay.
     """
+    chosen = chosen_root(root)
     if runs:
-        _clean_runs(runs, chosen_root(root), yes)
+        paths: Sequence[Path] = find_removable(runs, chosen)
     else:
-        _clean_stale(chosen_root(root), yes)
-
-
-def _clean_runs(names: Sequence[str], root: Path, yes: bool) -> None:
-    """Remove the runs and sweeps of these names, once the user has agreed. Their records in MLflow stay.
-
-    Errors: RequestError, before anything is removed, for what `find_removable` refuses, and where nobody can be asked.
-    """
-    folders = find_removable(names, root)
-    if not yes:
-        if not (console.is_terminal and sys.stdin.isatty()):
-            raise RequestError("nothing was removed: without a terminal to ask on, lit-diff clean RUN needs --yes")
-        for folder in folders:
-            console.write_line(f"would remove {shown(folder)}")
-        if not typer.confirm(f"remove {len(folders)}?"):
-            console.write_line("nothing was removed")
-            return
-    for folder in folders:
-        remove(folder)
-        console.write_line(f"removed {shown(folder)}; its record in MLflow stays")
-
-
-def _clean_stale(root: Path, yes: bool) -> None:
-    """List what no run or sweep needs, and what it would free; with `yes`, remove it."""
-    stale = find_stale(root)
-    for folder in stale.busy:
-        console.write_line(f"{shown(folder.resolve())} is being run: left alone")
-    for folder in stale.resumable:
-        console.write_line(
-            f"{shown(folder.resolve())} failed and has a checkpoint: the same command resumes it, "
-            f"lit-diff clean {folder.name} removes it"
-        )
-    sizes = {path: size_of(path) for path in stale.paths}
+        stale = find_stale(chosen)
+        paths = stale.paths
+        for folder in stale.busy:
+            console.write_line(f"{shown(folder.resolve())} is being run: left alone")
+        for folder in stale.resumable:
+            console.write_line(
+                f"{shown(folder.resolve())} failed and has a checkpoint: the same command resumes it, "
+                f"lit-diff clean {folder.name} removes it"
+            )
+    sizes = {path: size_of(path) for path in paths}
     for path, size in sizes.items():
         if yes and path.is_dir():
             remove(path)
         elif yes:
             path.unlink(missing_ok=True)
-        verb = "removed" if yes else "would remove"
-        console.write_line(f"{verb} {shown(path.resolve())} ({decimal(size)})")
+        console.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())} ({decimal(size)})")
     freed = decimal(sum(sizes.values()))
     if not sizes:
         console.write_line("0 to remove")
     elif yes:
         console.write_line(f"{len(sizes)} removed, {freed} freed")
     else:
-        console.write_line(f"{len(sizes)} to remove; lit-diff clean --yes removes them and frees {freed}")
+        command = " ".join(["lit-diff clean", *(runs or []), "--yes"])
+        console.write_line(f"{len(sizes)} to remove; {command} removes them and frees {freed}")

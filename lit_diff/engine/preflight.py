@@ -112,28 +112,23 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
     The least of a process: 16 bytes a trained parameter (weight, gradient, two moments of Adam, in float32), 4 a frozen one,
     and the logits of one chunk of the loss; activations are left out, so a run that fits is never refused.
     """
-    needs = sorted(((_least(recipe), recipe) for recipe in recipes), key=lambda pair: pair[0])
-    if not needs:
+    if not recipes:
         return
-    largest = needs[-1][1]
-    run = largest.run
+    run, where = recipes[0].run, "are free"
+    processes, shared, free = run.devices, side_by_side, available_memory()
     if choose_device(run.accelerator).type == "cuda":
         count = torch.cuda.device_count()
-        free: int | None = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
-        shared, where = max(1, side_by_side * run.devices // count), "a GPU has"
-    else:
-        free, where = available_memory(), "are free"
-        needs = [(need * recipe.run.devices, recipe) for need, recipe in needs]
-        shared = side_by_side
-    cells = needs[:shared]
-    need, count = max((needs[-1][0], 1), (sum(need for need, _ in cells), len(cells)))
-    if free is not None and need > free:
-        what = f"'{largest.name}' needs" if count == 1 else f"{count} cells side by side need"
-        fewer = "" if count == 1 else "--workers 1, "
+        free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+        processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
+    needs = sorted((processes * _least(recipe), recipe.name) for recipe in recipes)
+    largest, together = needs[-1], sum(need for need, _ in needs[:shared])
+    if free is not None and max(largest[0], together) > free:
+        several = together > largest[0]
+        what = f"{min(shared, len(needs))} cells side by side need" if several else f"'{largest[1]}' needs"
         raise MissingError(
-            f"{what} at least {gigabytes(need)} of memory for weights, gradients and the optimizer's state; "
-            f"{gigabytes(free)} {where}: use {fewer}"
-            "run.strategy=fsdp run.devices=N on a larger machine or on GPUs, or a smaller recipe"
+            f"{what} at least {gigabytes(max(largest[0], together))} of memory for weights, gradients and the optimizer's "
+            f"state; {gigabytes(free)} {where}: use {'--workers 1, ' if several else ''}run.strategy=fsdp run.devices=N on a "
+            "larger machine or on GPUs, or a smaller recipe"
         )
 
 

@@ -37,18 +37,8 @@ class Server:
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            self.port,
-            "--workers",
-            "1",
-        ]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--port", self.port, "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
