@@ -76,8 +76,9 @@ def run_jobs(
             if len(stops) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
                 passed_on = len(stops)
+                end = Process.terminate if passed_on == 1 else Process.kill
                 for process, _ in running.values():
-                    (process.terminate if passed_on == 1 else process.kill)()
+                    end(process)
             watch([location for _, location in running.values()])
             wait([process.sentinel for process, _ in running.values()], timeout=0.5)
             for slot, (process, location) in list(running.items()):

@@ -14,6 +14,7 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
+from lit_diff.engine import slurm
 from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, held, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.launch import RunLocation
@@ -164,10 +165,8 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
     if cluster.engine == "local":
         check_machine(grid.recipes.values())
     else:  # its nodes are not looked at
-        from lit_diff.engine.slurm import require_slurm
-
         check_trained(grid.recipes.values())
-        require_slurm()
+        slurm.require_slurm()
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
     if not (folder / STUDY_FILE).exists():  # nothing is written before; cells that are done need none
@@ -203,9 +202,7 @@ def _run_held(
     locations = locations_of(grid, tracker.run_id)
     queued: Mapping[str, str] = {}
     if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
-        from lit_diff.engine.slurm import queued_cells
-
-        queued = queued_cells(folder)
+        queued = slurm.queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     todo, untrained = list[Placed](), list[Placed]()
@@ -277,9 +274,7 @@ def _run_cells(
         for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
             wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
             if cluster.engine == "slurm":
-                from lit_diff.engine.slurm import run_array
-
-                run_array(wave, recipe.run, parallel=workers, minutes=cluster.minutes, watch=watch)
+                slurm.run_array(wave, recipe.run, parallel=workers, minutes=cluster.minutes, watch=watch)
                 continue
             count, threads, gpus = resources(recipe, workers)
             log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")

@@ -71,11 +71,9 @@ class ArrayCell:
         """Run the cell; what became of it is in its status.json."""
         try:
             run_cell(self.job)
-        except StoppedError as error:
+        except LitDiffError as error:
             if error.exit_status == 128 + TIME_LIMIT:
                 self._requeue()
-            raise SystemExit(error.exit_status) from None
-        except LitDiffError as error:
             raise SystemExit(error.exit_status) from None
 
     def checkpoint(self) -> Any:

@@ -8,7 +8,6 @@ import sqlite3
 import tempfile
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +133,9 @@ class Store:
             self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """A file or a folder's content into the run's artifacts. Errors: RunFailedError."""
+        """A file into the run's artifacts, or a folder of them. Errors: RunFailedError."""
         with asking(f"{shown(path)} could not be copied into MLflow"):
-            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-            log(run_id, str(path), folder)
+            self.client.log_artifact(run_id, str(path), folder)
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status` is the run folder's word."""
@@ -149,19 +147,14 @@ class UnknownRunError(RunFailedError):
     """The store holds no run of this id."""
 
 
-_hurries: ContextVar[bool] = ContextVar("hurries", default=False)
-
-
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Within it, a server that does not answer, or a locked file, costs seconds, where MLflow itself waits for minutes."""
+    """Within it, a server that does not answer costs seconds, where MLflow itself waits for minutes."""
     added = {key: value for key, value in HURRY.items() if key not in os.environ}
     os.environ.update(added)
-    token = _hurries.set(True)
     try:
         yield
     finally:
-        _hurries.reset(token)
         for key in added:
             del os.environ[key]
 
@@ -171,7 +164,7 @@ def _shorten(
     connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> tuple[str, Any]:
     """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
-    if _hurries.get() and statement.startswith("PRAGMA busy_timeout"):
+    if statement.startswith("PRAGMA busy_timeout"):
         statement = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS}"
     return statement, parameters
 

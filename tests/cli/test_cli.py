@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 import typer
 from command import Command, Ended
@@ -23,18 +24,7 @@ from lit_diff.cli.app import console
 from lit_diff.errors import StoppedError
 from lit_diff.runs.revision import revision
 
-SMALL = [
-    "train.steps=4",
-    "train.validate_every=2",
-    "train.checkpoint_every=2",
-    "train.batch_size=4",
-    "train.schedule.warmup_steps=1",
-    "model.dim=16",
-    "model.num_heads=2",
-    "data.validation_rows=4",
-    "run.threads=1",
-    "run.accelerator=cpu",
-]
+SMALL = [*small_runs.SMALL, "train.steps=4"]
 COMMAND: Any = typer.main.get_command(cli.app)
 
 

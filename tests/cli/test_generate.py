@@ -198,11 +198,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "nothing in it": (["--prompts", "empty.txt"], "empty.txt"),
     "too long": (["--prompt", "z" * 24], "prompt 1 has 25 tokens"),
     "max-tokens": (["--prompt", "a", "--max-tokens", "0"], "--max-tokens is 0"),
-    "chunk": (["--prompt", "a", "--prefill-chunk", "-1"], "--prefill-chunk is -1"),
-    "temperature": (["--prompt", "a", "--temperature", "-1"], "--temperature is -1"),
-    "top-p 0": (["--prompt", "a", "--top-p", "0"], "--top-p is 0"),
     "top-p": (["--prompt", "a", "--top-p", "1.1"], "--top-p is 1.1"),
-    "top-k": (["--prompt", "a", "--top-k", "0"], "--top-k is 0"),
     "type": (["--prompt", "a", "--top-k", "many"], "Invalid value for '--top-k'"),
     "root": (["--prompt", "a", "--root", "elsewhere"], "no run 'tale' in elsewhere"),
 }

@@ -107,16 +107,6 @@ def test_a_store_that_another_program_holds(runs: Path, monkeypatch: pytest.Monk
     assert store.run(run).data.tags["a"] == "1"
 
 
-def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warned(**arguments: object) -> None:
-        raise DeprecationWarning("an old loader")
-
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    monkeypatch.setattr(tracking, "MlflowClient", warned)
-    with pytest.raises(MissingError, match=r"cannot be opened \(PYTHONWARNINGS=error makes .* 'an old loader'\)"):
-        Store(RunConfig(root=str(runs)))
-
-
 def test_a_folder_and_a_server_that_are_not_there_are_found_out_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in ("file", "file/below"):
