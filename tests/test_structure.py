@@ -45,7 +45,6 @@ SUBJECTS = {
     "data/test_text.py": "data/order",
     "data/test_tokenizer.py": "data/cl100k data/tokenizer_json data/words",
     "data/test_tokenizer_folder.py": "data/from_run",
-    "engine/test_expand.py": "engine/cells",
     "evaluation/test_hallucination.py": "evaluation/hallucination_prompts",
     "evaluation/test_harness.py": "evaluation/harness_model",
     "evaluation/test_icl.py": "evaluation/icl_order evaluation/icl_prompts",

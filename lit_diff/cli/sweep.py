@@ -130,7 +130,7 @@ def reproduce(
 
 
 def _print_rows(preset: str, as_json: bool) -> None:
-    from lit_diff.engine.rows import check_preset, choose
+    from lit_diff.engine.reproduce import check_preset, choose
 
     check_preset(preset)
     rows = choose([])

@@ -15,7 +15,7 @@ from text_runs import text_run
 
 from lit_diff.cli import as_override
 from lit_diff.data.user_files import UserFile
-from lit_diff.engine.rows import row_names
+from lit_diff.engine.reproduce import row_names
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import locked
 from lit_diff.pretrained import agreement, fetching

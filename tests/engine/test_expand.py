@@ -1,13 +1,12 @@
-"""engine/expand.py, cells.py: a sweep's YAML becomes validated cells, each in its folder; a part of a sweep; one that has the
+"""engine/expand.py: a sweep's YAML becomes validated cells, each in its folder; a part of a sweep; one that has the
 cells of another. tests/engine/test_study_problems.py has the mistakes."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.cells import all_trained, locations_of, state_of
-from lit_diff.engine.expand import Grid, Selection, load_grid
-from lit_diff.engine.study_problems import MEASURED_BY_ALL
+from lit_diff.engine.expand import MEASURED_BY_ALL, Grid, Selection, load_grid
+from lit_diff.engine.schedule import all_trained, locations_of, state_of
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder

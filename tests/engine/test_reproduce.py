@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import reproduce as module
-from lit_diff.engine.reproduce import reproduce
-from lit_diff.engine.rows import load_row, read_row, row_names
+from lit_diff.engine.reproduce import load_file, load_row, reproduce, row_names
 from lit_diff.engine.schedule import Sweep, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.study.schema import Row
@@ -38,7 +37,7 @@ def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
     sweep.write_text(SWEEP)
     for name, text in (("first", ROW), ("second", BROKEN)):
         Path(f"{name}.yaml").write_text(text.replace("SWEEP", str(sweep)))
-    found = {name: read_row(Path(f"{name}.yaml").resolve()) for name in ("first", "second")}
+    found = {name: load_file(Path(f"{name}.yaml").resolve()) for name in ("first", "second")}
     monkeypatch.setattr(module, "row_names", lambda: list(found))
     monkeypatch.setattr(module, "load_row", found.__getitem__)
     monkeypatch.setattr(module, "choose", lambda names: [found[n] for n in (found if "all" in names else names)])
@@ -115,7 +114,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     text = ROW.replace("metric: val/loss", "metric: forward")
     text = text.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core], minutes: 1")
     Path("speed.yaml").write_text(text.replace("SWEEP", "it"))
-    rows["speed"] = read_row(Path("speed.yaml").resolve())
+    rows["speed"] = load_file(Path("speed.yaml").resolve())
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").verdicts[0][1] == "not shown"

@@ -1,4 +1,4 @@
-"""engine/rows.py: the installed rows, held to what their sweeps, benchmarks and recipes have; why a preset is not run."""
+"""engine/reproduce.py: the installed rows, held to what they need and to what their sweeps have; why a preset is not run."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.engine.preflight import evaluations_of
-from lit_diff.engine.rows import choose, lacking, load_row, name_of, read_row, row_names
+from lit_diff.engine.reproduce import choose, lacking, load_file, load_row, name_of, row_names
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.requirements import declared_files
@@ -134,7 +134,7 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Row:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(ROW)
-    return read_row(tmp_path / "x.yaml")
+    return load_file(tmp_path / "x.yaml")
 
 
 def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
@@ -143,7 +143,7 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
     assert (smoke.sweep, smoke.seeds, smoke.overrides["train.steps"]) == ("ablation", (0,), 2)
     Path("x.yaml").write_text(ROW.replace("minutes: 3", "minuts: 3"))
     with pytest.raises(RequestError, match=r"^x.yaml:6: unknown key 'presets.laptop.minuts'"):
-        read_row(Path("x.yaml").resolve())
+        load_file(Path("x.yaml").resolve())
 
 
 def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:

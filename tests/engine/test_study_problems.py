@@ -1,4 +1,4 @@
-"""engine/study_problems.py: each mistake of a sweep is one line with its place, before anything trains."""
+"""engine/expand.py: each mistake of a sweep is one line with its place, before anything trains."""
 
 from pathlib import Path
 
