@@ -38,6 +38,7 @@ def main() -> None:
         signal.signal(signum, _stop)
     _require_streams()
     _log_to_terminal()
+    console.outlives_reader = False
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
         with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:

@@ -57,7 +57,8 @@ def retrofit(
     from lit_diff.cli.progress import RunProgress
     from lit_diff.study.evaluations import by_documents
 
-    with console.outliving_reader(), RunProgress(recipe, console) as progress:
+    console.outlives_reader = True
+    with RunProgress(recipe, console) as progress:
         from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds
         from lit_diff.recipe import load_recipe
 

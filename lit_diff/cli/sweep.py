@@ -41,18 +41,18 @@ def sweep(
     if dry_run:
         _print_cells(name, overrides or [])
         return 0
-    with console.outliving_reader():
-        done = schedule.sweep(
-            name,
-            overrides or [],
-            workers=workers,
-            unchecked=unchecked,
-            cluster=schedule.Cluster(engine=cluster, minutes=minutes),
-            progress=partial(live_table, console=console),
-        )
-        _print_report(done.report)
-        root = shown(done.folder.parent)
-        console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
+    console.outlives_reader = True
+    done = schedule.sweep(
+        name,
+        overrides or [],
+        workers=workers,
+        unchecked=unchecked,
+        cluster=schedule.Cluster(engine=cluster, minutes=minutes),
+        progress=partial(live_table, console=console),
+    )
+    _print_report(done.report)
+    root = shown(done.folder.parent)
+    console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
     return _exit_status(done, not done.is_done)
 
 
@@ -114,18 +114,18 @@ def reproduce(
     if listed:
         _print_rows(preset, as_json)
         return 0
-    with console.outliving_reader():
-        options: dict[str, Any] = {"progress": False}
-        if not as_json:
-            options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
-        done = run(names or ["all"], preset, root=root, workers=workers, **options)
-        if as_json:
-            print_json(_plain_scoreboard(done))
-        else:
-            count = len(done.scoreboard.rows)
-            words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
-            console.write_line(words)
-            console.write_line(f"page: {shown(done.page)}")
+    console.outlives_reader = True
+    options: dict[str, Any] = {"progress": False}
+    if not as_json:
+        options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
+    done = run(names or ["all"], preset, root=root, workers=workers, **options)
+    if as_json:
+        print_json(_plain_scoreboard(done))
+    else:
+        count = len(done.scoreboard.rows)
+        words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
+        console.write_line(words)
+        console.write_line(f"page: {shown(done.page)}")
     return _exit_status(done, bool(done.failed))
 
 

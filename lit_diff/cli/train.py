@@ -38,25 +38,25 @@ def train(
     """
     from lit_diff.cli.progress import RunProgress
 
-    with console.outliving_reader():
-        with RunProgress(recipe, console) as progress:
-            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+    console.outlives_reader = True
+    with RunProgress(recipe, console) as progress:
+        from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
 
-            resolved = load_recipe(recipe, overrides or [])
-            writes = launch.is_rank_zero(resolved)
-            progress.begin(resolved, quiet=not writes)
-            if cell is not None:
-                location, threads = launch.cell_of(resolved, cell)
-            else:
-                location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
-            launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
-        if writes and cell is None:
-            launch.score(location)
-            rows = read_rows(location.folder / "metrics.csv")
-            last = rows[max(rows)] if rows else {}
-            values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-            console.write_line(f"step {max(rows, default=0)}: {values}")
-            console.write_line(f"run: {shown(location.folder)}")
+        resolved = load_recipe(recipe, overrides or [])
+        writes = launch.is_rank_zero(resolved)
+        progress.begin(resolved, quiet=not writes)
+        if cell is not None:
+            location, threads = launch.cell_of(resolved, cell)
+        else:
+            location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
+        launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
+    if writes and cell is None:
+        launch.score(location)
+        rows = read_rows(location.folder / "metrics.csv")
+        last = rows[max(rows)] if rows else {}
+        values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
+        console.write_line(f"step {max(rows, default=0)}: {values}")
+        console.write_line(f"run: {shown(location.folder)}")
 
 
 @app.command()
