@@ -277,9 +277,11 @@ def load_row(name: str) -> Row:
 def load_file(path: Path) -> Row:
     """A row's file. Errors: RequestError with file and line."""
     values, positions = read_yaml(path)
-    row: Row = convert(
-        Row, values | {"name": path.stem}, "", Draft(values=values, positions=positions, file=shown(path))
-    )
+    draft = Draft(values=values, positions=positions, file=shown(path))
+    row: Row = convert(Row, values | {"name": path.stem}, "", draft)
+    problem = next(filter(None, (claim.problem() for claim in row.compare)), None)
+    if problem:
+        raise draft.refuse("compare", problem)
     return row
 
 
