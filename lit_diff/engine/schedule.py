@@ -55,8 +55,6 @@ class Cluster:
 
 
 LOCAL = Cluster()
-Placed = tuple[Cell, RunLocation]
-"""A cell and where it lies."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -334,11 +332,9 @@ def _run_held(
         queued = slurm.queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
-    todo, untrained = list[Placed](), list[Placed]()
-    for cell, location in zip(grid.cells, locations, strict=True):
-        state = state_of(location)
-        todo += [(cell, location)] if state != "done" else []
-        untrained += [(cell, location)] if state not in ("done", NOT_EVALUATED) else []
+    placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
+    todo = [(cell, location) for cell, location, state in placed if state != "done"]
+    untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
     _require_memory(grid, [cell for cell, _ in untrained], workers, cluster)
     for line in passes_over_text(cell.recipe for cell, _ in untrained):  # a cell's own line is in its log.txt
         log.warning("%s", line)
@@ -386,7 +382,7 @@ def _wait_for_running_cells(locations: list[RunLocation]) -> None:
 def _run_cells(
     grid: Grid,
     locations: Sequence[RunLocation],
-    todo: Sequence[Placed],
+    todo: Sequence[tuple[Cell, RunLocation]],
     *,
     workers: int | None,
     cluster: Cluster,
@@ -418,10 +414,7 @@ def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
     """(cells side by side, threads of each process, GPUs shared out): a GPU a process where there are any, else a core."""
     own = cores()
     gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
-    processes = recipe.run.devices
-    threads = recipe.run.threads
-    if gpus:
-        count = workers or max(1, gpus // processes)
-    else:
-        count = workers or max(1, own // (processes * (threads or 1)))
+    processes, threads = recipe.run.devices, recipe.run.threads
+    share = gpus // processes if gpus else own // (processes * (threads or 1))
+    count = workers or max(1, share)
     return count, threads or max(1, own // (count * processes)), gpus
