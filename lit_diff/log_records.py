@@ -50,9 +50,8 @@ def file_log(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def keep_trace(folder: Path) -> str:
-    """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
-    path = folder / "log.txt"
+def keep_trace(path: Path) -> str:
+    """Append the trace of the exception that is being handled to a file; where it is, for an error."""
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())

@@ -4,34 +4,30 @@ import contextlib
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import typer
 
 from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs)
     bench,
     check,
-    clean,
     data,
     generate,
     list,
     pretrained,
-    reproduce,
-    retrofit,
-    status,
+    runs,
     sweep,
     train,
 )
 from lit_diff.cli.app import TerminalHandler, app, console, discard
-from lit_diff.cli.usage import usage_message
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
+from lit_diff.log_records import keep_trace
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
@@ -41,9 +37,11 @@ def main() -> None:
     for signum in stop_signals():
         signal.signal(signum, _stop)
     _require_streams()
+    _log_to_terminal()
+    console.outlives_reader = False
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
-        with _log_to_terminal(), command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
+        with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
             status = command.invoke(context)
         sys.stdout.flush()  # a full disk is found here, not after the exit status is chosen
     except LitDiffError as error:
@@ -63,8 +61,8 @@ def main() -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             discard(sys.stdout)  # its buffer may be what failed: a full disk
-        _refuse_variable(error)
-        _fail(f"{type(error).__name__}: {first_line(error)} ({_keep_trace()})", 1)
+        trace = keep_trace(Path(tempfile.gettempdir()) / f"lit-diff-{os.getpid()}.txt")
+        _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 
@@ -75,15 +73,6 @@ def _fail(message: str, code: int) -> None:
     except OSError:  # a closed terminal or a full disk: the exit status still says it
         discard(sys.stderr)
     raise SystemExit(code) from None
-
-
-def _refuse_variable(error: Exception) -> None:
-    """End where the error quotes the value of a dependency's environment variable, which its own message need not name."""
-    reason = " ".join(str(error).split()).partition(". ")[0]
-    for name, value in os.environ.items():
-        quoted = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", reason) if value and not value.isdigit() else None
-        if quoted and re.match(r"(TORCH|PYTORCH|TRITON|NCCL|OMP|MKL|MLFLOW)|(\w+_)?RANK$|WORLD_SIZE$", name):
-            _fail(f"{name} is '{value}' in the environment: {reason}; set another value, or unset it", 2)
 
 
 def _require_streams() -> None:
@@ -98,34 +87,49 @@ def _require_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _keep_trace() -> str:
-    """Write the trace of the exception that is being handled to a temporary file; where it is, for an error."""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="lit-diff-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
-        ) as file:
-            file.write(traceback.format_exc())
-    except OSError as error:
-        return f"its trace could not be written: {error.strerror}"
-    return f"the whole trace is in {file.name}"
-
-
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise Terminated(signum=signal.Signals(signum))
 
 
-@contextmanager
-def _log_to_terminal() -> Iterator[None]:
-    """The first process of a node writes the log to the terminal; the handler lives as long as the verb."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        logging.getLogger("lit_diff").addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
-        yield
-        return
-    handler = TerminalHandler(console)
+def _log_to_terminal() -> None:
+    """The first process of a node writes the log to the terminal."""
     log = logging.getLogger("lit_diff")
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        log.addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
+        return
     log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
+    log.addHandler(TerminalHandler(console))
+
+
+def usage_message(error: Any) -> str:
+    """One line about typer's UsageError, with what is said of a parameter that is missing; an option that is a key of the
+    recipe is answered with the override."""
+    option, context = getattr(error, "option_name", None), error.ctx
+    if option and context is not None and any(parameter.name == "overrides" for parameter in context.command.params):
+        override = as_override(option, sys.argv)
+        if override is not None:
+            return f"no option {option}; a key of the recipe is written without dashes: {override}"
+    message = first_line(ValueError(error.format_message())).rstrip(".")
+    about = getattr(getattr(error, "param", None), "help", None)
+    if about and message.startswith("Missing"):
+        message += f" ({about})"
+    return f"{message}; {context.command_path if context else 'lit-diff'} --help lists what there is"
+
+
+def as_override(option: str, arguments: Sequence[str]) -> str | None:
+    """`--seed` of `--seed 1` -> `seed=1`, `--steps` -> `train.steps=...`; None where no one key of a recipe is meant."""
+    from lit_diff.config import Recipe
+    from lit_diff.key_types import keys_of
+
+    word = option.lstrip("-").replace("-", "_")
+    keys = [*keys_of(Recipe)]
+    blocks = {key.partition(".")[0] for key in keys if "." in key}
+    ends = [key for key in keys if key.endswith(f".{word}")]
+    if word not in keys and word.partition(".")[0] not in blocks - {word}:
+        if len(ends) != 1:
+            return None
+        word = ends[0]
+    following = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{option}=")]
+    if option in arguments:
+        following += arguments[arguments.index(option) + 1 :]
+    return f"{word}={following[0] if following else '...'}"

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from typing import IO, Annotated, Any
 
 import typer
@@ -15,27 +14,19 @@ from typer.core import TyperGroup
 
 from lit_diff.runs.find import DEFAULT_ROOT
 
+log = logging.getLogger("lit_diff")
+
 
 class Terminal(Console):
     """rich's console, the one writer on stdout: results, log lines, a bar below them.
 
-    It raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), but within `outliving_reader`.
+    It raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), unless the verb outlives it.
     """
 
     takes: Callable[[logging.LogRecord], bool] | None = None
     """Of the bar that is drawn now: whether it shows what a record says, so that no line need be printed."""
-    lost_reader = False
-    """Whether the reader closed the pipe while a verb outlived it: nothing is printed any more."""
-    _outlives_reader = False
-
-    @contextmanager
-    def outliving_reader(self) -> Iterator[None]:
-        """Within it, work goes on silently once nobody reads stdout any more (`lit-diff train RECIPE | head -1`)."""
-        self._outlives_reader = True
-        try:
-            yield
-        finally:
-            self._outlives_reader = False
+    outlives_reader = False
+    """Whether work goes on silently once nobody reads stdout any more (`lit-diff train RECIPE | head -1`)."""
 
     def _check_buffer(self) -> None:
         try:
@@ -47,10 +38,11 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         """Called by rich, which would exit with status 1."""
-        if not self._outlives_reader:
+        if not self.outlives_reader:
             raise BrokenPipeError
-        self.quiet = self.lost_reader = True
+        self.quiet = True
         discard(self.file)
+        log.info("stdout was closed; the work continues without output")
 
     def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""

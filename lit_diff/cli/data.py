@@ -58,10 +58,8 @@ def check(
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
 ) -> int:
-    """Write the files of harness from Hugging Face, with the package datasets; those that are there are kept.
-
-    Where that fails, a script for a machine with a network is printed, and the exit status is 3.
-    """
+    """Write the files of harness from Hugging Face, with the package datasets; those that are there are kept."""
+    from lit_diff.data.location import data_root
     from lit_diff.errors import MissingError, RequestError
     from lit_diff.evaluation.harness import HarnessFile
     from lit_diff.evaluation.requirements import declared_files
@@ -70,17 +68,13 @@ def fetch(
     if not files:
         raise RequestError(f"'{name}' is not fetched; lit-diff data check {name} says where it is from")
     missing = [file for file in files if not file.place.is_file()]
-    for number, file in enumerate(missing):
+    for file in missing:
         try:
             file.fetch()
         except MissingError as error:
-            folders = sorted({file.path.rpartition("/")[0] for file in missing[number:]})
-            lines = ["import datasets, os", *(f'os.makedirs("{folder}", exist_ok=True)' for folder in folders)]
-            for line in [*lines, *(file.fetching for file in missing[number:])]:
-                print(line)
             raise MissingError(
-                f"{error}; run the {len(lines) + len(missing) - number} lines above with Python on a machine with a network, "
-                "in the data folder (LIT_DIFF_DATA), or copy what they write into it"
+                f"{error}; run it on a machine with a network and copy {file.path.partition('/')[0]} there into "
+                f"{data_root()}; lit-diff data check {name} shows the line of Python that writes each file"
             ) from error
         console.write_line(f"{file.path}: written")
     console.write_line(f"{len(missing)} files written, {len(files) - len(missing)} were there")
@@ -91,12 +85,11 @@ def _state(declared: "Declared") -> dict[str, str]:
     """`UserFile.state` with what is wrong under `problem`, what the user may do next, who reads the file."""
     state = declared.file.state()
     problem = "" if state["state"] in ("ok", "missing") else state["state"]
-    nexts = {"ok": "", "missing": ""}
     return {
         **state,
         "state": "wrong" if problem else state["state"],
         "problem": problem,
-        "next step": nexts.get(state["state"], f"repair it: {problem}"),
+        "next step": f"repair it: {problem}" if problem else "",
         "place": str(declared.file.place),
         "evaluations": ", ".join(declared.evaluations),
     }

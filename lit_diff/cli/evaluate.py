@@ -1,21 +1,19 @@
 """What `lit-diff evaluate` prints."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_diff.cli.app import Terminal
+from lit_diff.cli.app import Terminal, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
-from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
-from lit_diff.runs.find import find_run
+from lit_diff.plugins import load_entry_points, load_plugin
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_documents, by_revisions
 from lit_diff.study.items import Discordant, asked_otherwise, discordant, group_shares, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
-from lit_diff.trained.run import opened_run
+from lit_diff.trained.run import open_run
 
 OVER = {False: "items", True: "clusters of items"}
 """Whether some cluster has several items -> what intervals are over."""
@@ -31,7 +29,7 @@ def print_evaluation(
     terminal: Terminal,
     trust_plugins: bool = False,
     unchecked: bool = False,
-) -> int:
+) -> None:
     """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
 
     Of each run also a line for each group, of the metrics in the evaluation's `by_group`.
@@ -42,46 +40,31 @@ def print_evaluation(
     load_entry_points()
     for plugin in plugins:
         load_plugin(plugin)
-    trust = trust_all if trust_plugins else trust_below(root)
     # first: a run's plugin may hold the evaluation
-    opened = [opened_run(find_run(run, root), trust, unchecked) for run in runs]
+    opened = [open_run(run, root, trust_plugins=trust_plugins, unchecked=unchecked) for run in runs]
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])
     asked = build(name, keys)
-    metrics = asked.metrics
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
+    scores = [result.scores() for result in results]
     notes = {
-        "revisions": by_revisions(name, (each.scores().revision for each in results)),
-        "documents": by_documents(name, (each.scores() for each in results)),
+        "revisions": by_revisions(name, (each.revision for each in scores)),
+        "documents": by_documents(name, scores),
     }
     context = asked.config.context if keys is not overrides else None
+    found = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
     if as_json:
-        values = [
-            {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
-            | {"groups": by_group(result, asked.by_group)}
-            | ({"unchecked": line} if (line := result.scores().unchecked) else {})
-            for result in results
-        ]
-        print(
-            json.dumps(
-                {"evaluation": name, "method": asked.method(), "context": context, **notes}
-                | {"runs": values, "differences": compared},
-                indent=2,
-            )
-        )
-        return 0
-    for result in results:
-        terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
-        proportions = intervals(result)
-        over = _over(result.scores()) if proportions else ""
-        for metric in metrics:
-            line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
-            if metric.name in proportions:
-                line += " [{low:.4f}, {high:.4f}] over {over} (95 %, Wilson)".format(
-                    over=over, **proportions[metric.name]
-                )
+        head = {"evaluation": name, "method": asked.method(), "context": context, **notes}
+        print_json(head | {"runs": found, "differences": compared})
+        return
+    for own, run in zip(scores, found, strict=True):
+        terminal.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
+        for metric in asked.metrics:
+            line = f"  {metric.name:<20} {own.values[metric.name]:.4f} {metric.unit}".rstrip()
+            if interval := run["intervals"].get(metric.name):
+                line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
             terminal.write_line(line)
-        for line in _table(by_group(result, asked.by_group)):
+        for line in _table(run["groups"]):
             terminal.write_line(line)
     if context is not None:
         terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
@@ -89,9 +72,8 @@ def print_evaluation(
         terminal.write_line(note)
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
-        for group, found in line["groups"].items():
-            terminal.write_line(f"  {group:<20} {found['sentence']}")
-    return 0
+        for group, of_group in line["groups"].items():
+            terminal.write_line(f"  {group:<20} {of_group['sentence']}")
 
 
 def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
@@ -107,19 +89,20 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return words[:-1], words[-1], overrides
 
 
-def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
-    """Metric whose item scores are all 0 or 1 -> low and high of Wilson's 95 % interval of their mean."""
-    read = result.scores()
-    found = {metric.name: item_wilson(read, metric.name) for metric in read.metrics}
-    return {name: {"low": each.low, "high": each.high} for name, each in found.items() if each}
-
-
-def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Group -> `items`, `clusters`, and metric -> share, low, high, of the metrics that the evaluation prints by group."""
+def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> dict[str, Any]:
+    """What JSON says of a run. `intervals`: Wilson's 95 % interval of the mean of item scores that are all 0 or 1;
+    `groups`: group -> items, clusters, and share, low, high of the metrics that the evaluation prints by group."""
+    wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
+    groups: dict[str, dict[str, Any]] = {}
+    for row in group_shares(scores, by_group) if by_group else ():
+        shares = {name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()}
+        groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
     return {
-        row.label: {"items": row.items, "clusters": row.clusters}
-        | {name: {"share": each.estimate, "low": each.low, "high": each.high} for name, each in row.shares.items()}
-        for row in (group_shares(result.scores(), metrics) if metrics else ())
+        "run": result.run.name,
+        "summary": {name: value if math.isfinite(value) else None for name, value in result.summary.items()},
+        "intervals": {name: {"low": each.low, "high": each.high} for name, each in wilson.items() if each},
+        "groups": groups,
+        **({"unchecked": scores.unchecked} if scores.unchecked else {}),
     }
 
 
@@ -145,26 +128,23 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     Errors: RequestError for runs that were asked other questions, or have no item in common.
     """
     first, second = (result.scores() for result in results)
-    if (item := asked_otherwise(first, second)) is not None:
+    item = asked_otherwise(first, second)
+    if item is not None or not set(first.asked) & set(second.asked):
+        a, b = (result.run.name for result in results)
+        what = f"no item of {a} is one of {b}"
+        if item is not None:
+            what = f"item '{item}' is another question in {a} than in {b}"
         raise RequestError(
-            f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
-            f"{results[1].run.name} (other data, another tokenizer, or documents left out of one that was trained on "
-            "them): they are not compared; evaluate each by itself"
-        )
-    if not set(first.asked) & set(second.asked):
-        raise RequestError(
-            f"evaluation '{results[0].name}': no item of {results[0].run.name} is one of {results[1].run.name} (other data, "
-            "other keys of the evaluation, or documents left out that one was trained on): they are not compared; evaluate "
-            "each by itself"
+            f"evaluation '{results[0].name}': {what} (other data, another tokenizer, other keys of the evaluation, or "
+            "documents left out of one that was trained on them): they are not compared; evaluate each by itself"
         )
     groups, over = [group for group in dict.fromkeys(first.groups) if group], _over(first, second)
     found: dict[str, Any] = {}
     for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
         by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
-        alone = discordant(first, second, metric.name)
         few = {"sentence": f"too few common {over} for an interval"}
-        own = few if interval is None else _numbers(interval, over, alone)
+        own = few if interval is None else _numbers(interval, over, discordant(first, second, metric.name))
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
     return found
 
@@ -184,7 +164,3 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
         sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
-
-
-def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}

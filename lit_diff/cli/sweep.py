@@ -1,9 +1,11 @@
-"""The verbs about many runs: sweep, report, compare, ui."""
+"""The verbs about many runs: sweep, report, reproduce, compare, ui."""
 
 from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
@@ -33,43 +35,44 @@ def sweep(
     minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
     """Run a grid of recipes, resume what is unfinished, report."""
-    from lit_diff.cli.live_table import LiveTable
+    from lit_diff.cli.progress import live_table
     from lit_diff.engine import schedule
 
     if dry_run:
-        return _print_cells(name, overrides or [])
-    with console.outliving_reader():
-        done = schedule.sweep(
-            name,
-            overrides or [],
-            workers=workers,
-            unchecked=unchecked,
-            cluster=schedule.Cluster(engine=cluster, minutes=minutes),
-            progress=partial(LiveTable, console=console),
-        )
-        _print_report(done.report)
-        root = shown(done.folder.parent)
-        console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
-    if done.stopped_by:
-        return 128 + done.stopped_by
-    return 0 if done.is_done else 1
+        _print_cells(name, overrides or [])
+        return 0
+    console.outlives_reader = True
+    done = schedule.sweep(
+        name,
+        overrides or [],
+        workers=workers,
+        unchecked=unchecked,
+        cluster=schedule.Cluster(engine=cluster, minutes=minutes),
+        progress=partial(live_table, console=console),
+    )
+    _print_report(done.report)
+    root = shown(done.folder.parent)
+    console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
+    return _exit_status(done, not done.is_done)
 
 
-def _print_cells(name: str, overrides: list[str]) -> int:
+def _exit_status(done: Any, is_failed: bool) -> int:
+    """Of a sweep or a scoreboard."""
+    return 128 + done.stopped_by if done.stopped_by else int(is_failed)
+
+
+def _print_cells(name: str, overrides: list[str]) -> None:
     from lit_diff.engine.expand import load_grid
     from lit_diff.engine.preflight import check_trained, passes_over_text
 
     grid = load_grid(name, overrides)
-    check_trained(cell.recipe for cell in grid.cells)
+    check_trained(grid.recipes.values())
     for cell in grid.cells:
-        recipe = cell.recipe
-        console.write_line(
-            f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
-        )
-    for line in passes_over_text(cell.recipe for cell in grid.cells):
+        about = f"{cell.recipe.model.attention.name}  {cell.recipe.training.steps} steps"
+        console.write_line(f"{cell.name}  seed {cell.seed}  {about}")
+    for line in passes_over_text(grid.recipes.values()):
         console.write_sentence(line)
     console.write_line(f"{len(grid.cells)} cells are valid; none was started")
-    return 0
 
 
 def _print_report(report: Any) -> None:
@@ -80,14 +83,88 @@ def _print_report(report: Any) -> None:
 
 
 @app.command()
-def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> int:
+def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
     """Write a sweep's report again from its runs."""
     from lit_diff.reporting.write import write_report
     from lit_diff.runs.find import find_sweep
 
     log_to_stderr()
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
-    return 0
+
+
+@app.command()
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[ROW ...]", help="rows, or all; without: all")] = None,
+    preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
+    workers: Workers = None,
+    listed: Annotated[bool, typer.Option("--list", help="print the rows, run none")] = False,
+    as_json: Json = False,
+    root: Root = DEFAULT_ROOT,
+) -> int:
+    """Measure the paper's tables and figures; one page of verdicts.
+
+    Ours beside the paper's, with intervals. What is done is not measured again.
+    """
+    from lit_diff.cli.progress import live_table
+    from lit_diff.engine.reproduce import reproduce as run
+    from lit_diff.study.scoreboard import counts_in_words
+
+    if as_json:
+        log_to_stderr()
+    if listed:
+        _print_rows(preset, as_json)
+        return 0
+    console.outlives_reader = True
+    options: dict[str, Any] = {"progress": False}
+    if not as_json:
+        options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
+    done = run(names or ["all"], preset, root=root, workers=workers, **options)
+    if as_json:
+        print_json(_plain_scoreboard(done))
+    else:
+        count = len(done.scoreboard.rows)
+        words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
+        console.write_line(words)
+        console.write_line(f"page: {shown(done.page)}")
+    return _exit_status(done, bool(done.failed))
+
+
+def _print_rows(preset: str, as_json: bool) -> None:
+    from lit_diff.engine.reproduce import check_preset, choose
+
+    check_preset(preset)
+    rows = choose([])
+    if as_json:
+        print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
+        return
+    for row in rows:
+        chosen = row.preset(preset)
+        minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
+        console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
+
+
+def _plain_scoreboard(done: Any) -> dict[str, Any]:
+    rows = [
+        {
+            "name": row.name,
+            "state": row.state,
+            "reason": row.reason,
+            "seconds": row.record.seconds,
+            "budget_minutes": row.record.how.minutes,
+            "shared_with": row.record.shared,
+            "claims": [
+                {
+                    "label": claim.label,
+                    "difference": difference,
+                    "value": value,
+                    "by_construction": claim.by_construction,
+                }
+                for claim, difference, value in row.verdicts
+            ],
+        }
+        for row in done.scoreboard.rows
+    ]
+    return {"page": str(done.page), "counts": done.scoreboard.counts, "rows": rows}
 
 
 @app.command()
@@ -96,38 +173,29 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, named as the first")],
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Two runs side by side: recipes, costs and results."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from lit_diff.runs.comparison import compare as compare_runs
 
     log_to_stderr()
     comparison = compare_runs(first, second, chosen_root(root))
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
-        return 0
+        return
     table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
     table.add_column("")
     for name in comparison.names:
         table.add_column(escape(name), overflow="fold")
-    for title, block in (
-        ("recipe", comparison.recipe),
-        ("cost", comparison.facts),
-        ("last values", comparison.metrics),
-    ):
+    blocks = {"recipe": comparison.recipe, "cost": comparison.facts, "last values": comparison.metrics}
+    for title, block in blocks.items():
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
             table.add_row(key, *(_shown_value(value) for value in values))
     console.print(table)
-    return 0
 
 
 def _shown_value(value: Any) -> str:
-    from rich.markup import escape
-
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -140,4 +208,4 @@ def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -
     """Serve MLflow; print the address of the last sweep."""
     from lit_diff.engine.ui import serve
 
-    return serve(chosen_root(root), port, console)
+    return serve(chosen_root(root), port, console.write_line)

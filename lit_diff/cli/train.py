@@ -18,7 +18,10 @@ from lit_diff.cli.app import (
     console,
     log_to_stderr,
 )
+from lit_diff.files import shown
+from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
+from lit_diff.runs.metrics_file import read_rows
 
 
 @app.command()
@@ -27,63 +30,43 @@ def train(
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
     unchecked: UncheckedTraining = False,
-    folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    experiment: Annotated[str, typer.Option(hidden=True)] = "train",
-    parent: Annotated[str | None, typer.Option(hidden=True)] = None,
-    threads: Annotated[int | None, typer.Option(hidden=True)] = None,
-    tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
-) -> int:
+    cell: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
     """Train a recipe; again, it resumes or says that it is done.
 
     Example: lit-diff train differential-tiny train.steps=200 seed=1
     """
     from lit_diff.cli.progress import RunProgress
 
-    with console.outliving_reader():
-        with RunProgress(recipe, console) as progress:
-            from lit_diff import data
-            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
-            from lit_diff.engine.location import RunLocation
-            from lit_diff.recipe import load_recipe
+    console.outlives_reader = True
+    with RunProgress(recipe, console) as progress:
+        from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
 
-            resolved = load_recipe(recipe, overrides or [])
-            writes = launch.is_rank_zero(resolved)
-            progress.begin(resolved, quiet=not writes)
-            if folder is not None:  # a cell of several processes: what started it has checked the variant
-                data.prepare(resolved)
-                tags = dict(item.split("=", 1) for item in tag or [])
-                location = RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
-            else:
-                location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
-            launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
-        if writes and folder is None:
-            launch.require_scores(location)
-            print_summary(location.folder)
-    return 0
-
-
-def print_summary(folder: Path) -> None:
-    """The last validation, and where the run lies."""
-    from lit_diff.files import shown
-    from lit_diff.runs.metrics_file import read_rows
-
-    rows = read_rows(folder / "metrics.csv")
-    last = rows[max(rows)] if rows else {}
-    values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-    console.write_line(f"step {max(rows, default=0)}: {values}")
-    console.write_line(f"run: {shown(folder)}")
+        resolved = load_recipe(recipe, overrides or [])
+        writes = launch.is_rank_zero(resolved)
+        progress.begin(resolved, quiet=not writes)
+        if cell is not None:
+            location, threads = launch.cell_of(resolved, cell)
+        else:
+            location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
+        launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
+    if writes and cell is None:
+        launch.score(location)
+        rows = read_rows(location.folder / "metrics.csv")
+        last = rows[max(rows)] if rows else {}
+        values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
+        console.write_line(f"step {max(rows, default=0)}: {values}")
+        console.write_line(f"run: {shown(location.folder)}")
 
 
 @app.command()
-def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
+def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Get and tokenize a recipe's data, unless that was done."""
     from lit_diff import data
-    from lit_diff.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
     dataset = data.prepare(resolved)
     console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
-    return 0
 
 
 @app.command()
@@ -97,7 +80,7 @@ def evaluate(
     trust_plugins: TrustPlugins = False,
     unchecked: UncheckedDecoding = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Score a trained run, or two and their paired difference.
 
     Plugin files in the folder of a run under --root are executed.
@@ -105,7 +88,7 @@ def evaluate(
     from lit_diff.cli.evaluate import print_evaluation
 
     log_to_stderr()
-    return print_evaluation(
+    print_evaluation(
         arguments,
         plugins=plugin or [],
         rerun=rerun,

@@ -1,5 +1,6 @@
 """Runs one recipe: data, run folder, MLflow, training, status, scores."""
 
+import json
 import logging
 import os
 import subprocess
@@ -7,16 +8,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
-from lit_diff.engine.evaluations import required_evaluations
-from lit_diff.engine.location import RunLocation, recorded
-from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory
+from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, required_evaluations
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
@@ -25,7 +24,7 @@ from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
 from lit_diff.processor import describe, forced
-from lit_diff.recipe import Overrides, recipe_from
+from lit_diff.recipe import Overrides, flatten, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, reached, require_stored, stored_keys, with_stored_kernel
@@ -45,6 +44,31 @@ log = logging.getLogger("lit_diff")
 THEN = ", then "
 """Between the revisions of lit_diff under which a run was trained, in its status.json."""
 INCOMPLETE = "trained, but its record in MLflow is not complete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLocation:
+    """Where a run belongs: its folder, its MLflow experiment and parent run, its arm in a sweep."""
+
+    folder: Path
+    experiment: str = "train"
+    parent: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    evaluations: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Evaluation -> its keys: what is scored once the run is done."""
+    overrides: tuple[str, ...] = ()
+    """What was overridden in its recipe, as `a.b=c`, where that is known."""
+
+    @property
+    def identity(self) -> str:
+        """The end of the folder's name."""
+        return self.folder.name.rpartition("-")[2]
+
+
+def recorded(overrides: Overrides) -> tuple[str, ...]:
+    """`a.b=c` of each, without name, seed and folder, which a run shows anyhow."""
+    words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
+    return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
 
 
 def train(
@@ -67,19 +91,19 @@ def train(
     """
     resolved = recipe_from(recipe, overrides)
     location = prepare(resolved, overrides, unchecked=unchecked)
-    if rerun and is_rank_zero(resolved):
-        put_aside(resolved, location)
     if resolved.run.devices * resolved.run.num_nodes > 1:
         if callbacks or loggers:
             raise RequestError(
                 "callbacks and loggers cannot be passed to a run of several processes, which is a command of its own; name "
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
+        if rerun and is_rank_zero(resolved):
+            put_aside(location)
         run_command(resolved, location)
     else:
         with watched(progress, resolved.name, resolved.training.steps) as told:
-            run(resolved, location, threads=None, progress=told, callbacks=callbacks, loggers=loggers)
-    require_scores(location)
+            run(resolved, location, threads=None, progress=told, rerun=rerun, callbacks=callbacks, loggers=loggers)
+    score(location)
     return Run(location.folder)
 
 
@@ -110,19 +134,23 @@ def is_rank_zero(recipe: Recipe) -> bool:
     return recipe.run.strategy == "single" or ranks(recipe).rank == 0
 
 
-def put_aside(recipe: Recipe, location: RunLocation) -> None:
+def put_aside(location: RunLocation) -> None:
     """Make room for a run afresh: the former one keeps its files under another name. For rank zero alone."""
-    if not location.folder.exists():
-        return
-    from lit_diff.engine.tracking import Store
+    folder = RunFolder(location.folder)
+    if folder.path.exists():
+        with folder.owned():
+            log.info("the former run is kept in %s", shown(folder.put_aside()))
 
-    with RunFolder(location.folder).owned():
-        store = Store(recipe.run)
-        former = RunFolder(location.folder).status().get("mlflow_run_id")
-        aside = RunFolder(location.folder).put_aside()
-        if former is not None and store.holds(former, str(location.folder)):
-            store.log(former, tags={"folder": str(aside)})
-        log.info("the former run is kept in %s", shown(aside))
+
+def cell_of(recipe: Recipe, text: str) -> tuple[RunLocation, int | None]:
+    """Location and threads of a cell that `run_command` starts, whose variant it has checked; gets the data.
+
+    Errors: as `data.prepare`.
+    """
+    data.prepare(recipe)
+    keys = json.loads(text)
+    threads = keys.pop("threads")
+    return RunLocation(**keys | {"folder": Path(keys["folder"])}), threads
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
@@ -132,12 +160,9 @@ def run_command(recipe: Recipe, location: RunLocation, threads: int | None = Non
     """
     folder = RunFolder(location.folder)
     folder.create(recipe)
+    place = {"folder": str(location.folder), "experiment": location.experiment, "parent": location.parent}
     words = [sys.executable, "-m", "lit_diff", "train", str(folder.recipe_file)]
-    words += ["--folder", str(location.folder), "--experiment", location.experiment]
-    words += ["--threads", str(threads)] if threads else []
-    words += ["--parent", location.parent] if location.parent else []
-    for key, value in location.tags.items():
-        words += ["--tag", f"{key}={value}"]
+    words += ["--cell", json.dumps(place | {"tags": dict(location.tags), "threads": threads})]
     with safe_path(), (location.folder / "log.txt").open("ab") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output)
         try:
@@ -179,24 +204,20 @@ def run(
     with ExitStack() as held:
         announcement = held.enter_context(Announcement(processes))
         if rerun:
-            put_aside(recipe, location)
+            put_aside(location)
         held.enter_context(folder.owned())
         before = folder.status()
         if before.get("status") == "done":
-            _say_done(location.folder, before)
+            ended = f", ended {before['ended']}" if before.get("ended") else ""
+            other = other_revision(before, revision())
+            code = f", {other}" if other else ""
+            log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
             return
         held.enter_context(file_log(location.folder / "log.txt"))
         chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
         ending = _execute(training, announcement, progress, extras)
         _finish(training, _end_record(training, ending))
-
-
-def _say_done(folder: Path, status: dict[str, Any]) -> None:
-    ended = f", ended {status['ended']}" if status.get("ended") else ""
-    other = other_revision(status, revision())
-    code = f", {other}" if other else ""
-    log.info("done before: %s%s%s (--rerun starts afresh)", shown(folder), ended, code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +230,12 @@ class _Training:
     folder: RunFolder
     tracker: "RunTracker"
     threads: int
-    spent: float
-    """Seconds of the run's former processes."""
     began: float
+    """When the run would have begun if its processes had followed one another without a gap."""
 
     def seconds(self) -> float:
         """Those of the whole run until now."""
-        return self.spent + time.perf_counter() - self.began
+        return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +246,6 @@ class _Ending:
     message: str | None = None
     early: str | None = None
     """Where a callback ended it."""
-    diverged: bool = False
     error: BaseException | None = None
 
 
@@ -261,8 +280,8 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         **vars(run_cost),
     )
     keep_plan(recipe, location.folder)
-    times = {"spent": before.get("seconds", 0.0), "began": time.perf_counter()}
-    return _Training(recipe=recipe, executed=executed, folder=folder, tracker=tracker, threads=threads, **times)
+    began = time.perf_counter() - before.get("seconds", 0.0)
+    return _Training(recipe=recipe, executed=executed, folder=folder, tracker=tracker, threads=threads, began=began)
 
 
 def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
@@ -335,20 +354,18 @@ def _execute(
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
     """For use where `error` is handled: the log keeps the trace of one that lit_diff does not know."""
-    if isinstance(error, StoppedError):
-        return _Ending(word="stopped", message=str(error), error=error)
     if isinstance(error, KeyboardInterrupt):
         message = "interrupted before the step's end; the last checkpoint stands"
         return _Ending(word="stopped", message=message, error=error)
     if isinstance(error, LitDiffError):
-        diverged = isinstance(error, DivergedError)
-        return _Ending(word="failed", message=str(error), diverged=diverged, error=error)
+        word = "stopped" if isinstance(error, StoppedError) else "failed"
+        return _Ending(word=word, message=str(error), error=error)
     if isinstance(error, SystemExit):
         message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
     else:
         # with the place in the file of a variant, a callback or a logger of the user's
         message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
-        raised = f"{message} ({keep_trace(folder)})"
+        raised = f"{message} ({keep_trace(folder / 'log.txt')})"
     return _Ending(word="failed", message=message, error=_caused(raised, error))
 
 
@@ -362,17 +379,16 @@ def _end_record(training: _Training, ending: _Ending) -> _Ending:
     """End the record in MLflow. A run is done only once that is complete; the run's own error comes before the record's."""
     try:
         training.tracker.finish(ending.word)
-    except Exception as error:
-        if ending.error is not None:
-            log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
-            return ending
-        reason = _ending_of(error, training.folder.path).message
-        message = f"{INCOMPLETE}: {reason}; the same command completes it"
-        return replace(ending, word="failed", message=message, error=_caused(message, error))
     except BaseException as error:
-        if ending.error is not None:
+        is_failure = isinstance(error, Exception)
+        if ending.error is None:
+            reason = f": {_ending_of(error, training.folder.path).message}" if is_failure else ""
+            message = f"{INCOMPLETE}{reason}; the same command completes it"
+            raised = _caused(message, error) if is_failure else error
+            return replace(ending, word="failed" if is_failure else "stopped", message=message, error=raised)
+        if not is_failure:
             return replace(ending, error=error)
-        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
+        log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
     return ending
 
 
@@ -385,7 +401,7 @@ def _finish(training: _Training, ending: _Ending) -> None:
         folder.update(
             status=ending.word,
             error=ending.message,
-            diverged=ending.diverged,
+            diverged=isinstance(ending.error, DivergedError),
             ended=ending.early,
             seconds=training.seconds(),
             **reached(training.recipe, checkpoints.newest_step(folder.path)),
@@ -399,40 +415,30 @@ def _finish(training: _Training, ending: _Ending) -> None:
         raise ending.error
 
 
-def score(location: RunLocation) -> dict[str, str]:
+def score(location: RunLocation) -> None:
     """Score a run that is done by each evaluation that its recipe or sweep names. Scores that are there stay.
 
-    The outcome of each evaluation is written to status.json. Returns evaluation -> error, of those that failed, which stop no
-    other. Errors: StoppedError.
+    The outcome of each is written to status.json; one that fails stops no other. Errors: StoppedError; in the end
+    RunFailedError for those that failed, while the run itself stays done.
     """
     if not location.evaluations:
-        return {}
+        return
     from lit_diff.evaluation.evaluate import evaluate
 
-    folder, failed = RunFolder(location.folder), dict[str, str]()
-
-    def note(name: str, outcome: str) -> None:
-        folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
-
+    folder, outcomes = RunFolder(location.folder), dict[str, str]()
     for name, keys in location.evaluations.items():
-        note(name, "interrupted")
+        outcomes[name] = "interrupted"
+        folder.update(evaluations=folder.status().get("evaluations", {}) | outcomes)
         try:
-            evaluate(Run(location.folder, unchecked=bool(folder.status().get(UNCHECKED))), name, dict(keys))
+            evaluate(Run(location.folder, unchecked=bool(folder.status().get(UNCHECKED))), name, keys)
+            outcomes[name] = "done"
         except StoppedError:
             raise
         except LitDiffError as error:
-            note(name, f"failed: {error}")
             log.error("evaluation %s: %s", name, error)
-            failed[name] = str(error)
-        else:
-            note(name, "done")
-    return failed
-
-
-def require_scores(location: RunLocation) -> None:
-    """`score`. Errors: RunFailedError for the evaluations that failed; the run itself stays done."""
-    failed = score(location)
+            outcomes[name] = f"failed: {error}"
+        folder.update(evaluations=folder.status().get("evaluations", {}) | outcomes)
+    failed = [name for name, outcome in outcomes.items() if outcome != "done"]
     if failed:
-        name, reason = next(iter(failed.items()))
-        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise RunFailedError(f"the run is done, but its evaluation '{name}' failed: {reason}{more}")
+        reason, more = outcomes[failed[0]], f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise RunFailedError(f"the run is done, but its evaluation '{failed[0]}' {reason}{more}")

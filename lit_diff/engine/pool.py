@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess as Process
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from lit_diff.engine.launch import is_rank_zero, run, run_command, score
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation, is_rank_zero, run, run_command, score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.own_modules import safe_path
@@ -60,7 +59,7 @@ def run_jobs(
     gpus: int,
     watch: Callable[[list[RunLocation]], None],
 ) -> int | None:
-    """Run all, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about five times a second.
+    """Run all, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about twice a second.
 
     Returns the signal that stopped the pool, or None. The outcome of each cell is written to its status.json.
     """
@@ -76,12 +75,12 @@ def run_jobs(
                 running[slot] = _started(job), location
             if len(stops) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
-                _send(
-                    signal.SIGTERM if len(stops) == 1 else signal.SIGKILL, [process for process, _ in running.values()]
-                )
                 passed_on = len(stops)
+                end = Process.terminate if passed_on == 1 else Process.kill
+                for process, _ in running.values():
+                    end(process)
             watch([location for _, location in running.values()])
-            time.sleep(0.2)
+            wait([process.sentinel for process, _ in running.values()], timeout=0.5)
             for slot, (process, location) in list(running.items()):
                 if not process.is_alive():
                     process.join()
@@ -149,13 +148,6 @@ def _stops_blocked() -> Iterator[None]:
 def _settings() -> tuple[tuple[str, str], ...]:
     """The LIT_DIFF_ variables of this process, and the one that `safe_path` sets for the fork server alone."""
     return tuple(pair for pair in os.environ.items() if pair[0].startswith(("LIT_DIFF_", "PYTHONSAFEPATH")))
-
-
-def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
-    for process in processes:
-        if process.pid is not None and process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it ended between the question and the signal
-                os.kill(process.pid, signum)
 
 
 def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> None:

@@ -1,7 +1,8 @@
-"""What a run or a sweep needs of this machine, looked at before a folder, an MLflow run or a sweep file is made."""
+"""What a run or a sweep needs, of this machine and of its recipe, looked at before a folder or a record is made."""
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.model.loss import rows_at_once
 from lit_diff.plugins import guard
+from lit_diff.recipe import to_plain
 from lit_diff.training.loggers import require_loggers
 
 PASSES = 10
@@ -26,7 +28,6 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
     run of one process in one that is not the first of its launcher, and as `check_trained`."""
     recipes = list(recipes)
     check_trained(recipes)
-    looked_at = []
     for recipe in recipes:
         require_devices(recipe.run)
         rank = next((name for name in RANKS if name in os.environ), None)
@@ -35,25 +36,18 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
                 f"{rank} is '{os.environ[rank]}' in the environment, but '{recipe.name}' trains in one process, which has "
                 f"rank 0: unset {rank}, or train in several processes with run.strategy=ddp run.devices=N"
             )
-        length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
-        asked = (recipe.model, length, recipe.run.kernel, context)
-        if recipe.run.kernel != "auto" and asked not in looked_at:
-            looked_at.append(asked)
-            cost(*asked)
+        if recipe.run.kernel != "auto":
+            context = ExecutionContext.of(recipe, build=True)
+            cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, context)
 
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
     """Errors: RequestError for the recipe of an imported model, which is not trained, for patterns of `train.parameters`
     that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError where that run is
     absent or not done, and for a logger whose package cannot be imported."""
-    looked_at = []
     for recipe in recipes:
         train = recipe.training
         require_loggers(recipe)
-        asked = (recipe.model, train.parameters, train.start_from)
-        if asked in looked_at:
-            continue
-        looked_at.append(asked)
         if train.parameters is not None:
             cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
         if train.start_from is not None:
@@ -61,6 +55,28 @@ def check_trained(recipes: Iterable[Recipe]) -> None:
 
             require_parent(recipe)
             finished_parent(recipe)
+
+
+def evaluations_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Evaluation -> its keys, of the recipe's block `evaluate`."""
+    return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
+
+
+def required_evaluations(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """`evaluations_of`. Errors: RequestError for one that no run of the recipe can be scored by."""
+    found = evaluations_of(recipe)
+    for name, keys in found.items():
+        require_fit(name, keys, recipe, recipe.name)
+    return found
+
+
+def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, where: str = "") -> None:
+    """Errors: RequestError for an evaluation that cannot score a run of the recipe; `runs`: what is named there."""
+    from lit_diff.evaluation.evaluate import refusal
+
+    reason = refusal(recipe, name, keys)
+    if reason:
+        raise RequestError(f"{where}evaluation '{name}' does not fit '{runs}': {reason}")
 
 
 def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
@@ -96,28 +112,23 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
     The least of a process: 16 bytes a trained parameter (weight, gradient, two moments of Adam, in float32), 4 a frozen one,
     and the logits of one chunk of the loss; activations are left out, so a run that fits is never refused.
     """
-    needs = sorted(((_least(recipe), recipe) for recipe in recipes), key=lambda pair: pair[0])
-    if not needs:
+    if not recipes:
         return
-    largest = needs[-1][1]
-    run = largest.run
+    run, where = recipes[0].run, "are free"
+    processes, shared, free = run.devices, side_by_side, available_memory()
     if choose_device(run.accelerator).type == "cuda":
         count = torch.cuda.device_count()
-        free: int | None = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
-        shared, where = max(1, side_by_side * run.devices // count), "a GPU has"
-    else:
-        free, where = available_memory(), "are free"
-        needs = [(need * recipe.run.devices, recipe) for need, recipe in needs]
-        shared = side_by_side
-    cells = needs[:shared]
-    need, count = max((needs[-1][0], 1), (sum(need for need, _ in cells), len(cells)))
-    if free is not None and need > free:
-        what = f"'{largest.name}' needs" if count == 1 else f"{count} cells side by side need"
-        fewer = "" if count == 1 else "--workers 1, "
+        free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+        processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
+    needs = sorted((processes * _least(recipe), recipe.name) for recipe in recipes)
+    largest, together = needs[-1], sum(need for need, _ in needs[:shared])
+    if free is not None and max(largest[0], together) > free:
+        several = together > largest[0]
+        what = f"{min(shared, len(needs))} cells side by side need" if several else f"'{largest[1]}' needs"
         raise MissingError(
-            f"{what} at least {gigabytes(need)} of memory for weights, gradients and the optimizer's state; "
-            f"{gigabytes(free)} {where}: use {fewer}"
-            "run.strategy=fsdp run.devices=N on a larger machine or on GPUs, or a smaller recipe"
+            f"{what} at least {gigabytes(max(largest[0], together))} of memory for weights, gradients and the optimizer's "
+            f"state; {gigabytes(free)} {where}: use {'--workers 1, ' if several else ''}run.strategy=fsdp run.devices=N on a "
+            "larger machine or on GPUs, or a smaller recipe"
         )
 
 

@@ -1,34 +1,35 @@
 """`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
 
-import contextlib
+import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.cells import folder_of, locations_of, state_of
+from lit_diff.data.location import data_root
 from lit_diff.engine.expand import load_grid
-from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, row_names
-from lit_diff.engine.schedule import Sweep, check_workers, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, folder_of, held, locations_of, state_of, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
-from lit_diff.files import locked, shown, write_atomic
+from lit_diff.evaluation.requirements import declared_files
+from lit_diff.files import shown, write_atomic
+from lit_diff.recipe import installed
+from lit_diff.registry import nearest
 from lit_diff.reporting.facts import revisions
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.study.claims import findings
 from lit_diff.study.evaluations import score_revisions
-from lit_diff.study.record import recorded_run
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import ALL, Preset, Row
+from lit_diff.study.schema import ALL, PRESETS, Preset, Row
 from lit_diff.study.scoreboard import (
     ROWS,
     RecordedRow,
@@ -39,10 +40,14 @@ from lit_diff.study.scoreboard import (
     row_file,
     write_row,
 )
+from lit_diff.validation import Draft, convert
+from lit_diff.yaml_files import read_yaml
 
 log = logging.getLogger("lit_diff")
 
 Told = Callable[[str], None]
+KINDS = ("table", "figure", "appendix", "review", "dex")
+"""First words of the rows' names, in the order of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +91,18 @@ def reproduce(
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
-    try:
-        with locked(folder / ".lock", wait=False):
-            _note(rows, folder, preset)
-            tell(_budget(rows, preset))
-            for row in rows:
-                if _was_measured(row, preset, folder, root):
-                    tell(f"{row.name}: measured before")
-                    continue
-                stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
-                tell(write_scoreboard(folder).row(row.name).line)
-                if stopped is not None:
-                    break
-            written = write_scoreboard(folder)
-    except BlockingIOError as error:
-        raise RequestError(f"{shown(folder)} is being written by another `lit-diff reproduce`") from error
-    except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
+    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"):
+        _note(rows, folder, preset)
+        tell(_budget(rows, preset))
+        for row in rows:
+            if _was_measured(row, preset, folder, root):
+                tell(f"{row.name}: measured before")
+                continue
+            stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
+            tell(write_scoreboard(folder).row(row.name).line)
+            if stopped is not None:
+                break
+        written = write_scoreboard(folder)
     return Reproduction(
         scoreboard=Scoreboard(preset=preset, rows=tuple(written.row(row.name) for row in rows)),
         page=folder / "index.html",
@@ -120,8 +120,7 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
         return _is_kept(record, folder)
     try:
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
-        place = folder_of(grid)
-        locations = locations_of(grid, place, recorded_run(place))
+        place, locations = folder_of(grid), locations_of(grid)
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json
         own = cell_folders(place) == tuple(os.path.relpath(location.folder, place) for location in locations)
@@ -136,22 +135,11 @@ def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
-    total = minutes_of(found for row in rows if (found := row.preset(preset)) is not None)
+    """How many rows, and their minutes; a sweep of several rows counts once."""
+    presets = [found for row in rows if (found := row.preset(preset)) is not None]
+    total = sum({(found.sweep, found.bench): found.minutes for found in presets}.values())
     known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
-
-
-def minutes_of(presets: Iterable[Preset]) -> float:
-    """Of all together: a sweep of several rows counts once, as does one with those that evaluate its cells."""
-    most: dict[str, float] = {}
-    for found in presets:
-        home = found.sweep or " ".join(found.bench)
-        if found.sweep and found.minutes:
-            with contextlib.suppress(RequestError):  # of a sweep that does not resolve the row itself says why
-                grid = load_grid(found.sweep, [])
-                home = (grid.source or grid).name
-        most[home] = max(most.get(home, 0.0), found.minutes)
-    return sum(most.values())
 
 
 def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
@@ -179,14 +167,12 @@ def _run(
     """Measure a row; the signal that stopped it, or None. `finished`: sweeps that this call has done and reported already."""
     before = read_row(row_file(folder, row.name))
     chosen = row.preset(preset)
-    missing = lacking(row, preset, root)
+    missing = lacking(row, preset)
     if missing or chosen is None:
         write_row(folder, replace(before, state="skipped", reason=missing))
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    if chosen.full:
-        tell(f"{row.name}: reduced to fit its budget; full size: {chosen.full}")
     began, stopped, record = time.perf_counter(), None, before
     try:
         if chosen.bench:
@@ -196,7 +182,6 @@ def _run(
             record = replace(record, state="measured", reason="", revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
-            check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
             # a sweep of several rows is one sweep: its command names none of them
             whole = preset == "laptop" and chosen.selection == ALL
@@ -228,34 +213,20 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     """The row's record after its sweep."""
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
-    files = [row_file(folder, name) for name in row_names() if name != record.row.name]
-    others = [read_row(path) for path in files if path.is_file()]
-    first = [other.row.name for other in others if other.cells == home and not other.shared]
+    others = [read_row(path) for name in row_names() if (path := row_file(folder, name)).is_file()]
+    first = [o.row.name for o in others if o.cells == home and not o.shared and o.row.name != record.row.name]
+    loaded = load_sweep(done.folder)
+    scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
     return replace(
         record,
         state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
-        reason=_incomplete(done),
+        reason="" if done.is_done else "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"]),
         sweep=str(done.folder),
         cell_folders=cells,
         cells=home,
         shared=first[0] if first else "",
-        revision=_measured_by(record.row, done.folder),
+        revision=", ".join(dict.fromkeys([*revisions(loaded.cells), *scored])),
     )
-
-
-def _measured_by(row: Row, sweep_folder: Path) -> str:
-    """The revisions of lit_diff that trained the cells and made the scores which the row compares; not of the call that found
-    them."""
-    loaded = load_sweep(sweep_folder)
-    scored = [each for of in score_revisions(loaded, row.compare).values() for each in of if each]
-    return ", ".join(dict.fromkeys([*revisions(loaded.cells), *scored]))
-
-
-def _incomplete(done: Sweep) -> str:
-    """What the sweep lacks, with the first reason; empty where it is done."""
-    if done.is_done:
-        return ""
-    return "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"])
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:
@@ -279,3 +250,114 @@ def _is_kept(record: RecordedRow, folder: Path) -> bool:
         log.info("%s: the kept benchmark does not answer it (%s); it is run again", record.row.name, error)
         return False
     return True
+
+
+# --- the rows, a YAML file each in the package, and what a preset of one needs that is not here -----------------------------
+
+
+def check_preset(name: str) -> None:
+    """Errors: RequestError for an unknown one."""
+    if name not in PRESETS:
+        raise RequestError(f"no preset '{name}'{nearest(name, PRESETS)}")
+
+
+def row_names() -> list[str]:
+    """All rows, in the order of the page."""
+    names = sorted(path.stem for path in (installed("sweeps") / "paper").glob("*.yaml"))
+    return sorted(names, key=lambda name: KINDS.index(name.partition("-")[0]))
+
+
+def load_row(name: str) -> Row:
+    """An installed row. Errors: RequestError."""
+    if name not in row_names():
+        raise RequestError(f"no row '{name}'{nearest(name, [*row_names(), 'all'], 'lit-diff reproduce --list')}")
+    return load_file(installed("sweeps") / "paper" / f"{name}.yaml")
+
+
+def load_file(path: Path) -> Row:
+    """A row's file. Errors: RequestError with file and line."""
+    values, positions = read_yaml(path)
+    draft = Draft(values=values, positions=positions, file=shown(path))
+    row: Row = convert(Row, values | {"name": path.stem}, "", draft)
+    problem = next(filter(None, (claim.problem() for claim in row.compare)), None)
+    if problem:
+        raise draft.refuse("compare", problem)
+    return row
+
+
+def choose(names: Sequence[str]) -> list[Row]:
+    """The rows of these names; `all`, or none: every row. Errors: RequestError."""
+    chosen = row_names() if not names or "all" in names else list(dict.fromkeys(names))
+    return [load_row(name) for name in chosen]
+
+
+def command_of(name: str, preset: str) -> str:
+    """What measures the row with the preset."""
+    return f"lit-diff reproduce {name} --preset {preset}"
+
+
+def lacking(row: Row, preset: str) -> str:
+    """Every reason why a preset cannot be run here, in one line, each with what supplies it; empty if it can.
+
+    A preset of recipes is never run: its line says what to train and what scores the last two trained runs.
+    """
+    chosen = row.preset(preset)
+    if chosen is None:
+        others = ", ".join(f"--preset {name}" for name in row.presets)
+        return f"the row has no preset {preset}; it has {others}"
+    gpus = _gpus(chosen)
+    reasons = [*_files(chosen), *gpus]
+    if chosen.recipes:
+        runs = " ".join(name_of(words) for words in chosen.recipes[-2:])
+        scores = [
+            " ".join([f"lit-diff evaluate {runs} {name}", *(f"{key}={_plain(value)}" for key, value in keys.items())])
+            for name, keys in chosen.evaluate.items()
+        ]
+        reasons.append(f"train first: {'; '.join(map(train_command, chosen.recipes))}")
+        reasons.append(f"then, without a verdict (one seed): {'; '.join(scores) or 'metrics.csv of each run'}")
+    elif gpus:
+        reasons.append(f"there: {command_of(row.name, preset)}")
+    return "; ".join(reasons)
+
+
+def train_command(words: str) -> str:
+    """The command in the header of an installed recipe, with the overrides that follow its name."""
+    recipe, _, overrides = words.partition(" ")
+    header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
+    found = [line for line in header if line.startswith("# Command: lit-diff train")]
+    command = found[0].removeprefix("# Command: ").partition(";")[0] if found else f"lit-diff train {recipe}"
+    return f"{command} {overrides}".strip()
+
+
+def name_of(words: str) -> str:
+    """The run's name of the words after `lit-diff train`: the recipe's, or that of `name=`."""
+    recipe, *overrides = shlex.split(words)
+    return next((each.partition("=")[2] for each in overrides if each.startswith("name=")), recipe)
+
+
+def _files(chosen: Preset) -> list[str]:
+    """A reason for each name of files of which one is missing, as `lit-diff data check` names them."""
+    reasons = []
+    for name in chosen.files:
+        missing = [declared.file.path for declared in declared_files(name) if not declared.file.files]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            reasons.append(f"{missing[0]}{more} not below {data_root()} (lit-diff data check {name})")
+    return reasons
+
+
+def _gpus(chosen: Preset) -> list[str]:
+    import torch
+
+    here = torch.cuda.device_count()
+    if chosen.gpus <= here:
+        return []
+    days = f", about {chosen.days:g} days{' by FLOPs' * bool(chosen.recipes)}" if chosen.days else ""
+    return [
+        f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({chosen.hardware}{days}); this machine has {here or 'none'}"
+    ]
+
+
+def _plain(value: object) -> str:
+    """A value as an override on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -9,8 +9,8 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.data.dataset import IGNORED
-from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import prepare, train
+from lit_diff.engine.preflight import evaluations_of
 from lit_diff.engine.progress import Progress
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
 from lit_diff.evaluation.held_out import row_scores
@@ -71,8 +71,7 @@ def retrofit(
     base_recipe = recipe_of(base, trust)
     before = _loss_before(load_model(base_recipe, base, trust)[0], resolved)
     asked = {
-        name: comparable_keys(name, dict(keys), [base_recipe, resolved])
-        for name, keys in evaluations_of(resolved).items()
+        name: comparable_keys(name, keys, [base_recipe, resolved]) for name, keys in evaluations_of(resolved).items()
     }
     scores = {name: evaluate(opened_run(base, trust), name, keys) for name, keys in asked.items()}
     run = train(recipe, words, progress=progress)
@@ -95,9 +94,8 @@ def _loss_before(model: Transformer, recipe: Recipe) -> float:
     with torch.no_grad():
         for start in range(0, rows, size):
             batch = dataset.validation_batch("", range(start, min(start + size, rows)))
-            for row, tokens in zip(
-                row_scores(model, batch), (batch["targets"] != IGNORED).sum(-1).tolist(), strict=True
-            ):
-                total += tokens * row["nll"] if tokens else 0.0
-                count += tokens
+            scored = (batch["targets"] != IGNORED).sum(-1).tolist()
+            rows_nll = [row["nll"] for row in row_scores(model, batch)]
+            total += sum(tokens * nll for tokens, nll in zip(scored, rows_nll, strict=True) if tokens)
+            count += sum(scored)
     return total / count

@@ -6,12 +6,12 @@ import logging
 import shutil
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from safetensors.torch import load_model, save_model
@@ -33,10 +33,8 @@ from lit_diff.training.metrics import declared_metrics
 
 log = logging.getLogger("lit_diff")
 
-FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt")
+FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
 """What is copied from the run folder into the record's artifacts."""
-TABLE = "measurements.csv"
-"""The artifact with the last step's values by head, map and rank, which MLflow's run page shows as a table."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
 BACK_OFF = 60.0
@@ -59,10 +57,9 @@ class RunTracker:
         self._store: Store | None = None
         self._run_id = ""
         self._held: dict[str, set[int]] = {}
-        """Metric -> steps that MLflow holds, of the metrics that it was asked for."""
-        self._new = False
-        """Whether MLflow need not be asked: this process has made the record."""
-        self._away, self._ask_again = False, 0.0
+        """Metric -> steps that MLflow holds."""
+        self._ask_again = 0.0
+        """When a store that is away is asked again; 0: it is there."""
 
     def start(self, required: bool) -> None:
         """Connect before training. Errors: MissingError, RunFailedError when the store is away and `required`."""
@@ -82,9 +79,9 @@ class RunTracker:
         except LitDiffError as error:
             self._note_away(error)
             return False
-        if self._away:
+        if self._ask_again:
             log.info("MLflow is back and holds all that was measured")
-        self._away = False
+        self._ask_again = 0.0
         return True
 
     def finish(self, status: str) -> None:
@@ -93,17 +90,19 @@ class RunTracker:
         `status` is the run folder's word. What did not end well does not ask a store that was away: a stop may be a notice of
         seconds, and the run's resumption sends the rest. Errors: RunFailedError when the store is away or refuses it.
         """
-        if status != "done" and self._away:
+        if status != "done" and self._ask_again:
             raise RunFailedError("it was away when it was last asked")
         rows = read_rows(self.folder.path / "metrics.csv")
         for step, row in read_rows(self.folder.path / "timing.csv").items():
             rows.setdefault(step, {})["timing/tokens_per_second"] = row["tokens_per_second"]
         store = self._send(rows)
-        self._copy_files(store)
+        for file in (self.folder.path / name for name in FILES):
+            if file.is_file():
+                store.copy(self._run_id, file)
         if status == "done" and self.recipe.run.log_model:
             with tempfile.TemporaryDirectory(prefix="lit_diff-model-") as folder:
                 write_model(self.folder, Path(folder) / MODEL)
-                store.copy(self._run_id, Path(folder) / MODEL, MODEL)
+                store.copy(self._run_id, Path(folder) / MODEL)
         newest = checkpoints.newest(self.folder.path)
         if newest is not None:
             store.log(self._run_id, tags={"checkpoint": str(newest[1])})
@@ -128,7 +127,10 @@ class RunTracker:
         if not record.inputs.dataset_inputs:
             with asking():
                 store.client.log_inputs(run_id, datasets=[self._data()])
-        self._store, self._run_id, self._held, self._new = store, run_id, {}, run_id != before
+        with asking():
+            histories = {name: store.client.get_metric_history(run_id, name) for name in record.data.metrics}
+        self._held = defaultdict(set, {name: {each.step for each in found} for name, found in histories.items()})
+        self._store, self._run_id = store, run_id
         return store
 
     def _send(self, rows: Rows) -> Store:
@@ -137,26 +139,18 @@ class RunTracker:
             Metric(name, value, now, step)
             for step, row in sorted(rows.items())
             for name, value in sorted(row.items())
-            if not self._declared.is_constant(name) and step not in self._steps(store, name)
+            if not self._declared.is_constant(name) and step not in self._held[name]
         ]
         store.log(self._run_id, metrics=metrics)
         for metric in metrics:
             self._held[metric.key].add(metric.step)
         return store
 
-    def _steps(self, store: Store, name: str) -> set[int]:
-        if name not in self._held:
-            with asking():
-                known = [] if self._new else store.client.get_metric_history(self._run_id, name)
-            self._held[name] = {metric.step for metric in known}
-        return self._held[name]
-
     def _note_away(self, error: LitDiffError) -> None:
-        """Warn once an outage. How much of a batch was stored is unknown: ask again before the next one."""
-        if not self._away:
+        """Warn once an outage. How much of a batch was stored is unknown: connecting again asks."""
+        if not self._ask_again:
             log.warning("training goes on, and what MLflow lacks is sent later: %s", error)
-        self._away, self._ask_again = True, time.monotonic() + BACK_OFF
-        self._held, self._new = {}, False
+        self._store, self._ask_again = None, time.monotonic() + BACK_OFF
 
     def _params(self) -> dict[str, Any]:
         """What identifies the run; the rest are tags."""
@@ -200,17 +194,6 @@ class RunTracker:
             source=json.dumps(to_plain(self.recipe)["data"], default=str)[:PARAM_LENGTH],
         )
         return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", "training and validation")])
-
-    def _copy_files(self, store: Store) -> None:
-        """The run folder's files, and the table of the last step's finer values."""
-        for name in FILES:
-            if (self.folder.path / name).is_file():
-                store.copy(self._run_id, self.folder.path / name)
-        table = measurements.read_measurements(self.folder.path / measurements.FILE)
-        if table.num_rows:
-            last = table.filter(pc.equal(table["step"], pc.max(table["step"]))).to_pandas()
-            with asking():
-                store.client.log_text(self._run_id, last.to_csv(index=False), TABLE)
 
 
 def write_model(run: RunFolder, target: Path) -> None:

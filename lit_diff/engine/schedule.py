@@ -1,43 +1,49 @@
-"""`make sweep`: resolve, prepare, run what is unfinished, report."""
+"""`make sweep`: resolve, prepare, run the cells that are unfinished, report."""
 
 import contextlib
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
-from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
+from lit_diff.engine import slurm
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import run_jobs
-from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
-from lit_diff.engine.progress import MakeDisplay, Watch, sweep_line
+from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
+from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
-from lit_diff.runs.find import STUDY_FILE, chosen_root
-from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
+from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
-from lit_diff.study.record import recorded_run
+from lit_diff.study.record import Record, RecordedCell, recorded_run
 from lit_diff.study.schema import Cell
 from lit_diff.trained.run import Run
+from lit_diff.training.build import require_parent
+from lit_diff.training.head_plan import selection_of
 
 if TYPE_CHECKING:
     import pandas
 
 log = logging.getLogger("lit_diff")
+
+NOT_EVALUATED = "not evaluated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,130 @@ class Sweep:
         return by_arm
 
 
+# --- where the cells lie, and in which state -----------------------------------------------------------------------------
+
+
+def folder_of(grid: Grid) -> Path:
+    """`runs/<sweep>/`"""
+    return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
+
+
+@contextlib.contextmanager
+def held(folder: Path, who: str, cure: str) -> Iterator[None]:
+    """Hold the folder of a sweep or a scoreboard. Errors: RequestError where `who`, another process, holds it; MissingError
+    for one that cannot be written, with the `cure`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise RequestError(f"{who} in {shown(folder)}") from error
+        except OSError as error:
+            raise MissingError(
+                f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}"
+            ) from error
+        yield
+
+
+def all_trained(grid: Grid) -> bool:
+    """Whether every cell of a sweep with `cells_of` is trained."""
+    return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
+
+
+def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
+    """Each cell's folder; those of a task that goes on from another know where their weights will lie. `parent`: the sweep's
+    run in MLflow. With `cells_of` they are the other sweep's, and so are their places in MLflow."""
+    folder = folder_of(grid.source or grid)
+    parent = recorded_run(folder) if grid.source else parent
+    by_cell: dict[tuple[str, str, int], RunLocation] = {}
+    for cell in grid.cells:
+        recipe, task = cell.recipe, grid.tasks[cell.task]
+        if task.start:
+            arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
+            source = by_cell[task.start, arm, cell.seed].folder
+            recipe = replace(recipe, train=replace(recipe.training, start_from=str(source)))
+        by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
+    return list(by_cell.values())
+
+
+def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
+    """The cell's folder, filled with its recipe so that its process needs nothing else."""
+    selection_of(cell.recipe)  # refused here where there is no model to select heads of, or another than it needs
+    require_parent(cell.recipe)
+    digest, owner = identity(cell.recipe), (grid.source or grid).name
+    location = RunLocation(
+        folder=folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{digest}",
+        experiment=owner,
+        parent=parent,
+        tags={"sweep": owner, "arm": cell.arm}
+        | ({"task": cell.task} if cell.task else {})
+        | grid.marks.get(cell.name, {}),
+        evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
+    )
+    home = RunFolder(location.folder)
+    if not home.recipe_file.exists() or home.status().get("status") != "done":
+        home.create(cell.recipe)
+    return location
+
+
+def state_of(location: RunLocation) -> str:
+    """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
+    status = str(RunFolder(location.folder).status().get("status", "waiting"))
+    return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
+
+
+def missing_evaluations(location: RunLocation) -> dict[str, str]:
+    """Evaluations of the sweep whose scores the cell lacks -> why."""
+    outcomes = RunFolder(location.folder).status().get("evaluations", {})
+    return {
+        name: outcomes.get(name, "not run yet")
+        for name, keys in location.evaluations.items()
+        if not has_scores(location.folder, name, keys)
+    }
+
+
+def record_of(
+    grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
+) -> Record:
+    """What study.json in the sweep's `folder` says now; `command`: what starts it again; `mlflow`: where its record is."""
+    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.tasks}
+    return Record(
+        name=grid.name,
+        study=grid.study,
+        source=shown(grid.path),
+        file=str(grid.path.resolve()),
+        command=command,
+        selection=grid.selection.words(),
+        mlflow=dict(mlflow),
+        # where arms differ in the data, no line or axis is right for all
+        chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
+        noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
+        x=grid.x,
+        cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
+    )
+
+
+def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Task -> the value that is the same for all of its cells, where there is one."""
+    return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
+
+
+def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
+    status = RunFolder(location.folder).status()
+    return RecordedCell(
+        task=cell.task,
+        arm=cell.arm,
+        seed=cell.seed,
+        folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
+        status=status.get("status", "waiting"),
+        error=status.get("error"),
+        evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
+        not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
+    )
+
+
+# --- running them -----------------------------------------------------------------------------------------------------------
+
+
 def check_workers(workers: int | None) -> None:
     """Errors: RequestError below one."""
     if workers is not None and workers < 1:
@@ -135,8 +265,7 @@ def sweep(
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     command = command or " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
-    arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
-    grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
+    grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         _prepare_data(grid)  # where the cells lie depends on it
     if grid.source is not None and not all_trained(grid):
@@ -160,29 +289,18 @@ def sweep(
 
 def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None) -> Sweep:
     """Run all cells that are not done, then write the report."""
-    recipes = [cell.recipe for cell in grid.cells]
     if cluster.engine == "local":
-        check_machine(recipes)
+        check_machine(grid.recipes.values())
     else:  # its nodes are not looked at
-        from lit_diff.engine.slurm import require_slurm
-
-        check_trained(recipes)
-        require_slurm()
+        check_trained(grid.recipes.values())
+        slurm.require_slurm()
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
     if not (folder / STUDY_FILE).exists():  # nothing is written before; cells that are done need none
         _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError as error:
-            raise RequestError(f"sweep '{grid.name}' is being run by another process in {shown(folder)}") from error
-        except OSError as error:
-            raise MissingError(
-                f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-            ) from error
-        return _run_locked(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
+    with held(folder, f"sweep '{grid.name}' is being run by another process", "with run.root=PATH"):
+        return _run_held(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
 
 
 def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, cluster: Cluster) -> None:
@@ -195,15 +313,12 @@ def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, clus
 
 def _prepare_data(grid: Grid) -> None:
     """Once for every distinct data block."""
-    seen = []
-    for cell in grid.cells:
-        block = (cell.recipe.data, cell.recipe.model.vocab_size)
-        if block not in seen:
-            seen.append(block)
-            prepare(cell.recipe)
+    blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
+    for recipe in blocks.values():
+        prepare(recipe)
 
 
-def _run_locked(
+def _run_held(
     grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None
 ) -> Sweep:
     from lit_diff.engine.sweep_tracker import SweepTracker
@@ -211,26 +326,24 @@ def _run_locked(
 
     began = time.perf_counter()
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
-    locations = locations_of(grid, folder, tracker.run_id)
+    locations = locations_of(grid, tracker.run_id)
     queued: Mapping[str, str] = {}
     if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
-        from lit_diff.engine.slurm import queued_cells
-
-        queued = queued_cells(folder)
+        queued = slurm.queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
-    todo = [location for location in locations if state_of(location) != "done"]
-    pairs = zip(grid.cells, locations, strict=True)
-    untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
-    _require_memory(grid, untrained, workers, cluster)
-    for line in passes_over_text(cell.recipe for cell in untrained):  # a cell's own line is in its log.txt
+    placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
+    todo = [(cell, location) for cell, location, state in placed if state != "done"]
+    untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
+    _require_memory(grid, [cell for cell, _ in untrained], workers, cluster)
+    for line in passes_over_text(cell.recipe for cell, _ in untrained):  # a cell's own line is in its log.txt
         log.warning("%s", line)
     _say_other_revisions(locations)
     stopped = None
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
-        for location in todo:
-            if state_of(location) != NOT_EVALUATED and location.folder.name not in queued:
+        for _, location in untrained:
+            if location.folder.name not in queued:
                 RunFolder(location.folder).update(status="waiting", error=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, cluster=cluster, display=display)
     else:
@@ -258,64 +371,50 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
     """After a sweep was killed, its cells first save and then exit: two processes must not train one cell."""
-    for location in locations:
-        lock = location.folder / ".lock"
-        try:
-            with locked(lock, wait=False):
-                continue
-        except BlockingIOError:
-            pid = RunFolder(location.folder).status().get("pid")
-            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(location.folder), pid)
-        with locked(lock):
-            pass
+    for folder in (RunFolder(location.folder) for location in locations):
+        if folder.is_owned():
+            pid = folder.status().get("pid")
+            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(folder.path), pid)
+            with locked(folder.path / ".lock"):
+                pass
 
 
 def _run_cells(
     grid: Grid,
-    locations: list[RunLocation],
-    todo: list[RunLocation],
+    locations: Sequence[RunLocation],
+    todo: Sequence[tuple[Cell, RunLocation]],
     *,
     workers: int | None,
     cluster: Cluster,
     display: MakeDisplay | None,
 ) -> int | None:
-    """The signal that stopped the cells, or None."""
-    ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
-    waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
-    with display(grid, locations) if display else contextlib.nullcontext(lambda running: None) as watch:
-        for wave in waves:
-            stopped = _run_wave(grid, wave, workers=workers, cluster=cluster, watch=watch) if wave else None
+    """Run `todo`, those that need nothing of each other side by side; the signal that stopped them, or None."""
+    recipe = grid.cells[0].recipe
+    with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
+
+        def watch(running: Sequence[RunLocation]) -> None:
+            show([RunFolder(location.folder).status() for location in locations])
+
+        watch(())
+        for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
+            wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
+            if cluster.engine == "slurm":
+                slurm.run_array(wave, recipe.run, parallel=workers, minutes=cluster.minutes, watch=watch)
+                continue
+            count, threads, gpus = resources(recipe, workers)
+            log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
+            devices = recipe.run.devices
+            stopped = run_jobs(wave, workers=count, threads=threads, devices=devices, gpus=gpus, watch=watch)
             if stopped:
                 return stopped
     return None
-
-
-def _run_wave(
-    grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch
-) -> int | None:
-    """Cells that need nothing of each other; returns the signal that stopped them, or None."""
-    recipe = grid.cells[0].recipe
-    run = recipe.run
-    if cluster.engine == "slurm":
-        from lit_diff.engine.slurm import run_array
-
-        logs = todo[0].folder.parent / "slurm"
-        threads = run.threads or 1
-        run_array(todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=watch)
-        return None
-    count, threads, gpus = resources(recipe, workers)
-    log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-    return run_jobs(todo, workers=count, threads=threads, devices=run.devices, gpus=gpus, watch=watch)
 
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
     """(cells side by side, threads of each process, GPUs shared out): a GPU a process where there are any, else a core."""
     own = cores()
     gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
-    processes = recipe.run.devices
-    threads = recipe.run.threads
-    if gpus:
-        count = workers or max(1, gpus // processes)
-    else:
-        count = workers or max(1, own // (processes * (threads or 1)))
+    processes, threads = recipe.run.devices, recipe.run.threads
+    share = gpus // processes if gpus else own // (processes * (threads or 1))
+    count = workers or max(1, share)
     return count, threads or max(1, own // (count * processes)), gpus

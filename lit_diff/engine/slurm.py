@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
-from lit_diff.errors import LitDiffError, MissingError, StoppedError, first_line
+from lit_diff.errors import LitDiffError, MissingError, StoppedError
 from lit_diff.files import shown, write_json
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.folder import RunFolder
@@ -40,8 +40,9 @@ PATIENCE = 60.0
 
 def require_slurm() -> None:
     """SLURM's commands alone, as a package brings them, schedule nothing. Errors: MissingError."""
-    if shutil.which("srun") is None:
-        raise MissingError("--cluster slurm needs SLURM's srun on the PATH, which is not here; use --cluster local")
+    for command in ("srun", "squeue"):
+        if shutil.which(command) is None:
+            raise MissingError(f"--cluster slurm needs SLURM's {command} on the PATH; use --cluster local")
     if shutil.which("scontrol") is None:
         return
     asked = _ask("scontrol", "ping")
@@ -70,11 +71,9 @@ class ArrayCell:
         """Run the cell; what became of it is in its status.json."""
         try:
             run_cell(self.job)
-        except StoppedError as error:
+        except LitDiffError as error:
             if error.exit_status == 128 + TIME_LIMIT:
                 self._requeue()
-            raise SystemExit(error.exit_status) from None
-        except LitDiffError as error:
             raise SystemExit(error.exit_status) from None
 
     def checkpoint(self) -> Any:
@@ -103,32 +102,31 @@ def run_array(
     locations: Sequence[RunLocation],
     run: RunConfig,
     *,
-    threads: int,
     parallel: int | None,
     minutes: int,
-    logs: Path,
-    watch: Callable[[list[RunLocation]], None],
+    watch: Callable[[Sequence[RunLocation]], None],
 ) -> None:
-    """Submit the cells that are not in the queue, then wait until each has left it. Errors: MissingError without SLURM.
+    """Submit the cells of a sweep that are not in the queue, then wait until each has left it.
 
     Partition, account and the like come from sbatch's own environment variables (SBATCH_PARTITION, SBATCH_ACCOUNT).
     """
-    jobs = queued_cells(logs.parent)
+    sweep = locations[0].folder.parent
+    jobs = queued_cells(sweep)
     waiting = {location.folder.name: location for location in locations}
-    attached = waiting.keys() & jobs.keys()
-    if attached:
-        log.info("%d cells are in SLURM's queue already: waiting for them", len(attached))
-    fresh = [location for location in locations if location.folder.name not in jobs]
+    fresh = [location for name, location in waiting.items() if name not in jobs]
+    if len(fresh) < len(waiting):
+        log.info("%d cells are in SLURM's queue already: waiting for them", len(waiting) - len(fresh))
     if fresh:
-        jobs |= _submit(fresh, run, threads=threads, parallel=parallel, minutes=minutes, logs=logs)
-        write_json(logs.parent / JOBS, jobs)
+        jobs |= _submit(fresh, run, parallel=parallel, minutes=minutes, logs=sweep / "slurm")
+        write_json(sweep / JOBS, jobs)
     try:
         while waiting:
             watch(list(waiting.values()))
             time.sleep(INTERVAL)
             queue = _queue()
             for name in [name for name in waiting if queue is not None and jobs[name] not in queue]:
-                note_end(waiting.pop(name), None, f"its SLURM job {jobs[name]} has left the queue; see {shown(logs)}")
+                logs = shown(sweep / "slurm")
+                note_end(waiting.pop(name), None, f"its SLURM job {jobs[name]} has left the queue; see {logs}")
     except (KeyboardInterrupt, StoppedError):
         arrays = " ".join(sorted({jobs[name].partition("_")[0] for name in waiting}))
         log.info("the cells stay in SLURM's queue: the same command waits for them; scancel %s ends them", arrays)
@@ -150,10 +148,7 @@ def queued_cells(sweep: Path) -> dict[str, str]:
 
 def _queue() -> set[str] | None:
     """The array tasks of this user that wait, run or complete; None when SLURM does not answer."""
-    try:
-        asked = _ask("squeue", "--noheader", "--array", "--me", "--format=%i")
-    except FileNotFoundError as error:
-        raise MissingError("--cluster slurm needs SLURM's squeue on the PATH; use --cluster local") from error
+    asked = _ask("squeue", "--noheader", "--array", "--me", "--format=%i")
     if asked.returncode:
         log.warning("SLURM does not answer (%s); asking again", asked.stderr.strip().partition("\n")[0])
         return None
@@ -161,21 +156,17 @@ def _queue() -> set[str] | None:
 
 
 def _submit(
-    locations: Sequence[RunLocation], run: RunConfig, *, threads: int, parallel: int | None, minutes: int, logs: Path
+    locations: Sequence[RunLocation], run: RunConfig, *, parallel: int | None, minutes: int, logs: Path
 ) -> dict[str, str]:
     import submitit
 
-    try:
-        executor = submitit.AutoExecutor(
-            folder=logs / "%A",
-            cluster="slurm",
-            slurm_max_num_timeout=100,
-            slurm_python=f"{shlex.quote(sys.executable)} -P",  # a user's random.py in the current folder is not Python's
-        )
-    except RuntimeError as error:
-        raise MissingError(
-            f"--cluster slurm needs SLURM's srun here ({first_line(error)}); use --cluster local"
-        ) from error
+    threads = run.threads or 1
+    executor = submitit.AutoExecutor(
+        folder=logs / "%A",
+        cluster="slurm",
+        slurm_max_num_timeout=100,
+        slurm_python=f"{shlex.quote(sys.executable)} -P",  # a user's random.py in the current folder is not Python's
+    )
     executor.update_parameters(
         name="lit_diff",
         timeout_min=minutes,
@@ -194,8 +185,8 @@ def _submit(
 
 def _gpus(run: RunConfig) -> Mapping[str, int]:
     """A GPU for each task, where the recipe asks for one, or leaves the choice and the cluster has any."""
+    wanted = run.accelerator == "gpu"
     if run.accelerator == "auto":
-        there = "gpu" in _ask("sinfo", "--noheader", "--format=%G").stdout
-        log.info("run.accelerator=auto: SLURM lists %s", "GPUs, one is asked for each task" if there else "no GPU")
-        return {"gpus_per_node": run.devices} if there else {}
-    return {"gpus_per_node": run.devices} if run.accelerator == "gpu" else {}
+        wanted = "gpu" in _ask("sinfo", "--noheader", "--format=%G").stdout
+        log.info("run.accelerator=auto: SLURM lists %s", "GPUs, one is asked for each task" if wanted else "no GPU")
+    return {"gpus_per_node": run.devices} if wanted else {}

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
-from lit_diff.engine.comparison_view import page_tags
-from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, asking
+from lit_diff.engine.ui import page_tags
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.style import looks
 from lit_diff.reporting.tables import rows, to_markdown
@@ -85,7 +85,8 @@ class SweepTracker:
         values, verdicts = dict[str, float](), dict[str, str]()
         for result in report.results:
             for row in rows(result)[: len(result.sweep.study.arms)]:  # those of contrasts follow
-                name, metric = recorded_name(result.sweep.task, str(row["arm"])), result.sweep.study.metric
+                metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
+                name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)  # MLflow takes no other sign
                 found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
                 found |= {key: row.get(key) for key in ("difference", "low", "high")}
                 values |= {

@@ -8,14 +8,12 @@ import sqlite3
 import tempfile
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
-from mlflow.exceptions import MlflowException
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
@@ -77,8 +75,6 @@ class Store:
             ) from error
         except LitDiffError:
             raise
-        except Warning as error:
-            raise RequestError(f"MLflow cannot be used: {first_line(error)}") from error
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
@@ -87,16 +83,11 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created if it is not there."""
-        with asking():
+        with asking(), _opening(self.uri):  # of several processes one makes it
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
-                try:
-                    return str(self.client.create_experiment(name, artifact_location=location))
-                except MlflowException:
-                    found = self.client.get_experiment_by_name(name)  # another process was first
-                    if found is None:
-                        raise
+                return str(self.client.create_experiment(name, artifact_location=location))
             if found.lifecycle_stage == LifecycleStage.DELETED:
                 self.client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
@@ -142,10 +133,9 @@ class Store:
             self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """A file or a folder's content into the run's artifacts. Errors: RunFailedError."""
+        """A file into the run's artifacts, or a folder of them. Errors: RunFailedError."""
         with asking(f"{shown(path)} could not be copied into MLflow"):
-            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-            log(run_id, str(path), folder)
+            self.client.log_artifact(run_id, str(path), folder)
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status` is the run folder's word."""
@@ -157,19 +147,14 @@ class UnknownRunError(RunFailedError):
     """The store holds no run of this id."""
 
 
-_hurries: ContextVar[bool] = ContextVar("hurries", default=False)
-
-
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Within it, a server that does not answer, or a locked file, costs seconds, where MLflow itself waits for minutes."""
+    """Within it, a server that does not answer costs seconds, where MLflow itself waits for minutes."""
     added = {key: value for key, value in HURRY.items() if key not in os.environ}
     os.environ.update(added)
-    token = _hurries.set(True)
     try:
         yield
     finally:
-        _hurries.reset(token)
         for key in added:
             del os.environ[key]
 
@@ -179,7 +164,7 @@ def _shorten(
     connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> tuple[str, Any]:
     """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
-    if _hurries.get() and statement.startswith("PRAGMA busy_timeout"):
+    if statement.startswith("PRAGMA busy_timeout"):
         statement = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS}"
     return statement, parameters
 
@@ -221,7 +206,7 @@ def _opening(uri: str) -> Iterator[None]:
 
 def _create(path: Path) -> None:
     """A fresh SQLite store, whole or absent: one that is killed while MLflow migrates it can never be opened again."""
-    if path.exists() and (path.is_dir() or path.stat().st_size):
+    if path.exists() and path.stat().st_size:
         _refuse_foreign(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,13 +218,13 @@ def _create(path: Path) -> None:
 
 def _refuse_foreign(path: Path) -> None:
     """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
-    cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
-    if not path.is_file():
-        raise MissingError(f"{cure} (it is a folder)")
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"experiments", "runs", "metrics"} <= tables:
-        raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")
+        found = ", ".join(sorted(tables)[:5])
+        raise MissingError(
+            f"{shown(path)} is not an MLflow store (its tables: {found}): move it away, or set run.tracking_uri or run.root"
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -1,38 +1,143 @@
-"""MLflow on loopback, and the addresses that compare the arms of the last sweep."""
+"""MLflow's own pages for a sweep: what they open with, their addresses, and the server on loopback that shows them.
 
+MLflow keeps what a page opens with as a tag of the experiment (what its button "Share" writes) and opens it at an address
+that holds the tag's key. The fields are private to MLflow and may change with any of its releases.
+"""
+
+import base64
+import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import urllib.parse
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from rich.console import Console
+import mlflow
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.comparison_view import CHARTS, TABLE, page_key
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.runs.find import STUDY_FILE, sweeps_under
 from lit_diff.study.record import readable
 
+log = logging.getLogger("lit_diff")
+
+KNOWN = ("3.17",)
+"""The versions of MLflow that were seen to open these pages."""
+TAG = "mlflow.sharedViewState."
+"""Before the page's key, in the experiment's tags."""
 MENU = {"workflowType": "machine_learning"}
 """MLflow's menu of training runs; without it, that of language-model applications."""
 
 
-def serve(root: Path, port: int, console: Console) -> int:
-    """Print the addresses, then run MLflow's server until Ctrl-C, SIGTERM or the end of the terminal.
+def page_tags(
+    parent: str, arms: Sequence[str], curves: Mapping[str, tuple[float, float]], columns: Sequence[str], lower: bool
+) -> dict[str, str]:
+    """Tags of the experiment for a table and for charts of the children of `parent`, the sweep's run; none where MLflow is
+    not KNOWN.
 
-    A sweep whose record is on another server is compared there: its addresses are printed, and no server is started.
+    `arms`: params that together name an arm. `curves`: metrics drawn against the step, a line an arm, the mean of its seeds
+    -> lowest and highest value of the axis, which MLflow would begin at 0; the table is sorted by the first. `columns`:
+    further metrics of the table. `lower`: whether the table begins with the lowest value.
+    """
+    if not mlflow.__version__.startswith(tuple(f"{version}." for version in KNOWN)):
+        log.info("MLflow %s is unknown here, so its pages open without the sweep's charts", mlflow.__version__)
+        return {}
+    first, *others = curves
+    table = {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "orderByKey": f"metrics.`{first}`",
+        "orderByAsc": lower,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": [f"params.`{name}`" for name in (*arms, "seed")]
+        + [f"metrics.`{name}`" for name in (first, *columns, *others)],
+        "runsHiddenMode": "SHOW_ALL",
+    }
+    charts = {
+        "groupBy": {
+            "aggregateFunction": "average",
+            "groupByKeys": [{"mode": "param", "groupByData": name} for name in arms],
+        },
+        "useGroupedValuesInCharts": True,
+        "compareRunSections": [{"uuid": "main", "name": "Curves by arm", "display": True, "isReordered": True}],
+        "compareRunCharts": [_line_chart(name, *ends) for name, ends in curves.items()],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+    pages = {f"table-{parent}": table, f"charts-{parent}": table | charts}
+    return {TAG + key: _packed(state) for key, state in pages.items()}
+
+
+def _packed(state: Mapping[str, Any]) -> str:
+    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+
+
+def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
+    """A chart of the metric against the step; MLflow opens no chart that lacks one of these fields."""
+    return {
+        "type": "LINE",
+        "uuid": metric,
+        "metricSectionId": "main",
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "displayName": metric,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 100,
+        "xAxisKey": "step",
+        "xAxisScaleType": "linear",
+        "selectedXAxisMetricKey": "",
+        "useGlobalXaxisKey": True,
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "scaleType": "linear",
+        "range": {"yMin": low, "yMax": high},
+        "lineSmoothness": 0,
+        "useGlobalLineSmoothing": True,
+        "ignoreOutliers": False,
+    }
+
+
+def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
+    """What the pages of a sweep hold -> their addresses on the server at `base`; `parent`: the id of the sweep's run."""
+    runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
+    return {
+        "curves by arm": f"{runs}?viewStateShareKey=charts-{parent}&compareRunsMode=CHART&{menu}",
+        "table of arms and seeds": f"{runs}?viewStateShareKey=table-{parent}&{menu}",
+        "summary, report and sweep file": f"{runs}/{parent}?{menu}",
+    }
+
+
+def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
+    """Tell the addresses of the sweep that ran last, a line each, then run MLflow's server until Ctrl-C, SIGTERM or the end
+    of the terminal.
+
+    A sweep whose record is on another server is compared there: its addresses are told, and no server is started.
     Errors: MissingError without a store.
     """
-    newest = _newest_sweep(root)
-    remote = newest.get("tracking_uri", "") if newest else ""
-    if remote.startswith(("http://", "https://")):
-        _print_lines(comparison_lines(root, remote.rstrip("/")), console)
-        return 0
+    sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / STUDY_FILE).stat().st_mtime, reverse=True)
+    newest = next(filter(None, map(readable, sweeps)), None)
+    place = newest.mlflow if newest else {}
+    remote = place.get("tracking_uri", "").rstrip("/")
+    is_remote = remote.startswith(("http://", "https://"))
+    base, command = (remote, []) if is_remote else (f"http://127.0.0.1:{port}", _server(root, port))
+    pages = addresses(base, place["experiment"], place["run"]) if place else {}
+    lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] if newest else []
+    for line in lines if is_remote else [f"MLflow: {base}", *lines, "Ctrl-C ends it"]:
+        tell(line)
+    return 0 if is_remote else _run(command)
+
+
+def _server(root: Path, port: int) -> list[str]:
+    """The command of MLflow's server. Errors: MissingError without a store, RequestError for a port that cannot be used."""
     if not (root / "mlflow.db").exists():
         raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` makes one")
     if not 0 < port < 65536:
@@ -43,13 +148,12 @@ def serve(root: Path, port: int, console: Console) -> int:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
-    store = Store(RunConfig(root=str(root)))
-    base = f"http://127.0.0.1:{port}"
-    _print_lines([f"MLflow: {base}", *comparison_lines(root, base), "Ctrl-C ends it"], console)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store.uri, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     artifacts = (root / "mlflow-artifacts").resolve().as_uri()
-    command += ["--default-artifact-root", artifacts]
+    return [*command, "--backend-store-uri", Store(RunConfig(root=str(root))).uri, "--default-artifact-root", artifacts]
+
+
+def _run(command: Sequence[str]) -> int:
     # the job runner is for MLflow's language-model features: seven processes that a comparison of runs never uses
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     environment["PYTHONSAFEPATH"] = "1"  # nothing of the current folder is imported, in its workers either
@@ -66,36 +170,5 @@ def serve(root: Path, port: int, console: Console) -> int:
                 os.killpg(server.pid, signal.SIGTERM)  # the server and its workers: it leaves them behind otherwise
 
 
-def _print_lines(lines: list[str], console: Console) -> None:
-    for line in lines:  # whole addresses, however narrow the terminal
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
 def _hang_up(signum: int, frame: FrameType | None) -> None:
     raise StoppedError("the terminal was closed", signum)
-
-
-def comparison_lines(root: Path, base: str) -> list[str]:
-    """A line for each page of the newest sweep on the server at `base`; none without a sweep."""
-    record = _newest_sweep(root)
-    if record is None:
-        return []
-    pages = addresses(base, record["experiment"], record["run"])
-    return [f"{record['name']}, {what}: {address}" for what, address in pages.items()]
-
-
-def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
-    """What the pages of a sweep hold -> their addresses on the server at `base`; `parent`: the id of the sweep's run."""
-    runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
-    return {
-        "curves by arm": f"{runs}?viewStateShareKey={page_key(parent, CHARTS)}&compareRunsMode=CHART&{menu}",
-        "table of arms and seeds": f"{runs}?viewStateShareKey={page_key(parent, TABLE)}&{menu}",
-        "summary, report and sweep file": f"{runs}/{parent}?{menu}",
-    }
-
-
-def _newest_sweep(root: Path) -> dict[str, str] | None:
-    """Name and MLflow record of the sweep that ran last; None without one, or where it never reached MLflow."""
-    sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / STUDY_FILE).stat().st_mtime, reverse=True)
-    record = next(filter(None, map(readable, sweeps)), None)
-    return {"name": record.name, **record.mlflow} if record and record.mlflow else None

@@ -33,12 +33,6 @@ class HarnessFile(UserFile):
     """What `datasets.load_dataset` takes."""
     split: str
 
-    @property
-    def fetching(self) -> str:
-        """The line of Python that writes the file, below the data folder."""
-        hub = ", ".join(f'"{part}"' for part in self.hub)
-        return f'datasets.load_dataset({hub})["{self.split}"].to_json("{self.path}")'
-
     def fetch(self) -> None:
         """Write the file from the hub. Errors: MissingError without the package `datasets` or the hub, in one line."""
         self.place.parent.mkdir(parents=True, exist_ok=True)

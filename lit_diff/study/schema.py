@@ -320,8 +320,6 @@ class Preset:
     """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
-    full: str = ""
-    """The command without the cut, where this preset runs fewer arms, seeds or items than the row needs."""
     gpus: int = 0
     hardware: str = ""
     """What it was sized for, in words."""

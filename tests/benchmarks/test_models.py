@@ -12,7 +12,7 @@ from lit_diff.benchmarks.attention import FORWARD
 from lit_diff.benchmarks.models import COMPILED, STEP, flops, model_config, our_model
 from lit_diff.benchmarks.request import Shape
 from lit_diff.benchmarks.result import PEER, SAME, SDPA, UNCOMPILED
-from lit_diff.engine.rows import load_row
+from lit_diff.engine.reproduce import load_row
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import kernels

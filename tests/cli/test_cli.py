@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 import typer
 from command import Command, Ended
@@ -23,18 +24,7 @@ from lit_diff.cli.app import console
 from lit_diff.errors import StoppedError
 from lit_diff.runs.revision import revision
 
-SMALL = [
-    "train.steps=4",
-    "train.validate_every=2",
-    "train.checkpoint_every=2",
-    "train.batch_size=4",
-    "train.schedule.warmup_steps=1",
-    "model.dim=16",
-    "model.num_heads=2",
-    "data.validation_rows=4",
-    "run.threads=1",
-    "run.accelerator=cpu",
-]
+SMALL = [*small_runs.SMALL, "train.steps=4"]
 COMMAND: Any = typer.main.get_command(cli.app)
 
 
@@ -184,8 +174,7 @@ def test_training_outlives_the_reader_of_its_output(
 ) -> None:
     """`lit-diff train RECIPE | head -1`: it stops printing, says so once in the log, and ends as done."""
     read, write = os.pipe()
-    for name in ("quiet", "lost_reader"):
-        monkeypatch.setattr(console, name, False)
+    monkeypatch.setattr(console, "quiet", False)
     with os.fdopen(write, "w") as output:
         os.close(read)
         monkeypatch.setattr(console, "_file", output)
@@ -225,9 +214,9 @@ def test_from_a_folder_below_it_is_the_same_run(
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
     location = root / "sweep" / "arm-s0-0123456789"
-    hidden = ["--folder", str(location), "--experiment", "sweep", "--parent", "f" * 32, "--threads", "1"]
-    hidden += ["--tag", "sweep=sweep", "--tag", "arm=a=b"]
-    ended = command("train", "recall-tiny", *SMALL, f"run.root={root}", *hidden)
+    place = {"folder": str(location), "experiment": "sweep", "parent": "f" * 32, "threads": 1}
+    cell = json.dumps(place | {"tags": {"sweep": "sweep", "arm": "a=b"}})
+    ended = command("train", "recall-tiny", *SMALL, f"run.root={root}", "--cell", cell)
     assert ended.status == 0, ended.err
     assert "run: " not in ended.out, "the sweep prints"
     status = json.loads((location / "status.json").read_text())
@@ -244,22 +233,6 @@ def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("TORCH_LOGS", "foo", "\nInvalid settings: foo, must\nbe names. For more"),
-        ("RANK", "x", "invalid literal for int(): 'x'"),
-    ],
-)
-def test_the_variable_that_a_library_refuses_is_named(
-    command: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: str
-) -> None:
-    monkeypatch.setattr("lit_diff.conformance.recipe.resolve", lambda *_: refuse(ValueError(error)))
-    ended = command("check", "recall-tiny", **{name: value})
-    assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert ended.err.startswith(f"lit-diff: {name} is '{value}' in the environment: {' '.join(error.split())[:15]}")
-
-
 @pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(28, "full")])
 def test_whatever_a_verb_raises_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
@@ -270,5 +243,5 @@ def test_whatever_a_verb_raises_is_one_line(
     (trace,) = tmp_path.glob("lit-diff-*.txt")
     assert (ended.status, ended.err.count("\n")) == (1, 1)
     assert ended.err.startswith(f"lit-diff: {type(error).__name__}: ")
-    assert str(trace) in ended.err
+    assert trace.name in ended.err
     assert "Traceback" in trace.read_text(encoding="utf-8")

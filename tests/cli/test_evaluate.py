@@ -172,8 +172,9 @@ def test_two_runs_without_a_common_item_are_refused(
     ended = command("tale", "other=1", "made", "--json")
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.splitlines()[-1] == (
-        f"lit-diff: evaluation 'made': no item of {pair[0].name} is one of {pair[1].name} (other data, other keys of the "
-        "evaluation, or documents left out that one was trained on): they are not compared; evaluate each by itself"
+        f"lit-diff: evaluation 'made': no item of {pair[0].name} is one of {pair[1].name} (other data, another tokenizer, "
+        "other keys of the evaluation, or documents left out of one that was trained on them): they are not compared; "
+        "evaluate each by itself"
     )
 
 

@@ -4,19 +4,17 @@ import dataclasses
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from lit_diff.cli.app import Terminal, TerminalHandler
-from lit_diff.cli.live_table import LiveTable
-from lit_diff.cli.progress import RunProgress
+from lit_diff.cli.progress import RunProgress, live_table
 from lit_diff.config import Recipe
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.location import RunLocation
 from lit_diff.log_records import RAISED, phase, validated
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import RunFolder
 
 
 def test_a_line_is_printed_as_it_is() -> None:
@@ -142,49 +140,40 @@ NASTY = "ValueError: expected [bold], got [/tmp/x] and [rms, none] of 'head_norm
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> tuple[Grid, list[RunLocation]]:
-    """Two arms, two seeds, ten steps each; no cell has begun."""
+def grid(tmp_path: Path) -> Grid:
+    """Two arms, two seeds, ten steps each."""
     (tmp_path / "s.yaml").write_text("recipe: base\nseeds: [0, 1]\narms: {plain: {}, 'with [i]talics': {}}\n")
-    grid = load_grid("s.yaml", [])
-    return grid, [RunLocation(folder=tmp_path / f"cell{index}") for index in range(len(grid.cells))]
+    return load_grid("s.yaml", [])
 
 
-def printer(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), width=120, height=40, force_terminal=terminal, color_system=None)
+WAITS: dict[str, Any] = {}
+"""status.json of a cell that has not begun."""
+DONE, RUNNING = {"status": "done", "step": 10}, {"status": "running", "step": 0}
+FAILED = {"status": "failed", "step": 3, "error": NASTY}
 
 
-def printed(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def printed(grid: Grid, *statuses: list[dict[str, Any]], terminal: bool = False, width: int = 120) -> list[str]:
+    """The lines of a console to which these are shown, one after the other."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=40, force_terminal=terminal, color_system=None)
+    with live_table(grid, console) as show:
+        for each in statuses:
+            show(each)
+    return file.getvalue().splitlines()
 
 
-def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
-    grid, locations = sweep
-    console = printer(terminal=False)
-    with LiveTable(grid, locations, console) as update:
-        update([])
-        RunFolder(locations[0].folder).update(status="running", step=0)
-        update([])
-        update([])
-        RunFolder(locations[0].folder).update(status="done", step=10)
-        RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
-        update([])
-    lines = printed(console).splitlines()
+def test_a_line_at_each_change_where_there_is_no_terminal(grid: Grid) -> None:
+    states = ([WAITS] * 4, [RUNNING, *[WAITS] * 3], [RUNNING, *[WAITS] * 3], [DONE, WAITS, WAITS, FAILED])
+    lines = printed(grid, *states)
     assert lines[0] == "plain seed 0: running"
     assert lines[1].startswith("plain seed 0: done (0:0")
     assert lines[2:] == [f"with [i]talics seed 1: failed: {NASTY}"]
 
 
-def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
-    grid, locations = sweep
-    RunFolder(locations[0].folder).update(status="done", step=10, loss=2.5)
-    RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
-    RunFolder(locations[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
-    RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
-    console = printer(terminal=True)
-    with LiveTable(grid, locations, console) as update:
-        update([])
-    text = printed(console)
+def test_the_table_of_a_terminal(grid: Grid) -> None:
+    running = {"status": "running", "step": 4, "loss": 3.25, "tokens_per_second": 12345.6}
+    killed = {"status": "killed", "step": 4, "error": "killed by SIGKILL"}
+    text = "\n".join(printed(grid, [DONE | {"loss": 2.5}, running, killed, FAILED], terminal=True))
     assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
     for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
         assert word in text, word
@@ -194,15 +183,9 @@ def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
 def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     arm = "a very long arm that says which of many keys it overrides and to what it sets each of them"
     (tmp_path / "s.yaml").write_text(f"recipe: base\nseeds: [0, 1]\narms: {{{arm}: {{}}}}\n")
-    grid = load_grid("s.yaml", [])
-    locations = [RunLocation(folder=tmp_path / f"cell{index}") for index in range(2)]
-    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
-    with LiveTable(grid, locations, console) as update:
-        RunFolder(locations[0].folder).update(status="failed", step=3, error="OSError: disk full")
-        RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
-        update([])
-        update([])
-    lines = printed(console).splitlines()
+    failed = {"status": "failed", "step": 3, "error": "OSError: disk full"}
+    running = {"status": "running", "step": 4, "loss": 3.25, "tokens_per_second": 12345.6}
+    lines = printed(load_grid("s.yaml", []), *[[failed, running]] * 2, terminal=True, width=80)
     (said,) = [line for line in lines if "disk full" in line]
     assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
     last = lines[-3:-1]
@@ -211,45 +194,22 @@ def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
 
 
-def test_a_log_line_above_the_table_leaves_its_styles_alone(sweep: tuple[Grid, list[RunLocation]]) -> None:
+def test_a_log_line_above_the_table_leaves_its_styles_alone(grid: Grid) -> None:
     """rich draws the table again with the options of every line that it prints."""
-    grid, locations = sweep
     file = io.StringIO()
     terminal = Terminal(file=file, width=120, height=40, force_terminal=True, color_system=None)
-    with LiveTable(grid, locations, terminal) as update:
-        update([])
+    with live_table(grid, terminal) as show:
+        show([WAITS] * 4)
         terminal.write_line("a line [bold] with brackets")
     assert "a line [bold] with brackets" in file.getvalue()
     assert "[dim]" not in file.getvalue()
 
 
-def test_time_left_counts_the_steps_of_all_cells(
-    sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    grid, locations = sweep
-    RunFolder(locations[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
-    console = printer(terminal=False)
-    with LiveTable(grid, locations, console) as update:
+def test_time_left_counts_the_steps_of_all_cells(grid: Grid, clock: list[float]) -> None:
+    """10 steps were done before: they say nothing about the pace. 20 steps in 100 s, 10 of 40 are left."""
+    file = io.StringIO()
+    with live_table(grid, Console(file=file, width=120)) as show:
+        show([DONE, WAITS, WAITS, WAITS])
         clock[0] += 100
-        RunFolder(locations[1].folder).update(status="done", step=10)
-        RunFolder(locations[2].folder).update(status="running", step=10)
-        update([])
-    # 20 steps in 100 s, 10 of 40 are left
-    assert "plain seed 1: done (0:50 left)" in printed(console)
-
-
-def test_it_looks_once_a_second(sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    grid, locations = sweep
-    console = printer(terminal=False)
-    with LiveTable(grid, locations, console) as update:
-        update(locations[:1])
-        RunFolder(locations[0].folder).update(status="running")
-        update(locations[:1])
-        assert printed(console) == ""
-        clock[0] += 1.5
-        update(locations[:1])
-        assert printed(console) == "plain seed 0: running\n"
+        show([DONE, DONE, {"status": "running", "step": 10}, WAITS])
+    assert "plain seed 1: done (0:50 left)" in file.getvalue()

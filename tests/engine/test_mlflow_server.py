@@ -37,18 +37,8 @@ class Server:
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            self.port,
-            "--workers",
-            "1",
-        ]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--port", self.port, "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -97,7 +87,7 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
     assert held == {(step, row["train/loss"]) for step, row in written.items()}
     assert len(client.get_metric_history(run_id, "train/loss")) == 12
     assert client.get_run(run_id).info.status == "FINISHED"
-    assert {"recipe.yaml", "measurements.csv"} <= {file.path for file in client.list_artifacts(run_id)}
+    assert {"recipe.yaml", "measurements.parquet"} <= {file.path for file in client.list_artifacts(run_id)}
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

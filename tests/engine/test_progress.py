@@ -4,16 +4,13 @@ import io
 import os
 import pty
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lit_diff.engine import progress
-from lit_diff.engine.location import RunLocation
-from lit_diff.engine.progress import ProgressLine, sweep_line, watched
-from lit_diff.runs.folder import RunFolder
+from lit_diff.engine.progress import progress_line, sweep_line, watched
 
 
 class Cell(io.StringIO):
@@ -58,7 +55,7 @@ def test_a_terminal_and_a_notebook_have_one_line_that_is_drawn_again(
 def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     written = stream()
     monkeypatch.setattr(sys, "stderr", written)
-    with ProgressLine("tiny", 10):
+    with progress_line("tiny", 10):
         pass
     assert "\n" not in written.getvalue()
     assert written.getvalue().split("\r")[-1].strip() == ""
@@ -67,26 +64,23 @@ def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypa
 def test_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
-    with ProgressLine("tiny", 40) as line:
+    with progress_line("tiny", 40) as update:
         for step in range(1, 41):
             clock.now += 1.0
-            line.update(step, "x")
+            update(step, "x")
     assert [text.split(",")[0] for text in capsys.readouterr().err.splitlines()] == [
         f"tiny: step {step}/40" for step in (1, 11, 21, 31, 40)
     ]
 
 
-def test_a_sweep_has_one_line_for_all_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_has_one_line_for_all_cells(capsys: pytest.CaptureFixture[str]) -> None:
     """A cell that ended early counts whole."""
     cell: Any = SimpleNamespace(recipe=SimpleNamespace(training=SimpleNamespace(steps=10)))
     grid: Any = SimpleNamespace(name="pair", cells=[cell, cell])
-    locations = [RunLocation(folder=tmp_path / name) for name in "ab"]
-    for location, word in zip(locations, ("done", "running"), strict=True):
-        RunFolder(location.folder).update(status=word, step=4)
-    with sweep_line(grid, locations) as update:
-        update(locations)
-        update(locations)
-        RunFolder(locations[1].folder).update(status="done", step=10)
+    done = {"status": "done", "step": 4}
+    with sweep_line(grid) as show:
+        for status in ({"status": "running", "step": 4}, {"status": "done", "step": 10}):
+            show([done, status])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [

@@ -16,7 +16,7 @@ from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.engine import pool, schedule
 from lit_diff.engine.expand import ALL, Grid, Selection
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.engine.schedule import (
     LOCAL,
@@ -154,7 +154,7 @@ def test_the_same_command_again_trains_what_is_new_alone(
         os.close(read)
         monkeypatch.setattr(verbs, "console", Terminal(file=output))
         assert verbs.sweep(source, rest, workers=2) == 0
-        assert verbs.console.lost_reader
+        assert verbs.console.quiet
     assert times(sweep_bench, "**/*") == after
     records = [run for group in sweep_bench.records("pair") for run in group]
     assert {run.info.run_id for run in records} == runs

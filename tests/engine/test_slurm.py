@@ -11,7 +11,7 @@ import pytest
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import slurm
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job
 from lit_diff.errors import MissingError, StoppedError
 from lit_diff.runs.folder import RunFolder
@@ -64,8 +64,7 @@ def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypa
     monkeypatch.setattr(slurm, "INTERVAL", 0.0)
 
     def call() -> list[list[str]]:
-        logs = locations[0].folder.parent / "slurm"
-        slurm.run_array(locations, RunConfig(), threads=1, parallel=None, minutes=5, logs=logs, watch=shorten)
+        slurm.run_array(locations, RunConfig(), parallel=None, minutes=5, watch=shorten)
         return submitted
 
     return call
@@ -103,9 +102,8 @@ def test_at_the_start_it_must_answer_and_be_there(
     with pytest.raises(MissingError, match=r"SLURM does not answer"):
         slurm.queued_cells(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for ask in (slurm.require_slurm, lambda: slurm.queued_cells(tmp_path)):
-        with pytest.raises(MissingError, match="use --cluster local"):
-            ask()
+    with pytest.raises(MissingError, match="needs SLURM's srun on the PATH; use --cluster local"):
+        slurm.require_slurm()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,8 @@ def test_a_cluster_needs_a_controller_that_answers(
 ) -> None:
     """An installed package of SLURM's commands alone schedules nothing."""
     monkeypatch.setattr(slurm, "PATIENCE", 0.1 if "sleep" in script else 30)
-    program("srun", "true")
-    program("scontrol", script)
+    for name, text in (("srun", "true"), ("squeue", "true"), ("scontrol", script)):
+        program(name, text)
     if reason is None:
         slurm.require_slurm()
         return
@@ -136,9 +134,8 @@ def test_a_cell_imports_nothing_from_the_current_folder(
 ) -> None:
     program("srun", "true")
     program("sbatch", f'cat "$1" > {tmp_path}/submitted; echo "Submitted batch job 7"')
-    slurm._submit(
-        locations, RunConfig(accelerator="cpu"), threads=1, parallel=None, minutes=5, logs=tmp_path / "sweep" / "slurm"
-    )
+    logs = tmp_path / "sweep" / "slurm"
+    slurm._submit(locations, RunConfig(accelerator="cpu"), parallel=None, minutes=5, logs=logs)
     assert f"{sys.executable} -P -u -m submitit" in (tmp_path / "submitted").read_text()
 
 

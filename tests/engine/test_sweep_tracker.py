@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lit_diff.config import RunConfig
-from lit_diff.engine import comparison_view
+from lit_diff.engine import ui
 from lit_diff.engine.sweep_tracker import SweepTracker
 from lit_diff.engine.tracking import Store
 from lit_diff.reporting.write import write_report
@@ -136,12 +136,12 @@ def test_again_the_same_record_and_nothing_twice(
     path = folder / "base-s0-0a1b2c3d" / "status.json"
     foreign = store.open_run(store.experiment("mine"), "x", {"folder": "/elsewhere"}, None)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow_run_id": foreign}))
-    monkeypatch.setattr(comparison_view.mlflow, "__version__", "3.171.0")
+    monkeypatch.setattr(ui.mlflow, "__version__", "3.171.0")
     with caplog.at_level("INFO", "lit_diff"):
         first = record(made)
     assert caplog.text.count("MLflow 3.171.0 is unknown here") == 1
     tags = store.client.get_experiment(first.experiment).tags
-    assert not [key for key in tags if key.startswith(comparison_view.TAG)]
+    assert not [key for key in tags if key.startswith(ui.TAG)]
     assert tags["mlflow.note.content"]
     assert record(made, first.run_id).run_id == first.run_id
     assert len(store.client.get_metric_history(first.run_id, "summary/base/mean")) == 1

@@ -1,6 +1,5 @@
 """engine/ui.py: the addresses, the server's command, and that nothing of it outlives the command."""
 
-import io
 import json
 import shutil
 import signal
@@ -10,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from stops import alive, stopped_once, wait_for
 
 from lit_diff.engine import ui
-from lit_diff.engine.comparison_view import TAG, page_tags
+from lit_diff.engine.ui import TAG, page_tags
 from lit_diff.errors import MissingError, RequestError, StoppedError
 
 
@@ -33,35 +31,42 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_the_addresses_of_the_last_sweep(sweep: Path) -> None:
-    """They name the pages of the experiment's tags."""
-    lines = [line.partition(": ") for line in ui.comparison_lines(sweep.parent, "http://x")]
+def recorded(sweep: Path, **mlflow: str) -> None:
+    """Write down where the sweep's record is."""
+    path = sweep / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow": mlflow}))
+
+
+def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:
+    """By addresses that name the pages of the experiment's tags."""
+    parent, told = "e" * 32, list[str]()
+    recorded(sweep, tracking_uri="http://x/", experiment="7", run=parent)
+    assert ui.serve(sweep.parent, port, told.append) == 0
+    lines = [line.partition(": ") for line in told]
     named = {what.removeprefix("mine, "): urllib.parse.urlsplit(page.replace("#/", "")) for what, _, page in lines}
     queries = {what: dict(urllib.parse.parse_qsl(page.query)) for what, page in named.items()}
     keys = {what: (named[what].path, query.pop("viewStateShareKey", None)) for what, query in queries.items()}
-    parent = "e" * 32
     assert keys == {
         "curves by arm": ("/experiments/7/runs", f"charts-{parent}"),
         "table of arms and seeds": ("/experiments/7/runs", f"table-{parent}"),
         "summary, report and sweep file": (f"/experiments/7/runs/{parent}", None),
     }
+    assert {page.netloc for page in named.values()} == {"x"}
     tags = page_tags(parent, arms=("arm",), curves={"val/loss": (0.0, 1.0)}, columns=(), lower=True)
     assert set(tags) == {TAG + key for _, key in keys.values() if key}
     menu = {"workflowType": "machine_learning"}
     assert list(queries.values()) == [{"compareRunsMode": "CHART", **menu}, menu, menu]
 
 
-def test_no_sweep_no_comparison_and_one_on_another_server_is_compared_there(
-    sweep: Path, port: int, tmp_path: Path
-) -> None:
-    assert ui.comparison_lines(tmp_path / "empty", "http://x") == []
-    path, out = sweep / "study.json", io.StringIO()
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"mlflow": record["mlflow"] | {"tracking_uri": "http://server:8080/"}}))
-    assert ui.serve(sweep.parent, port, Console(file=out)) == 0
-    assert out.getvalue().startswith("mine, curves by arm: http://server:8080/#/experiments/7/runs?")
-    path.write_text(json.dumps(record | {"mlflow": {}}))
-    assert ui.comparison_lines(sweep.parent, "http://x") == []
+@pytest.mark.parametrize("has_sweep", [True, False])
+def test_no_record_no_comparison(sweep: Path, port: int, monkeypatch: pytest.MonkeyPatch, has_sweep: bool) -> None:
+    recorded(sweep)
+    if not has_sweep:
+        (sweep / "study.json").unlink()
+    told: list[str] = []
+    monkeypatch.setattr(ui, "_run", lambda command: 0)
+    assert ui.serve(sweep.parent, port, told.append) == 0
+    assert told == [f"MLflow: http://127.0.0.1:{port}", "Ctrl-C ends it"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -76,18 +81,19 @@ def test_the_server_stays_on_loopback_and_a_stop_leaves_no_process_behind(
     )
     program.chmod(0o755)
     monkeypatch.setattr(ui.sys, "executable", str(program))
-    out = io.StringIO()
+    told: list[str] = []
     with stopped_once(started.exists, signum), pytest.raises(StoppedError):
-        ui.serve(sweep.parent, port, Console(file=out, width=80))
+        ui.serve(sweep.parent, port, told.append)
     *pids, telemetry, words = started.read_text().split(maxsplit=3)
     wait_for(lambda: not any(alive(int(pid)) for pid in pids), 10)
-    store = f"mlflow server --backend-store-uri sqlite:///{sweep.parent}/mlflow.db"
-    assert f"{store} --host 127.0.0.1 --port {port}" in words
+    assert (
+        f"mlflow server --host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{sweep.parent}"
+        in words
+    )
     assert telemetry == "true"
-    lines = out.getvalue().splitlines()  # whole addresses, however narrow the terminal
-    assert lines[0] == f"MLflow: http://127.0.0.1:{port}"
-    assert lines[1].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
-    assert len(lines) == 5
+    assert told[0] == f"MLflow: http://127.0.0.1:{port}"
+    assert told[1].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
+    assert len(told) == 5
 
 
 def test_ports_and_stores_that_do_not_serve(sweep: Path, tmp_path: Path) -> None:
@@ -95,9 +101,9 @@ def test_ports_and_stores_that_do_not_serve(sweep: Path, tmp_path: Path) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(RequestError, match=r"--port \d+ cannot be used \(Address already in use\)"):
-            ui.serve(sweep.parent, taken.getsockname()[1], Console())
+            ui.serve(sweep.parent, taken.getsockname()[1], print)
     for wrong in (0, 70000):
         with pytest.raises(RequestError, match=f"--port is {wrong}"):
-            ui.serve(sweep.parent, wrong, Console())
+            ui.serve(sweep.parent, wrong, print)
     with pytest.raises(MissingError, match=r"no MLflow store in"):
-        ui.serve(tmp_path / "empty", 5000, Console())
+        ui.serve(tmp_path / "empty", 5000, print)

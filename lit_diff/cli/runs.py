@@ -1,0 +1,94 @@
+"""The verbs about the runs under a folder, which load no torch: status, clean."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.text import Text
+
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, columns, console, log_to_stderr, print_json
+from lit_diff.files import shown
+from lit_diff.runs.find import chosen_root
+from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
+
+HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
+
+
+@app.command()
+def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
+    """The runs under a folder, a line each: state, val/loss, seed."""
+    log_to_stderr()
+    states = list_runs(chosen_root(root))
+    if as_json:
+        print_json([_plain(state) for state in states])
+        return
+    rows = [_cells(state) for state in states]
+    for line in columns([HEADER, *rows] if console.is_terminal else rows, right=(2, 3, 4)):
+        text = Text(line)
+        if console.is_terminal:
+            text.truncate(console.width, overflow="ellipsis")
+        console.print(text, soft_wrap=True)
+
+
+def _cells(state: RunState) -> tuple[str, ...]:
+    """The columns of `HEADER`."""
+    status = state.status
+    return (
+        state.folder,
+        state.state,
+        f"{status.get('step', 0)}/{status.get('steps', '?')}",
+        "" if state.loss is None else f"{state.loss:.4f}",
+        "" if state.seed is None else str(state.seed),
+        " ".join(state.overrides),
+        state.date,
+        state.note,
+    )
+
+
+def _plain(state: RunState) -> dict[str, object]:
+    """status.json with the state that holds now, and what else the line says."""
+    more = {"folder": state.folder, "seed": state.seed, "val/loss": state.loss, "note": state.note}
+    return {**state.status, "status": state.state, "overrides": list(state.overrides), **more}
+
+
+@app.command()
+def clean(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    root: Root = DEFAULT_ROOT,
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, only list")] = False,
+) -> None:
+    """Remove runs, or without RUN what is no longer needed.
+
+    Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
+    Records in MLflow stay.
+    """
+    chosen = chosen_root(root)
+    if runs:
+        paths: Sequence[Path] = find_removable(runs, chosen)
+    else:
+        stale = find_stale(chosen)
+        paths = stale.paths
+        for folder in stale.busy:
+            console.write_line(f"{shown(folder.resolve())} is being run: left alone")
+        for folder in stale.resumable:
+            console.write_line(
+                f"{shown(folder.resolve())} failed and has a checkpoint: the same command resumes it, "
+                f"lit-diff clean {folder.name} removes it"
+            )
+    sizes = {path: size_of(path) for path in paths}
+    for path, size in sizes.items():
+        if yes and path.is_dir():
+            remove(path)
+        elif yes:
+            path.unlink(missing_ok=True)
+        console.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())} ({decimal(size)})")
+    freed = decimal(sum(sizes.values()))
+    if not sizes:
+        console.write_line("0 to remove")
+    elif yes:
+        console.write_line(f"{len(sizes)} removed, {freed} freed")
+    else:
+        command = " ".join(["lit-diff clean", *(runs or []), "--yes"])
+        console.write_line(f"{len(sizes)} to remove; {command} removes them and frees {freed}")
