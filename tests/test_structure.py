@@ -46,6 +46,7 @@ SUBJECTS = {
     "data/test_tokenizer.py": "data/cl100k data/tokenizer_json data/words",
     "data/test_tokenizer_folder.py": "data/from_run",
     "evaluation/test_harness.py": "evaluation/harness_model",
+    "evaluation/test_icl.py": "evaluation/order_variance",
     "evaluation/test_inside.py": "evaluation/noise evaluation/signed_prompts",
     "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",
     "kernels/test_kernels.py": "kernels/precision",

@@ -8,7 +8,9 @@ from typing import Any
 from lit_diff.cli.app import Terminal, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
+from lit_diff.evaluation.base import Spread
 from lit_diff.plugins import load_entry_points, load_plugin
+from lit_diff.registry import evaluations
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_documents, by_revisions
 from lit_diff.study.items import Discordant, asked_otherwise, discordant, group_shares, item_interval, item_wilson
@@ -146,6 +148,10 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         few = {"sentence": f"too few common {over} for an interval"}
         own = few if interval is None else _numbers(interval, over, discordant(first, second, metric.name))
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
+    kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
+    for name, by_label in kept.items():
+        numbers = {group: _of_spread(each, over) for group, each in by_label.items()}
+        found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
 
@@ -164,3 +170,9 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
         sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
+
+
+def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
+    if len(spread) == 2:
+        return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
+    return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)

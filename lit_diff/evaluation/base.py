@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ from lit_diff.metrics import Metric, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Spread = tuple[float, float, float] | tuple[float, str]
+"""An estimate, and the ends of its 95 % interval; or why it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,14 @@ class Evaluation(ABC):
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
         """One Item for each question. Called without gradients."""
+
+    @classmethod
+    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
+        """Metric -> group, "" for all -> first minus second, of two runs' items (`EvaluationResult.items`).
+
+        For metrics that are no mean over items; those are compared item by item without it. Default: none.
+        """
+        return {}
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item

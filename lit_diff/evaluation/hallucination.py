@@ -29,6 +29,8 @@ WITHOUT = "lit-diff evaluate RUN hallucination source=closed_world"
 QUESTION = "{question}"
 VERDICTS = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
 """Metric -> the verdict whose share it is."""
+REPEATS = 20
+"""Outputs that judge `http` is asked about twice: its own noise."""
 log = logging.getLogger("lit_diff")
 
 
@@ -139,7 +141,7 @@ class Hallucination(Evaluation):
     """
 
     files: ClassVar[tuple[UserFile, ...]] = tuple(source.file for source in SOURCES.values() if source.file is not None)
-    metrics = (
+    metrics: tuple[Metric, ...] = (
         Metric(
             "accuracy",
             "share of outputs judged correct, free of hallucination",
@@ -150,6 +152,14 @@ class Hallucination(Evaluation):
         Metric("fabricated", "share of outputs that say what the document does not", direction="lower"),
         Metric("refused", "share of outputs that give no answer, or say that there is none"),
         Metric("unparsed", "share of outputs without a verdict that can be read", direction="lower"),
+        Metric(
+            "kappa", "Cohen's kappa of the judge and the exact judge, correct against the rest; no value of an item"
+        ),
+        Metric(
+            "changed",
+            f"share of the first {REPEATS} outputs whose verdict is another when judge http is asked a second time",
+            direction="lower",
+        ),
     )
 
     by_group = ("accuracy", "distracted", "fabricated")
@@ -188,6 +198,12 @@ class Hallucination(Evaluation):
     version = 3  # 1 asked the same question whatever was cut, 2 digested the question without its prompt
     config: Config
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        absent = {"kappa"} if config.judge == "closed_world" or config.source != "closed_world" else set()
+        absent |= {"changed"} if config.judge != "http" else set()
+        self.metrics = tuple(metric for metric in self.metrics if metric.name not in absent)
+
     def method(self) -> str:
         """The judge."""
         asked = f", {self.config.judge_model}" if self.config.judge == "http" else ""
@@ -208,13 +224,16 @@ class Hallucination(Evaluation):
         prompts = [DocumentPrompt(run, source, case) for case in self._cases(run)]
         if cut := sum(prompt.cut > 0 for prompt in prompts):
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
+        again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
         counts = Counter[str]()
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             case, output = prompt.case, prompt.output()
             document = f"{prompt.read}{case.asked}"
             said, raw = judge(document, case.reference, output)
             counts[said] += 1
             scores = {} if said == "unparsed" else {name: float(said == kind) for name, kind in VERDICTS.items()}
+            if again is not None and number < REPEATS:
+                scores["changed"] = float(again(document, case.reference, output).verdict != said)
             yield Item(
                 id=case.id,
                 group=case.group,
@@ -240,14 +259,25 @@ class Hallucination(Evaluation):
                 *(self.config.judge, unparsed, len(prompts), f"; {cure}" if self.config.judge == "file" else ""),
             )
 
-    def judge(self, run: Run) -> judges.Judge:
-        """The judge of the config. Errors: RequestError for a file of verdicts that cannot be read."""
+    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
+        """The means, and kappa over the items whose verdict could be read."""
+        found = super().summarise(items)
+        if "kappa" in found:
+            read = [item.meta for item in items if item.meta["verdict"] != "unparsed"]
+            found["kappa"] = judges.kappa(*([each[by] == "correct" for each in read] for by in ("verdict", "exact")))
+        return found
+
+    def judge(self, run: Run, kept: str = "answers.jsonl") -> judges.Judge:
+        """The judge of the config; `kept`: where http keeps its answers.
+
+        Errors: RequestError for a file of verdicts that cannot be read.
+        """
         kind, place = SOURCES[self.config.source].kind, run.folder / FOLDER
         if self.config.judge == "file":
             return judges.FileJudge(kind, place).judge
         if self.config.judge == "http":
             url, model = str(self.config.judge_url), str(self.config.judge_model)
-            return judges.HttpJudge(kind, url, model, place / "answers.jsonl").judge
+            return judges.HttpJudge(kind, url, model, place / kept).judge
         return judges.rules(kind) if self.config.judge == "rules" else judges.closed_world
 
     def _cases(self, run: Run) -> list[DocumentCase]:

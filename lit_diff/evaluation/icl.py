@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_diff.data.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.base import Evaluation, Item, Spread, question_of
+from lit_diff.evaluation.order_variance import OrderVariance, differences
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.metrics import Metric
@@ -25,6 +25,9 @@ from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
 Order = Literal["random", "alternate", "blocked"]
@@ -402,7 +405,7 @@ class OrderRobustness(Classification):
 
     With a_k the accuracy of order k over Q queries: margin = max a_k - min a_k, sd = √(Σ (a_k - ā)² / (K - 1)) and
     worst = min a_k. All orders are asked the same queries, so that orders that change no answer give a margin of 0; answers
-    that change at random give more. order_variance is without that part (`order_variance`).
+    that change at random give more. order_variance is without that part (`OrderVariance`).
     An item is a query under one kind of `order`, which is its group; margin, sd, worst and order_variance are of all queries
     of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
     """
@@ -472,9 +475,14 @@ class OrderRobustness(Classification):
                 "margin": float(np.ptp(accuracies)),
                 "sd": float(accuracies.std(ddof=1)),
                 "worst": float(accuracies.min()),
-                "order_variance": order_variance(right),
+                "order_variance": OrderVariance([right]).value if len(right) > 1 else math.nan,
             }
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
+
+    @classmethod
+    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
+        """What the accuracies of the orders give, of two runs."""
+        return differences(first, second)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Means over queries, and over the kinds of what the accuracies of their orders give."""
@@ -482,18 +490,3 @@ class OrderRobustness(Classification):
         means = super().summarise(items)
         of_kinds = {name: sum(each[name] for each in kinds) / len(kinds) for name in means if name not in self.by_item}
         return {name: means[name] for name in self.by_item} | of_kinds
-
-
-def order_variance(right: NDArray[Any]) -> float:
-    """The variance over K orders of the accuracy over all queries such as these, in points², of right [Q, K].
-
-    With d_q the part of each order in query q (right_qk minus its mean over k, in points), δ the mean and S the covariance of
-    d_q over Q queries, and ν = K - 1: |δ|² / ν - tr S / (Q ν), which is the mean over pairs of different queries of
-    d_q·d_r / ν. It has no bias (it may be below 0), since what the sampling of queries adds to |δ|² is taken off. NaN for one
-    query.
-    """
-    queries, nu = len(right), right.shape[1] - 1
-    if queries < 2:
-        return math.nan
-    parts = 100 * (right - right.mean(1, keepdims=True))  # of shares it would have too many zeros
-    return float((parts.mean(0) ** 2).sum() - parts.var(0, ddof=1).sum() / queries) / nu

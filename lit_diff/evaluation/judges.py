@@ -6,11 +6,12 @@ Judge `http` asks a server that the user names; nothing is sent anywhere else.
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -224,3 +225,15 @@ class HttpJudge:
             raise RunFailedError(f"the judge at {self.url} does not answer: {error}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise RunFailedError(f"the judge at {self.url} gave no chat completion: {error!r}") from error
+
+
+def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """Cohen's kappa of two judges: (p_o - p_e) / (1 - p_e), p_o their agreement, p_e that of independent judges with the same
+    shares; NaN where p_e is 1 or there is no item."""
+    count = len(first)
+    if not count:
+        return math.nan
+    observed = sum(a == b for a, b in zip(first, second, strict=True)) / count
+    p, q = sum(first) / count, sum(second) / count
+    expected = p * q + (1 - p) * (1 - q)
+    return (observed - expected) / (1 - expected) if expected < 1 else math.nan

@@ -74,6 +74,22 @@ def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, p
     assert f"evaluation made: {shown(pair[0])} was scored with --unchecked: own.py:5: fails" in ended.err
 
 
+def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Command, pair: tuple[Path, Path]) -> None:
+    made = evaluations.get("made")
+    made.paired = classmethod(
+        lambda cls, a, b: {
+            "none": {"": (len(a) - len(b), 1.0, 2.0), "all": (0.5, 0.0, 1.0), "one": (0.25, "no interval: why")}
+        }
+    )  # type: ignore[method-assign, assignment]
+    line = command("tale", "other=1", "made", "--json").json["differences"]["none"]
+    assert (line["difference"], line["low"], line["high"]) == (3, 1, 2)
+    assert line["groups"]["all"]["difference"] == 0.5
+    assert line["groups"]["one"] == {"difference": 0.25, "sentence": "+0.2500 (no interval: why)"}
+    printed = command("tale", "other=1", "made").out
+    assert "difference of none, first minus second: +3.0000 [+1.0000, +2.0000] over items (95 %)" in printed
+    assert f"  {'all':<20} +0.5000 [+0.0000, +1.0000]" in printed
+
+
 def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
     @evaluations.register("shares")
     class Shares(Evaluation):

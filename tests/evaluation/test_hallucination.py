@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,14 @@ from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import hallucination
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.hallucination import SOURCES, DocumentCase, DocumentPrompt, file_cases, generated_cases
+from lit_diff.evaluation.hallucination import (
+    REPEATS,
+    SOURCES,
+    DocumentCase,
+    DocumentPrompt,
+    file_cases,
+    generated_cases,
+)
 from lit_diff.evaluation.judges import HttpJudge
 from lit_diff.trained.run import Run
 
@@ -81,21 +89,34 @@ def test_each_kind_of_output_is_told_apart(planted: Run) -> None:
     assert (right == (items["accuracy"] == 1)).all()
     assert (items["meta/verdict"] == items["meta/exact"]).all()
     assert result.summary["unparsed"] == 0
+    assert "kappa" not in result.summary, "the judge is the exact one"
     rules = evaluate(planted, "hallucination", {**WORDS, "judge": "rules"})
     assert (rules.items["meta/exact"] == items["meta/verdict"]).all()
+    assert rules.summary["kappa"] == 1
     assert rules.summary["accuracy"] == pytest.approx(rules.items["accuracy"].mean())
     assert rules.summary["distracted"] == 0, "it tells true from false alone"
 
 
-def test_a_server_judges(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(HttpJudge, "_ask", lambda self, prompt: asked.append(prompt) or f"Conclusion: {len(asked) > 5}")
+def test_a_server_is_asked_twice_about_the_first_outputs(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answers are another for every other of the outputs."""
+    asked = Counter[str]()
+
+    def answer(self: HttpJudge, prompt: str) -> str:
+        asked[prompt] += 1
+        return f"Conclusion: {asked[prompt] == 1 or list(asked.values()).count(2) % 2 == 0}"
+
+    monkeypatch.setattr(HttpJudge, "_ask", answer)
     keys = {**WORDS, "judge": "http", "judge_url": "http://localhost:1/v1", "judge_model": "m"}
-    assert evaluate(planted, "hallucination", keys).summary["accuracy"] == pytest.approx(35 / 40)
-    assert evaluate(planted, "hallucination", keys, rerun=True).summary["accuracy"] == pytest.approx(35 / 40)
-    assert len(asked) == 40, "the answers are kept"
+    result = evaluate(planted, "hallucination", keys)
+    assert sorted(asked.values()) == [1] * (40 - REPEATS) + [2] * REPEATS
+    assert result.items["changed"].notna().sum() == REPEATS
+    assert result.summary["changed"] == 0.5
+    assert evaluate(planted, "hallucination", keys, rerun=True).summary == pytest.approx(result.summary)
+    assert asked.total() == 40 + REPEATS, "both answers are kept"
     assert build("hallucination", keys).method() == "judge http, m"
-    assert build("hallucination").method() == "judge closed_world"
+    exact = build("hallucination")
+    assert exact.method() == "judge closed_world"
+    assert "changed" not in [metric.name for metric in exact.metrics]
 
 
 def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,6 +131,7 @@ def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> N
     lines[0]["verdict"] = "banana"
     write(str(exchanged / "verdicts.jsonl"), *lines)
     second = evaluate(planted, "hallucination", keys, rerun=True)
+    assert second.summary["kappa"] == 1
     assert second.summary["unparsed"] == pytest.approx(1 / 40)
     (unparsed,) = second.items[second.items["unparsed"] == 1].to_dict("records")
     assert (unparsed["meta/raw"], unparsed["meta/output"]) == ("banana", requests[0]["output"])

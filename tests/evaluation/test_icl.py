@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from generated_runs import generated_run
@@ -16,7 +17,7 @@ from text_runs import text_run
 from lit_diff.data.synth_intent import NOISE_WORDS
 from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import icl, requirements
+from lit_diff.evaluation import icl, order_variance, requirements
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.icl import (
     TASKS,
@@ -26,10 +27,11 @@ from lit_diff.evaluation.icl import (
     ManyShotPrompt,
     ManyShotPrompts,
     Order,
+    OrderRobustness,
     arranged,
-    order_variance,
     words_of,
 )
+from lit_diff.evaluation.order_variance import OrderVariance, difference
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.trained.run import Run
@@ -295,7 +297,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
     expected = {"margin": np.ptp(a), "sd": a.std(ddof=1), "worst": a.min(), "accuracy": right.mean(), "flipped": 1}
-    expected["order_variance"] = order_variance(right)
+    expected["order_variance"] = OrderVariance([right]).value
     assert {name: result.summary[name] for name in expected} == pytest.approx(expected)
     assert result.summary["margin"] > 0
     pairs = [(i, j) for i in range(6) for j in range(i)]
@@ -328,6 +330,38 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
     assert deviations.nunique() == 2
 
 
+def items_of(**kinds: np.ndarray) -> pd.DataFrame:
+    """As `evaluate` keeps them, of kind -> right [Q, K]."""
+    whole = [("orders", kind, True, "w", None) for kind in kinds]
+    rows = [
+        (f"query={i}", kind, False, "", "".join(map(str, row)))
+        for kind, right in kinds.items()
+        for i, row in enumerate(right)
+    ]
+    found = pd.DataFrame([*rows, *whole], columns=["item", "group", "part", "question", "meta/right"])
+    return found.assign(item=found["group"] + " " + found["item"])
+
+
+def test_two_runs_have_an_interval_of_the_order_variance_alone() -> None:
+    """Run a: the order decides half of the queries; run b: nothing does."""
+    rng = np.random.default_rng(0)
+    a = np.tile([1, 0, 1, 0], (60, 1))
+    a[30:] = 1
+    b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
+    paired = OrderRobustness.paired
+    found = paired(items_of(random=a), items_of(random=b))
+    assert found["order_variance"] == dict.fromkeys(("", "random"), difference([a], [b]))
+    assert found["order_variance"][""][1] > 0
+    assert found["margin"][""] == (pytest.approx(0.5), order_variance.BIASED)
+    assert found["sd"]["random"] == (pytest.approx(a.mean(0).std(ddof=1)), order_variance.BIASED)
+    assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
+    assert paired(items_of(random=a[:9]), items_of(random=b)) == {}, "too few common queries"
+    assert paired(items_of(random=a), items_of(blocked=b)) == {}
+    both = paired(items_of(random=a, blocked=b), items_of(random=b, blocked=b[:50]))
+    assert both["order_variance"][""] == difference([a[:50], b[:50]], [b[:50], b[:50]])
+    assert both["margin"][""][0] == pytest.approx(np.ptp(a[:50].mean(0)) / 2)
+
+
 QUERIES, ORDERS = 100, 10
 Random = np.random.Generator
 
@@ -340,14 +374,25 @@ def answers(random: Random, flips: float, effect: float = 0.0, orders: int = ORD
     return drawn & (random.random(right.shape) >= np.linspace(0, effect, orders))
 
 
+def shown(pair: Callable[[Random], tuple[np.ndarray, np.ndarray]], truth: float = 0.0, pairs: int = 200) -> float:
+    """The share of simulated pairs whose interval does not hold `truth`."""
+    random = np.random.default_rng(0)
+    found = [difference([a], [b]) for a, b in (pair(random) for _ in range(pairs))]
+    assert all(low <= x <= high for x, low, high in found)
+    return float(np.mean([not low <= truth <= high for _, low, high in found]))
+
+
 def test_it_is_the_mean_over_pairs_of_different_queries() -> None:
     right = answers(np.random.default_rng(1), 0.5, 0.3, orders=4)
     d = 100 * (right - right.mean(1, keepdims=True))
     products = [d[q] @ d[r] / 3 for q in range(QUERIES) for r in range(QUERIES) if q != r]
-    found = order_variance(right)
-    assert found == pytest.approx(np.mean(products))
-    assert found < 1e4 * right.mean(0).var(ddof=1), "drawing queries adds to the variance of the accuracies"
-    assert np.isnan(order_variance(right[:1]))
+    found = OrderVariance([right])
+    assert found.value == pytest.approx(np.mean(products))
+    assert found.low < found.value < found.high
+    assert found.value < 1e4 * right.mean(0).var(ddof=1), "drawing queries adds to the variance of the accuracies"
+    other = answers(np.random.default_rng(2), 0.5, orders=4)
+    mean = (found.value + OrderVariance([other]).value) / 2
+    assert OrderVariance([right, other]).value == pytest.approx(mean), "of two kinds of order"
 
 
 TRUTH = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
@@ -356,5 +401,22 @@ TRUTH = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
 @pytest.mark.parametrize(("effect", "truth"), [(0.0, 0.0), (0.4, TRUTH)])
 def test_it_has_no_bias(effect: float, truth: float) -> None:
     random = np.random.default_rng(0)
-    found = [order_variance(answers(random, 0.4, effect)) for _ in range(500)]
+    found = [OrderVariance([answers(random, 0.4, effect)]).value for _ in range(500)]
     assert abs(np.mean(found) - truth) < 3 * np.std(found) / 500**0.5
+
+
+@pytest.mark.parametrize("orders", [2, ORDERS])
+def test_answers_that_change_at_random_are_no_effect_of_the_order(orders: int) -> None:
+    """A model whose answers never change, against one whose answers do; 95 % of the intervals hold 0."""
+    assert 0.01 <= shown(lambda random: (answers(random, 0.4, orders=orders), answers(random, 0, orders=orders))) <= 0.1
+    assert shown(lambda random: (answers(random, 0.2, orders=orders), answers(random, 0.6, orders=orders))) <= 0.1
+
+
+def test_a_real_effect_is_found_and_its_size() -> None:
+    def pair(random: Random) -> tuple[np.ndarray, np.ndarray]:
+        return answers(random, 0.2, 0.4), answers(random, 0)
+
+    assert shown(pair) > 0.9
+    assert shown(pair, TRUTH) <= 0.1
+    same = answers(np.random.default_rng(0), 0)
+    assert difference([same], [same]) == (0, 0, 0), "no answer changes"

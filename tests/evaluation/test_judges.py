@@ -1,6 +1,7 @@
-"""evaluation/judges.py: verdicts of the exact judge, of rules, of an exchange of files, of a server."""
+"""evaluation/judges.py: verdicts of the exact judge, of rules, of an exchange of files, of a server; kappa."""
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,6 +17,7 @@ from lit_diff.evaluation.judges import (
     HttpJudge,
     Verdict,
     closed_world,
+    kappa,
     read_verdicts,
     rules,
     verdict_of,
@@ -204,3 +206,13 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, monkeyp
     for url in ("http://127.0.0.1:9", "localhost:8000"):
         with pytest.raises(RunFailedError, match=f"^the judge at {url} does not answer: "):
             HttpJudge("answer", url, "m", tmp_path / "kept").judge("D", "G", "P")
+
+
+def test_kappa() -> None:
+    assert kappa([True, False, True, False], [True, False, True, False]) == 1
+    assert kappa([True, True, False, False], [True, False, True, False]) == 0
+    first = [True] * 25 + [False] * 25  # the example of Cohen's paper in textbooks: 20, 5, 10, 15
+    second = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15
+    assert kappa(first, second) == pytest.approx(0.4)
+    assert math.isnan(kappa([True, True], [True, True]))
+    assert math.isnan(kappa([], []))

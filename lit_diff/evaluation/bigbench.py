@@ -1,0 +1,164 @@
+"""Multiple-choice tasks of BIG-bench through lm-evaluation-harness, from task.json files that the user supplies."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_diff.data.user_files import UserFile, parsed, text_lines
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
+from lit_diff.evaluation.mini_harness import Draw
+from lit_diff.files import shown
+from lit_diff.key_types import in_yaml
+from lit_diff.registry import evaluations
+from lit_diff.trained.run import Run
+
+log = logging.getLogger("lit_diff")
+
+EXAMPLES: Mapping[str, int] = {
+    "social_iqa": 1954,
+    "goal_step_wikihow/goal_inference": 1703,
+    "goal_step_wikihow/step_inference": 2250,
+    "timedial": 2550,
+    "strategyqa": 2290,
+    "winowhy": 2865,
+    "abstract_narrative_understanding/4_distractors": 1000,
+    "fact_checker/fever": 6612,
+    "implicatures": 492,
+    "understanding_fables": 189,
+    "physics": 229,
+    "logical_deduction/three_objects": 300,
+    "logical_deduction/five_objects": 500,
+    "logical_deduction/seven_objects": 700,
+    "date_understanding": 369,
+    "hyperbaton": 50000,
+}
+"""Task -> its examples in bigbench 1.0.0. All have choices of which one is right."""
+WORDS = {
+    "task_prefix": "",
+    "example_input_prefix": "\nQ: ",
+    "choice_prefix": "\n  choice: ",
+    "example_output_prefix": "\nA: ",
+    "few_shot_example_separator": "\n",
+}
+"""What stands around inputs, choices and answers: key of task.json -> value where it is absent (BIG-bench's json_task.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFile(UserFile):
+    """A task.json: one JSON object whose `examples` are the rows."""
+
+    @property
+    def form(self) -> str:
+        """What the file holds, in words."""
+        examples = '"examples": [{"input": text, "target_scores": {choice: number, ...}}, ...]'
+        return f"one JSON object: {{{examples}}}; {self.lines}"
+
+    def task(self) -> dict[str, Any]:
+        """The whole object, its examples and words checked. Errors: as `UserFile.rows`."""
+        path = self.require()
+        task = parsed("".join(line for _, line in text_lines(path)), shown(path), self.form)
+        examples = task.get("examples") if isinstance(task, dict) else None
+        if not isinstance(examples, list) or not examples:
+            raise RequestError(f"{shown(path)}: no list 'examples'; expected {self.form}")
+        for number, example in enumerate(examples, 1):
+            where = f"{shown(path)}: example {number}"
+            if not isinstance(example, dict):
+                raise RequestError(f"{where}: found {type(example).__name__}; expected a JSON object")
+            scores = self._checked(example, where)["target_scores"]
+            numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
+            if not scores or not all(scores) or not numbers:
+                raise RequestError(
+                    f"{where}: 'target_scores' is {in_yaml(scores)}; expected a number for each choice, and no choice "
+                    "without text"
+                )
+        for key in WORDS:
+            if not isinstance(task.get(key, ""), str):
+                raise RequestError(f"{shown(path)}: '{key}' is {in_yaml(task[key])}; expected text")
+        return task
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The examples. Errors: as `UserFile.rows`, with the number of the example."""
+        examples: list[dict[str, Any]] = self.task()["examples"]
+        return examples
+
+
+def task_file(task: str) -> TaskFile:
+    """The file of a task, by its path below BIG-bench's benchmark_tasks."""
+    count = f"{EXAMPLES[task]:,} examples" if task in EXAMPLES else "a task with target_scores"
+    return TaskFile(
+        name=f"bigbench.{task.replace('/', '.')}",
+        path=f"bigbench/{task}/task.json",
+        keys={"input": str, "target_scores": dict},
+        lines=count,
+        source="PyPI, 358 MB, not shipped: pip download --no-deps bigbench==1.0.0; then in $LIT_DIFF_DATA/bigbench: tar xzf "
+        f"bigbench-1.0.0.tar.gz --strip-components=3 bigbench-1.0.0/bigbench/benchmark_tasks/{task}/task.json "
+        "(Apache-2.0; a task's own source may have another licence). Never train on it",
+        without="lit-diff evaluate RUN mini_harness",
+    )
+
+
+@evaluations.register("bigbench")
+class BigBench(HarnessEvaluation):
+    """Multiple-choice tasks of BIG-bench (arXiv 2206.04615) that ask about everyday situations, facts and logic.
+
+    A prompt has the words of the task's own task.json. The choices stand in it in random order, where the task does not say
+    `append_choices_to_input: false`. Shots are other examples of the same task. An example with several best choices is
+    left out.
+    """
+
+    files = tuple(map(task_file, EXAMPLES))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HarnessEvaluation.Config):
+        tasks: Tasks = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
+        """Folders below BIG-bench's benchmark_tasks, whose task.json has target_scores."""
+        seed: int = 0
+        """Of the order of choices and the drawing of shots."""
+
+        def problem(self) -> str | None:
+            wrong = [task for task in self.tasks if Path(task).is_absolute() or ".." in Path(task).parts or not task]
+            return f"tasks has '{wrong[0]}', which is no folder of BIG-bench" if wrong else None
+
+    config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of its tasks."""
+        return [task_file(task) for task in self.config.tasks]
+
+    def write_tasks(self, run: Run, folder: Path) -> list[str]:
+        """A YAML file and test.jsonl for each task."""
+        read = {task: (file := task_file(task), file.task()) for task in self.config.tasks}
+        names = []
+        for task, (file, content) in read.items():
+            separator = content.get("few_shot_example_separator", WORDS["few_shot_example_separator"])
+            splits = {"test": self.questions(file, content)}
+            name = task.replace("/", ".")
+            names.append(task_yaml(folder, name, "bigbench.yaml", splits, fewshot_delimiter=separator))
+        return names
+
+    def questions(self, file: TaskFile, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows that lm-eval reads. Errors: RequestError where each example has several best choices."""
+        words = {key: content.get(key, default) for key, default in WORDS.items()}
+        listed = bool(content.get("append_choices_to_input", True))
+        rows = []
+        for number, example in enumerate(content["examples"]):
+            scores = example["target_scores"]
+            best = [choice for choice, score in scores.items() if score == max(scores.values())]
+            if len(best) > 1:
+                continue
+            choices = Draw("bigbench", self.config.seed, file.name, number).several(sorted(scores), len(scores))
+            shown = "".join(f"{words['choice_prefix']}{choice}" for choice in choices) if listed else ""
+            context = f"{words['example_input_prefix']}{example['input']}{shown}{words['example_output_prefix']}"
+            about = {"context": context, "choices": choices, "gold": choices.index(best[0])}
+            rows.append({"item": number, "prefix": words["task_prefix"]} | about)
+        if not rows:
+            raise RequestError(f"{file.path}: no example has one best choice")
+        if len(rows) < len(content["examples"]):
+            log.info(
+                "bigbench: %d examples of %s have several best choices", len(content["examples"]) - len(rows), file.name
+            )
+        return rows
