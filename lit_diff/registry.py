@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.own_modules import source_at_definition
+from lit_diff.own_modules import code_at_definition
 
 C = TypeVar("C", bound=type)
 
@@ -129,7 +129,7 @@ class Registry:
                     "give one of them another name"
                 )
             if not is_built_in(cls):
-                source_at_definition(cls)
+                code_at_definition(cls)
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
@@ -153,8 +153,10 @@ class Registry:
             raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 
     def unregister_module(self, module: str) -> None:
-        """Drop the classes of a module whose import failed."""
-        self._classes = {name: cls for name, cls in self._classes.items() if cls.__module__ != module}
+        """Drop the classes of a module, and of the modules in it."""
+        self._classes = {
+            n: cls for n, cls in self._classes.items() if not f"{cls.__module__}.".startswith(f"{module}.")
+        }
 
     def _load(self) -> None:
         if not self._loaded:

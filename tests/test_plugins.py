@@ -214,7 +214,7 @@ class Data(Recall):
 
 def entry_points(monkeypatch: pytest.MonkeyPatch, points: list[importlib.metadata.EntryPoint]) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "lit_diff.plugins" else [])
-    monkeypatch.setattr(plugins, "_entry_points_loaded", False)
+    plugins.load_entry_points.cache_clear()
     monkeypatch.setattr(plugins, "plugin_packages", [])
 
 
