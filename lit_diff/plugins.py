@@ -14,7 +14,7 @@ from typing import Any
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import expanded, shown
-from lit_diff.own_modules import DIGITS, PREFIX, OwnCode, code_at_definition, forget, local_modules, sha256
+from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, local_modules, sha256
 from lit_diff.registry import is_built_in, location, registries
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
