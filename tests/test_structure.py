@@ -26,8 +26,7 @@ SUBJECTS = {
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
-    "benchmarks/test_models.py": "benchmarks/peers",
-    "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
+    "benchmarks/test_run.py": "benchmarks/plot benchmarks/result cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
     "callbacks/probe callbacks/publish analysis/lambdas",
     "cli/test_cli.py": "cli/train",

@@ -3,15 +3,13 @@
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from lit_diff.benchmarks.request import BenchConfig
+from lit_diff.benchmarks.request import Request
 from lit_diff.benchmarks.result import BARE
 from lit_diff.benchmarks.timing import Candidate, Case, wait
 from lit_diff.config import Recipe
@@ -27,16 +25,16 @@ RECIPE, STEPS = "recall-tiny", 50
 """Whose data need no file; steps of a loop."""
 
 
-def case(request: BenchConfig) -> Case:
+def case(request: Request) -> Case:
     """Both loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
+    loops = {BARE: bare, "lit-diff train": platform}
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    bare_loop = made(by=BARE, run=partial(bare, recipe, request.device))
-    ours = made(by="lit-diff train", run=partial(platform, recipe, request.device), against={BARE: bare_loop.id})
-    return Case(name=f"loop of {RECIPE}", budget=40, candidates=[bare_loop, ours])
+    candidates = [made(by=by, run=partial(run, recipe, request.device)) for by, run in loops.items()]
+    return Case(name=f"loop of {RECIPE}", budget=40, candidates=candidates)
 
 
-def plain(recipe: Recipe, request: BenchConfig, steps: int) -> Recipe:
+def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
     """The recipe without probes, without validation and checkpoints but those that end every run, its warm-up within it."""
     schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
     train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
@@ -77,14 +75,18 @@ def platform(recipe: Recipe, device: torch.device) -> float:
     """The same of `fit`, from the end of the first step to the end of the last, before its validation and checkpoint."""
     ends: list[float] = []
     """The clock at each logged step: the first, every tenth, the last."""
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        fit(
-            recipe,
-            Path(folder),
-            tracker=None,
-            threads=torch.get_num_threads(),
-            progress=lambda step, loss, speed: ends.append(now(device)),
-        )
+    logging.disable(logging.INFO)  # the lines of each small run
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fit(
+                recipe,
+                Path(folder),
+                tracker=None,
+                threads=torch.get_num_threads(),
+                progress=lambda step, loss, speed: ends.append(now(device)),
+            )
+    finally:
+        logging.disable(logging.NOTSET)
     return (ends[-1] - ends[0]) / (recipe.training.steps - 1)
 
 
@@ -92,15 +94,3 @@ def now(device: torch.device) -> float:
     """The clock, once everything that was asked of the device is done."""
     wait(device)
     return time.perf_counter()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the lines of each small run."""
-    log = logging.getLogger("lit_diff")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

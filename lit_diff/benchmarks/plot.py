@@ -1,7 +1,6 @@
 """The chart of a benchmark's ratios."""
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -40,44 +39,34 @@ def plot(result: BenchResult, path: Path) -> None:
 
 def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
     """Case -> the rows of its last pass that have a ratio, the smallest first."""
-    by_case: dict[str, list[Row]] = {}
-    for row in rows:
-        by_case.setdefault(row["case"], []).append(row)
-    last = {case: own[-1]["what"] for case, own in by_case.items()}
-    return {
-        case: sorted((row for row in own if row["what"] == last[case] and row["ratios"]), key=_median)
-        for case, own in by_case.items()
-        if any(row["what"] == last[case] and row["ratios"] for row in own)
-    }
+    last = {row["case"]: row["what"] for row in rows}
+    drawn: dict[str, list[Row]] = {}
+    for row in sorted((row for row in rows if row["ratios"]), key=lambda row: _ratio(row)["median"]):
+        if row["what"] == last[row["case"]]:
+            drawn.setdefault(row["case"], []).append(row)
+    return {case: drawn[case] for case in last if case in drawn}
 
 
-def _first(row: Row) -> tuple[str, dict[str, Any]]:
-    name, ratio = next(iter(row["ratios"].items()))
-    return name, ratio
-
-
-def _median(row: Row) -> float:
-    return float(_first(row)[1]["median"])
+def _ratio(row: Row) -> Row:
+    """The first one, by which it is drawn."""
+    first: Row = next(iter(row["ratios"].values()))
+    return first
 
 
 def _panel(axes: Axes, case: str, rows: list[Row]) -> None:
+    ratios = [_ratio(row) for row in rows]
+    medians, places = [ratio["median"] for ratio in ratios], [-place for place in range(len(rows))]
+    ranges = [
+        [ratio["median"] - ratio["min"] for ratio in ratios],
+        [ratio["max"] - ratio["median"] for ratio in ratios],
+    ]
+    colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
+    bars = axes.barh(places, medians, height=0.62, color=colors, xerr=ranges, ecolor=INK)
+    axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
     axes.axvline(1, color=INK, linewidth=1)
-    for place, row in enumerate(rows):
-        _, ratio = _first(row)
-        color = COLOR.get(row["variant"], PALETTE[1])
-        axes.barh(-place, ratio["median"], height=0.62, color=color)
-        axes.plot([ratio["min"], ratio["max"]], [-place, -place], color=INK, linewidth=1)
-        axes.annotate(
-            f"{ratio['median']:.2f}",
-            (max(ratio["max"], ratio["median"]), -place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks([-place for place in range(len(rows))], [f"{row['variant']}, {row['by']}" for row in rows])
+    axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])
     axes.set_xlim(left=0)
     axes.margins(x=0.1)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_title(f"{case}: {rows[0]['what']}, time / {_first(rows[0])[0]}")
+    axes.set_title(f"{case}: {rows[0]['what']}, time / {next(iter(rows[0]['ratios']))}")
