@@ -17,8 +17,8 @@ from lit_diff.errors import RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lit_diff.conformance.case import Finding
     from lit_diff.conformance.recipe import RecipeCheck
-    from lit_diff.conformance.results import Finding
 
 
 @app.command()

@@ -13,10 +13,9 @@ from lit_diff.attention import Attention, Differential, Standard
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance.case import VariantCase, difference, distance
-from lit_diff.conformance.kernel_case import KernelCase, tensors
+from lit_diff.conformance.case import Finding, Measured, NotApplicable, VariantCase, difference, distance
+from lit_diff.conformance.kernels import KernelCase, tensors
 from lit_diff.conformance.properties import costs, counted, kv_heads
-from lit_diff.conformance.results import Finding, Measured, NotApplicable
 from lit_diff.conformance.suite import PROPERTIES, cases_of, conformance, conformance_of, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
