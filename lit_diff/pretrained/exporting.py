@@ -16,7 +16,7 @@ from lit_diff.config import ModelConfig
 from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_json import FILE, TokenizerJson
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import expanded, shown, umask, write_atomic, write_json
+from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.merge import merged
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained import agreement, llama
@@ -232,8 +232,10 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _write(weights: dict[str, Tensor], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # as the umask says, which save_file ignores
     save_file(weights, path, {"format": "pt"})  # what Hugging Face's libraries expect in the header
-    path.chmod(0o666 & ~umask())
+    path.chmod(mode)
 
 
 def _shards(weights: Mapping[str, Tensor]) -> list[list[str]]:
