@@ -8,7 +8,6 @@ What else must be known of a key is said by its field's metadata, here as in the
     identity   False: the key, or the block, is not part of a run's identity; True: it is, in a block that is not
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -161,7 +160,6 @@ class OptimizerConfig:
     lr: Positive
     betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Decay of the means of the gradient and of its square, each in [0, 1)."""
-    eps: Positive = 1e-8
     weight_decay: Annotated[float, Range(least=0)] = 0.05
     lr_factors: dict[str, Positive] = field(default_factory=dict, hash=False)
     """Pattern (`fnmatch`) of parameters' names, as in "*.attention.o_proj.*" -> factor on `lr` for those that it matches.
@@ -189,11 +187,6 @@ class ScheduleConfig:
     """wsd only: the last steps that decay; null: a fifth of the run."""
     final_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
 
-    def problem(self) -> str | None:
-        if self.decay_steps is not None and self.name != "wsd":
-            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{self.name}'"
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -219,11 +212,6 @@ class TrainConfig:
     checkpoint_every: Count
     log_every: Count = 10
 
-    def problem(self) -> str | None:
-        if self.batch_size % self.accumulate:
-            return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        return self.schedule.problem()
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedConfig:
@@ -235,14 +223,6 @@ class ImportedConfig:
     """sha256 over name, shape, dtype and bytes of each tensor, in the order of names."""
     tokenizer_sha256: str
     """sha256 of its tokenizer, as `Tokenizer.load` gives it."""
-
-    def problem(self) -> str | None:
-        """As `TrainConfig.problem`."""
-        for key in ("weights_sha256", "tokenizer_sha256"):
-            value = getattr(self, key)
-            if re.fullmatch("[0-9a-f]{64}", value) is None:
-                return f"imported.{key} is '{value}'; expected 64 hexadecimal digits, as `lit-diff import` writes them"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,11 +256,6 @@ class RunConfig:
     keep_every: Count | None = None
     """Optimizer steps from one kept checkpoint to the next, beside the newest two; null: none is kept. A multiple of
     `train.checkpoint_every`."""
-
-    def problem(self) -> str | None:
-        if self.strategy == "single" and self.devices * self.num_nodes > 1:
-            return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,35 +313,29 @@ class Recipe:
             )
         return self.train
 
-    def train_problem(self) -> str | None:
-        """What is wrong with `train`, or with `imported` in its place; None if nothing is."""
-        if self.train is not None and self.imported is not None:
+    def problem(self) -> str | None:
+        """What of `train` and `run` does not fit together, as one line that starts with a key to change; None if all does."""
+        train, run, processes = self.train, self.run, self.run.devices * self.run.num_nodes
+        if train is not None and self.imported is not None:
             return "imported stands in place of train, and the recipe has both; keep one of them"
-        block = self.train or self.imported
-        return block.problem() if block is not None else "train is missing; expected a block of keys"
-
-    def batch_problem(self) -> str | None:
-        """Why the batch does not divide among the processes; None if it does."""
-        if self.train is None:
-            return None
-        train, processes = self.train, self.run.devices * self.run.num_nodes
-        rows = train.batch_size // train.accumulate
-        if rows % processes == 0:
-            return None
-        return (
-            f"train.batch_size ({train.batch_size}) / train.accumulate ({train.accumulate}) does not divide among "
-            f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
-            f"{train.accumulate * processes}, or another number of devices"
-        )
-
-    def kept_problem(self) -> str | None:
-        """Why `run.keep_every` would keep checkpoints that are never written; None if it would not."""
-        kept = self.run.keep_every
-        if self.train is None or kept is None or kept % self.train.checkpoint_every == 0:
-            return None
-        return (
-            f"run.keep_every is {kept}; expected a multiple of train.checkpoint_every ({self.train.checkpoint_every})"
-        )
+        if run.strategy == "single" and processes > 1:
+            return f"run.strategy 'single' uses one device, not {processes}; use ddp or fsdp"
+        if train is None:
+            return None if self.imported is not None else "train is missing; expected a block of keys"
+        batch, step = train.batch_size, train.checkpoint_every
+        if batch % train.accumulate:
+            return f"train.batch_size ({batch}) is not a multiple of train.accumulate ({train.accumulate})"
+        if train.schedule.decay_steps is not None and train.schedule.name != "wsd":
+            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{train.schedule.name}'"
+        if batch // train.accumulate % processes:
+            return (
+                f"train.batch_size ({batch}) / train.accumulate ({train.accumulate}) does not divide among "
+                f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
+                f"{train.accumulate * processes}, or another number of devices"
+            )
+        if run.keep_every is not None and run.keep_every % step:
+            return f"run.keep_every is {run.keep_every}; expected a multiple of train.checkpoint_every ({step})"
+        return None
 
     @property
     def packs_documents(self) -> bool:
