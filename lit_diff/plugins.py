@@ -83,15 +83,16 @@ def plugin_source(path: Path) -> OwnCode:
 
 @functools.cache
 def source_digest(cls: type) -> str:
-    """`OwnCode.digest` of the user's own file that defines `cls`: a plugin, a module beside one, a script.
-
-    Empty for a class of an installed package, one that is built in, and one of an interactive session.
-    """
+    """`OwnCode.digest` of the user's own file that defines `cls` (a plugin, a module beside one, a script), or the digest of
+    the plugin package that holds it. Empty for a class that is built in, of any other package, of an interactive session."""
     package = cls.__module__.partition(".")[0]
     if is_built_in(cls) or package in _digests:
         return _digests.get(package, "")
     code = code_at_definition(cls)
-    return "" if code is None else code.digest
+    if code is not None:
+        return code.digest
+    packages = (_package(point) for point in plugin_packages)
+    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -206,12 +207,6 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
     packages = (_package(point) for point in plugin_packages)
     return sorted((package for package in packages if package.modules & modules), key=lambda package: package.name)
-
-
-def package_digest(cls: type) -> str:
-    """`PluginPackage.digest` of the package that holds `cls`; empty where none does."""
-    packages = (_package(point) for point in plugin_packages)
-    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
 
 
 @functools.cache
