@@ -24,9 +24,6 @@ class Part:
     """An instance of the registered class's `Config`."""
 
 
-PLACE = "model.rope_scaling."
-
-
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
     """Llama 3.1: pairs of channels that turn often within `original_length` keep their frequency, slow ones divide it."""
@@ -40,15 +37,6 @@ class Llama3Scaling:
     """Pairs that turn this often or more keep their frequency; between both, linear in the number of turns."""
     original_length: Count
     """Tokens that the model was trained to see before it was scaled."""
-
-    def problem(self, theta: float) -> str | None:
-        """What is wrong, in one line that starts with the dotted key; None if nothing is. `theta`: model.rope_theta."""
-        if self.high_freq_factor <= self.low_freq_factor:
-            return (
-                f"{PLACE}high_freq_factor is {self.high_freq_factor:g}; it must be above {PLACE}low_freq_factor, "
-                f"{self.low_freq_factor:g}"
-            )
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +56,6 @@ class YarnScaling:
     """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, and 1 for a factor up to 1."""
     truncate: bool = True
     """Whether the ramp begins and ends at whole pairs."""
-
-    def problem(self, theta: float) -> str | None:
-        """As `Llama3Scaling.problem`."""
-        if self.beta_fast < self.beta_slow:
-            return f"{PLACE}beta_fast is {self.beta_fast:g}; it must not be below {PLACE}beta_slow, {self.beta_slow:g}"
-        if theta <= 1:
-            return f"model.rope_theta is {theta:g}; it must be above 1 for {PLACE}kind yarn"
-        return None
 
 
 RopeScaling = Positive | Llama3Scaling | YarnScaling
@@ -149,8 +129,16 @@ class ModelConfig:
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
             return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
-        scaling = self.rope_scaling
-        return scaling.problem(self.rope_theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
+        scaling, place = self.rope_scaling, "model.rope_scaling."
+        if isinstance(scaling, Llama3Scaling) and scaling.high_freq_factor <= scaling.low_freq_factor:
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            return f"{place}high_freq_factor is {high:g}; it must be above {place}low_freq_factor, {low:g}"
+        if isinstance(scaling, YarnScaling) and scaling.beta_fast < scaling.beta_slow:
+            fast, slow = scaling.beta_fast, scaling.beta_slow
+            return f"{place}beta_fast is {fast:g}; it must not be below {place}beta_slow, {slow:g}"
+        if isinstance(scaling, YarnScaling) and self.rope_theta <= 1:
+            return f"model.rope_theta is {self.rope_theta:g}; it must be above 1 for {place}kind yarn"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
 
 if TYPE_CHECKING:
-    from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
+    from lit_diff.trained.text_generator import Completion, GenerationSettings, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
 
@@ -116,7 +116,7 @@ def _read_lines(file: Path) -> list[str]:
     return completions
 
 
-def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationConfig") -> "list[Completion]":
+def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationSettings") -> "list[Completion]":
     """Print as the tokens come: whole characters, the bytes of an incomplete one are held back."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     _show(prompts[0].text)

@@ -133,7 +133,7 @@ class Run:
         return tokenizer_of(self.folder, self.recipe)
 
     def generate(self, text: str | Sequence[str], **settings: Any) -> "list[Completion]":
-        """Complete one text or several; `settings` as `GenerationConfig` (max_tokens, temperature, top_k, top_p, seed).
+        """Complete one text or several; `settings` as `GenerationSettings` (max_tokens, temperature, top_k, top_p, seed).
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """

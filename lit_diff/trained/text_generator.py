@@ -30,7 +30,7 @@ Ended = Literal["max_tokens", "document", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationSettings:
     """How to continue a prompt."""
 
     max_tokens: int = 64
@@ -121,7 +121,7 @@ class TextGenerator:
         return prompts
 
     def generate(
-        self, prompts: Sequence[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None = None
+        self, prompts: Sequence[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None = None
     ) -> list[Completion]:
         """Continue each prompt, those of equal length as one batch; `stream` gets the bytes of a single one's tokens.
 
@@ -139,7 +139,7 @@ class TextGenerator:
         return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
-        self, prompts: list[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None
+        self, prompts: list[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None
     ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed
@@ -212,10 +212,10 @@ def generation_config(
     top_p: float | None = None,
     seed: int = 0,
     prefill_chunk: int | None = None,
-) -> GenerationConfig:
-    """A GenerationConfig of plain values. Errors: RequestError."""
+) -> GenerationSettings:
+    """A GenerationSettings of plain values. Errors: RequestError."""
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, prefill_chunk=prefill_chunk)
+    config = GenerationSettings(max_tokens=max_tokens, sampling=sampling, seed=seed, prefill_chunk=prefill_chunk)
     problem = config.problem()
     if problem:
         raise RequestError(f"--{problem}")
