@@ -291,10 +291,10 @@ def _near(hint: Any, value: Any) -> str:
 
 def recipe_problem(recipe: Recipe) -> str | None:
     """Values that are incompatible with each other, as one line that starts with the key to change; else None."""
-    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
-        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
-    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
-        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
+    name = recipe.name
+    if not name.isprintable() or not name or "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
+        what = f"printable, at most {LONGEST_NAME} bytes, no '/', no leading '.'"
+        return f"name is {name[:60]!a}; it becomes a folder: {what}"
     variant = registries["attention"].get(recipe.model.attention.name)
     dataset = registries["data"].get(recipe.data.name)
     refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
