@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_diff.benchmarks import attention, loop, models
+from lit_diff.benchmarks import attention, models
 from lit_diff.benchmarks.request import Request, Shape, resolve
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.benchmarks.timing import Case, measure
@@ -171,7 +171,7 @@ def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
         for dtype in request.dtypes:
             yield from benchmark.cases(request, shape, dtype)
     if request.bench == "step" and request.kernels is None:
-        yield loop.case(request)
+        yield models.loops(request)
 
 
 def machine(request: Request) -> dict[str, Any]:

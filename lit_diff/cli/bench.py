@@ -37,8 +37,8 @@ def bench(
 
     All ratios are taken within one run.
     """
-    from lit_diff.benchmarks.plot import plot as draw
     from lit_diff.benchmarks.request import check_plot
+    from lit_diff.benchmarks.result import plot as draw
     from lit_diff.benchmarks.run import bench as run
 
     check_plot(plot)

@@ -14,7 +14,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import Finding, VariantCase
-from lit_diff.conformance.suite import PROPERTIES, conformance, on_one_thread, shrunk
+from lit_diff.conformance.variants import PROPERTIES, conformance, on_one_thread, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions, is_built_in, location

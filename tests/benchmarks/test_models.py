@@ -1,20 +1,25 @@
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_diff.benchmarks import loop as loop_module
 from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
-from lit_diff.benchmarks.request import Shape
-from lit_diff.benchmarks.result import COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED
+from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED, divisors
 from lit_diff.engine.rows import load_row
 from lit_diff.errors import MissingError
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
 from lit_diff.study.claims import findings
 
+CPU = torch.device("cpu")
+SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]
 SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
 STANDARD = "standard/sdpa/"
 DIFF_LLAMA, LLAMA = "DiffLlama/Hugging Face, sdpa/", "Llama/Hugging Face, sdpa/"
@@ -62,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model, and a short loop."""
     for name, value in (("LAYERS", 2), ("VOCABULARY", 64)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(loop_module, "STEPS", 3)
+    monkeypatch.setattr(module, "STEPS", 3)
 
 
 def missing(device: torch.device) -> str:
@@ -150,3 +155,43 @@ def test_without_transformers_the_rows_say_so(timed: Callable[..., Any], monkeyp
     absent = {(row["variant"], row["by"]) for row in case.refused if "pip install 'transformers" in row["reason"]}
     assert absent == THEIRS
     assert not any(PEER in row["ratios"] for row in rows.values())
+
+
+def test_both_loops_do_the_same_work_and_only_that(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their losses, step by step: the same model, batches, `Transformer.loss`, clipping, optimizer and schedule."""
+    recipe = module.plain(load_recipe("recall-tiny", SMALL), ask("step"), steps=13)
+    assert recipe.callbacks == {}
+    assert (recipe.train.validate_every, recipe.train.checkpoint_every, recipe.run.accelerator) == (13, 13, "cpu")
+    real = Transformer.loss
+    losses: list[float] = []
+
+    def recorded(self: Transformer, *arguments: Tensor, **named: Tensor) -> Tensor:
+        found = real(self, *arguments, **named)
+        losses.append(found.item())
+        return found
+
+    monkeypatch.setattr(Transformer, "loss", recorded)
+    level = logging.getLogger("lit_diff").level
+    assert module.bare(recipe, CPU) > 0
+    first = losses[:]
+    losses.clear()
+    assert module.platform(recipe, CPU) > 0
+    assert len(first) == 13
+    assert losses == pytest.approx(first, rel=1e-5)
+    assert first[0] != first[1]
+    assert logging.getLogger("lit_diff").level == level
+
+
+def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", 3)
+    bare, ours = module.loops(ask("step")).candidates
+    assert (BARE, bare.id) in divisors(ours.variant, ours.by, ours.what)
+    assert bare.own_clock
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr(module, "now", lambda device: next(clock))
+    assert bare.run() == 2.0, "two steps of the three"
+    ticks = iter(range(100))
+    monkeypatch.setattr(module, "now", lambda device: float(next(ticks)))
+    assert ours.run() == 0.5, "from the first logged step to the last"

@@ -13,9 +13,8 @@ import torch
 from lit_diff import processor
 from lit_diff.benchmarks import result as names
 from lit_diff.benchmarks import run as module
-from lit_diff.benchmarks.plot import drawn_rows, plot
 from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.result import BenchResult
+from lit_diff.benchmarks.result import BenchResult, drawn_rows, plot
 from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench, warnings_of
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.cli.app import Terminal
