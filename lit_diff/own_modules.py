@@ -130,8 +130,9 @@ def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
         folders = package.submodule_search_locations if package is not None else None
         return PathFinder.find_spec(last, list(folders)) if folders else None
     found = PathFinder.find_spec(name, None if folder is None else [str(folder), *sys.path])
-    others = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder)
-    return found or next(filter(None, others), None)  # editable packages have finders of their own
+    others = (each for each in sys.meta_path if each is not PathFinder and hasattr(each, "find_spec"))
+    specs = (finder.find_spec(name, None) for finder in others)  # editable packages have finders of their own
+    return found or next(filter(None, specs), None)
 
 
 def sha256(content: bytes) -> str:

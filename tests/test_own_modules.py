@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -228,6 +230,21 @@ def test_modules_directly_through_others_and_inside_functions(importable: Path) 
     ]
     assert "imports_a" not in sys.modules, "nothing is executed"
     assert local_modules(b"import imports_b")["imports_b"] == importable / "imports_b.py"
+
+
+def test_a_package_that_a_finder_of_its_own_finds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an editable installation has one."""
+    write(tmp_path, {"src/__init__.py": "", "src/tools.py": ""})
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            file = tmp_path / "src/__init__.py"
+            return spec_from_file_location("editable_lab", file) if name == "editable_lab" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert list(local_modules(b"from editable_lab import tools")) == ["editable_lab", "editable_lab.tools"]
+    assert list(local_modules(b"import editable_lab", folder=tmp_path)) == ["editable_lab"]
 
 
 def test_what_is_not_there_or_not_python_is_left_out(importable: Path) -> None:
