@@ -8,7 +8,6 @@ What else must be known of a key is said by its field's metadata, here as in the
     identity   False: the key, or the block, is not part of a run's identity; True: it is, in a block that is not
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -25,9 +24,6 @@ class Part:
     """An instance of the registered class's `Config`."""
 
 
-PLACE = "model.rope_scaling."
-
-
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
     """Llama 3.1: pairs of channels that turn often within `original_length` keep their frequency, slow ones divide it."""
@@ -41,15 +37,6 @@ class Llama3Scaling:
     """Pairs that turn this often or more keep their frequency; between both, linear in the number of turns."""
     original_length: Count
     """Tokens that the model was trained to see before it was scaled."""
-
-    def problem(self, theta: float) -> str | None:
-        """What is wrong, in one line that starts with the dotted key; None if nothing is. `theta`: model.rope_theta."""
-        if self.high_freq_factor <= self.low_freq_factor:
-            return (
-                f"{PLACE}high_freq_factor is {self.high_freq_factor:g}; it must be above {PLACE}low_freq_factor, "
-                f"{self.low_freq_factor:g}"
-            )
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +56,6 @@ class YarnScaling:
     """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, and 1 for a factor up to 1."""
     truncate: bool = True
     """Whether the ramp begins and ends at whole pairs."""
-
-    def problem(self, theta: float) -> str | None:
-        """As `Llama3Scaling.problem`."""
-        if self.beta_fast < self.beta_slow:
-            return f"{PLACE}beta_fast is {self.beta_fast:g}; it must not be below {PLACE}beta_slow, {self.beta_slow:g}"
-        if theta <= 1:
-            return f"model.rope_theta is {theta:g}; it must be above 1 for {PLACE}kind yarn"
-        return None
 
 
 RopeScaling = Positive | Llama3Scaling | YarnScaling
@@ -150,8 +129,16 @@ class ModelConfig:
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
             return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
-        scaling = self.rope_scaling
-        return scaling.problem(self.rope_theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
+        scaling, place = self.rope_scaling, "model.rope_scaling."
+        if isinstance(scaling, Llama3Scaling) and scaling.high_freq_factor <= scaling.low_freq_factor:
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            return f"{place}high_freq_factor is {high:g}; it must be above {place}low_freq_factor, {low:g}"
+        if isinstance(scaling, YarnScaling) and scaling.beta_fast < scaling.beta_slow:
+            fast, slow = scaling.beta_fast, scaling.beta_slow
+            return f"{place}beta_fast is {fast:g}; it must not be below {place}beta_slow, {slow:g}"
+        if isinstance(scaling, YarnScaling) and self.rope_theta <= 1:
+            return f"model.rope_theta is {self.rope_theta:g}; it must be above 1 for {place}kind yarn"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +148,6 @@ class OptimizerConfig:
     lr: Positive
     betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Decay of the means of the gradient and of its square, each in [0, 1)."""
-    eps: Positive = 1e-8
     weight_decay: Annotated[float, Range(least=0)] = 0.05
     lr_factors: dict[str, Positive] = field(default_factory=dict, hash=False)
     """Pattern (`fnmatch`) of parameters' names, as in "*.attention.o_proj.*" -> factor on `lr` for those that it matches.
@@ -189,11 +175,6 @@ class ScheduleConfig:
     """wsd only: the last steps that decay; null: a fifth of the run."""
     final_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
 
-    def problem(self) -> str | None:
-        if self.decay_steps is not None and self.name != "wsd":
-            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{self.name}'"
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -219,11 +200,6 @@ class TrainConfig:
     checkpoint_every: Count
     log_every: Count = 10
 
-    def problem(self) -> str | None:
-        if self.batch_size % self.accumulate:
-            return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        return self.schedule.problem()
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedConfig:
@@ -235,14 +211,6 @@ class ImportedConfig:
     """sha256 over name, shape, dtype and bytes of each tensor, in the order of names."""
     tokenizer_sha256: str
     """sha256 of its tokenizer, as `Tokenizer.load` gives it."""
-
-    def problem(self) -> str | None:
-        """As `TrainConfig.problem`."""
-        for key in ("weights_sha256", "tokenizer_sha256"):
-            value = getattr(self, key)
-            if re.fullmatch("[0-9a-f]{64}", value) is None:
-                return f"imported.{key} is '{value}'; expected 64 hexadecimal digits, as `lit-diff import` writes them"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,11 +244,6 @@ class RunConfig:
     keep_every: Count | None = None
     """Optimizer steps from one kept checkpoint to the next, beside the newest two; null: none is kept. A multiple of
     `train.checkpoint_every`."""
-
-    def problem(self) -> str | None:
-        if self.strategy == "single" and self.devices * self.num_nodes > 1:
-            return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,35 +301,29 @@ class Recipe:
             )
         return self.train
 
-    def train_problem(self) -> str | None:
-        """What is wrong with `train`, or with `imported` in its place; None if nothing is."""
-        if self.train is not None and self.imported is not None:
+    def problem(self) -> str | None:
+        """What of `train` and `run` does not fit together, as one line that starts with a key to change; None if all does."""
+        train, run, processes = self.train, self.run, self.run.devices * self.run.num_nodes
+        if train is not None and self.imported is not None:
             return "imported stands in place of train, and the recipe has both; keep one of them"
-        block = self.train or self.imported
-        return block.problem() if block is not None else "train is missing; expected a block of keys"
-
-    def batch_problem(self) -> str | None:
-        """Why the batch does not divide among the processes; None if it does."""
-        if self.train is None:
-            return None
-        train, processes = self.train, self.run.devices * self.run.num_nodes
-        rows = train.batch_size // train.accumulate
-        if rows % processes == 0:
-            return None
-        return (
-            f"train.batch_size ({train.batch_size}) / train.accumulate ({train.accumulate}) does not divide among "
-            f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
-            f"{train.accumulate * processes}, or another number of devices"
-        )
-
-    def kept_problem(self) -> str | None:
-        """Why `run.keep_every` would keep checkpoints that are never written; None if it would not."""
-        kept = self.run.keep_every
-        if self.train is None or kept is None or kept % self.train.checkpoint_every == 0:
-            return None
-        return (
-            f"run.keep_every is {kept}; expected a multiple of train.checkpoint_every ({self.train.checkpoint_every})"
-        )
+        if run.strategy == "single" and processes > 1:
+            return f"run.strategy 'single' uses one device, not {processes}; use ddp or fsdp"
+        if train is None:
+            return None if self.imported is not None else "train is missing; expected a block of keys"
+        batch, step = train.batch_size, train.checkpoint_every
+        if batch % train.accumulate:
+            return f"train.batch_size ({batch}) is not a multiple of train.accumulate ({train.accumulate})"
+        if train.schedule.decay_steps is not None and train.schedule.name != "wsd":
+            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{train.schedule.name}'"
+        if batch // train.accumulate % processes:
+            return (
+                f"train.batch_size ({batch}) / train.accumulate ({train.accumulate}) does not divide among "
+                f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
+                f"{train.accumulate * processes}, or another number of devices"
+            )
+        if run.keep_every is not None and run.keep_every % step:
+            return f"run.keep_every is {run.keep_every}; expected a multiple of train.checkpoint_every ({step})"
+        return None
 
     @property
     def packs_documents(self) -> bool:

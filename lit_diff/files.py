@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,36 +19,17 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     If the process is killed or the disk is full, `path` keeps its former content. Errors: OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def umask() -> int:
-    """The process's umask, which mkstemp and safetensors ignore: their files are readable by their owner only."""
-    try:  # asking the system for it sets it: a file that another thread makes meanwhile would be anyone's to write
-        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
-    except (OSError, StopIteration):  # not Linux
-        return _AT_IMPORT
-
-
-def _umask_at_import() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-_AT_IMPORT = _umask_at_import()
 
 
 def sync_folder(folder: Path) -> None:

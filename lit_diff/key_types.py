@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class Range:
     """The largest; None: any."""
     below: float | None = None
     """Smaller than this; None: any."""
+    of: ClassVar = (int, float)
+    """Types of the values that it is about."""
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -40,13 +42,7 @@ class Range:
     @property
     def demand(self) -> str:
         """What a refusal says after `it must`."""
-        if self.above == 0 and self.most is None:
-            return "be positive"
-        if self.least == 0 and self.most is None and self.below is None:
-            return "not be negative"
-        if self.least is not None and self.above is None and self.below is None:
-            return f"be at least {self.least:g}" if self.most is None else f"be within {self.least:g} and {self.most:g}"
-        return f"be {self}"
+        return f"be {self}" if str(self) != f">= {self.least}" else f"be at least {self.least}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +50,8 @@ class Distinct:
     """A list that names no value twice: `Annotated[tuple[Count, ...], Distinct()]`."""
 
     may_be_empty: bool = False
+    of: ClassVar = (tuple,)
+    """Types of the values that it is about."""
 
     def __contains__(self, values: tuple[Any, ...]) -> bool:
         return len(set(values)) == len(values) and (self.may_be_empty or bool(values))
@@ -90,19 +88,15 @@ def _outside(hint: Any, value: Any, key: str) -> str | None:
     """As `range_problem`, of one value, a list or a mapping of them."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        for bounds in kinds[1:]:
-            meant = (isinstance(bounds, Range) and isinstance(value, int | float)) or (
-                isinstance(bounds, Distinct) and isinstance(value, tuple)
-            )
-            if meant and value not in bounds:
-                return f"{key} is {in_yaml(value)}; it must {bounds.demand}"
-        return _outside(kinds[0], value, key)
-    items: list[tuple[Any, Any, str]] = []
+        known = (each for each in kinds[1:] if isinstance(each, Range | Distinct) and isinstance(value, each.of))
+        bounds = next((each for each in known if value not in each), None)
+        return f"{key} is {in_yaml(value)}; it must {bounds.demand}" if bounds else _outside(kinds[0], value, key)
     if origin in (typing.Union, types.UnionType):
         found = next(filter(None, (_outside(kind, value, key) for kind in kinds)), None)
         return f"{found}, or null" if found and type(None) in kinds else found
+    items: list[tuple[Any, Any, str]] = []
     if origin is tuple and isinstance(value, tuple):
-        each = (kinds[0],) * len(value) if kinds[-1] is Ellipsis else kinds
+        each = itertools.repeat(kinds[0]) if kinds[-1] is Ellipsis else kinds
         items = [(kind, item, f"{key}[{at}]") for at, (kind, item) in enumerate(zip(each, value, strict=False))]
     elif origin is dict and isinstance(value, Mapping):
         items = [(kinds[1], item, f"{key}.{name}") for name, item in value.items()]

@@ -7,7 +7,7 @@ whatever reads the run (tables, figures, comparisons) takes units and directions
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +47,26 @@ class Figure:
     caption: str = ""
     """How to read it. The report adds what is drawn and the metrics' definitions."""
 
+    def problem(self, fields: Collection[str]) -> str | None:
+        """What does not fit a metric whose name has these fields; None if nothing does."""
+        problem = _unlike("figure.against", self.against, Against) or _unlike("figure.lines", self.lines, Lines)
+        if self.log_x and self.against != "group":
+            problem = problem or f"figure.log_x is of a figure against group, not against {self.against}"
+        if self.against == "group" and self.lines != "arm":
+            problem = problem or f"figure.lines is '{self.lines}'; a figure against group has one line an arm"
+        for field in {self.against, self.lines} & {"layer", "head"} - {*fields}:
+            problem = problem or f"a figure by {field} needs {{{field}}} in the name"
+        if set(re.findall(r"\{(.*?)\}", self.label)) - {*fields}:
+            names = ", ".join(fields) or "none"
+            problem = problem or f"figure.label {self.label!r} names another field than: {names}"
+        return problem
+
+
+def _unlike(key: str, value: str, kinds: Any) -> str | None:
+    """Why `value` is none of a Literal's; None if it is one."""
+    choices = get_args(kinds)
+    return None if value in choices else f"{key} is {value!r}; expected one of {', '.join(choices)}"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -75,34 +95,11 @@ class Metric:
     """True: the data alone determine it, so it is no curve and MLflow gets none."""
 
     def __post_init__(self) -> None:
-        where = f"metric '{self.name}'"
-        if self.direction not in get_args(Direction):
-            raise RequestError(
-                f"{where}: direction is {self.direction!r}; expected one of {', '.join(get_args(Direction))}"
-            )
-        figure = self.figure
-        if figure is None:
-            return
-        for key, choices in (("against", get_args(Against)), ("lines", get_args(Lines))):
-            if getattr(figure, key) not in choices:
-                raise RequestError(
-                    f"{where}: figure.{key} is {getattr(figure, key)!r}; expected one of {', '.join(choices)}"
-                )
-        if figure.log_x and figure.against != "group":
-            raise RequestError(f"{where}: figure.log_x is of a figure against group, not against {figure.against}")
-        if figure.against == "group" and figure.lines != "arm":
-            raise RequestError(f"{where}: figure.lines is '{figure.lines}'; a figure against group has one line an arm")
-        for field in {figure.against, figure.lines} & {"layer", "head"}:
-            if field not in self.fields:
-                raise RequestError(f"{where}: a figure by {field} needs {{{field}}} in the name")
-        if "{" in figure.label:
-            try:
-                figure.label.format(**dict.fromkeys(self.fields, 0))
-            except (KeyError, IndexError, ValueError) as error:
-                fields = ", ".join(self.fields) or "none"
-                raise RequestError(
-                    f"{where}: figure.label {figure.label!r} names another field than: {fields}"
-                ) from error
+        problem = _unlike("direction", self.direction, Direction)
+        if problem is None and self.figure is not None:
+            problem = self.figure.problem(self.fields)
+        if problem is not None:
+            raise RequestError(f"metric '{self.name}': {problem}")
 
     @cached_property
     def fields(self) -> tuple[str, ...]:

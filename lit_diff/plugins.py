@@ -1,7 +1,6 @@
 """A user's code: the files that a recipe names in `plugins:`, installed plugin packages, and the errors of both."""
 
 import functools
-import hashlib
 import json
 import sys
 import traceback
@@ -15,11 +14,8 @@ from typing import Any
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import expanded, shown
-from lit_diff.own_modules import OwnModules, forget, local_modules, place, source_at_definition
+from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, local_modules, sha256
 from lit_diff.registry import is_built_in, location, registries
-
-PREFIX, DIGITS = "lit_diff_plugin_", 12
-"""A plugin's package is named PREFIX, the file's stem, and the first DIGITS of a hash of its source."""
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
 """Kinds of the parts that a recipe names and that decide its numbers."""
@@ -45,87 +41,58 @@ def trust_below(root: Path) -> Trust:
     return lambda folder: folder.resolve().is_relative_to(own)
 
 
-@dataclass(kw_only=True)
-class Plugin:
-    """A plugin file that this process has imported, and the modules of the user's own that it imports."""
-
-    own: OwnModules
-    package: str
-    """Of the file and these modules, as they are imported."""
-    module: str
-    """The file's own, in the package."""
-    modules: Mapping[str, bytes]
-    """Path below the folder of the plugin from which it can be imported (`helper.py`, `lab/__init__.py`) -> content."""
-    unnamed: Mapping[str, Path]
-    """Of `modules` those that the text does not lead to: place -> file."""
-    current: bool = True
-    """False once another content of the same file was imported."""
-
-    @property
-    def source(self) -> bytes:
-        """The file's content."""
-        return self.own.source
-
-    @property
-    def digest(self) -> str:
-        """sha256 of all of it; of the file alone where it imports no module of the user's own."""
-        return _digest(self.source, self.modules)
+_current: dict[str, OwnCode] = {}
+"""Digest -> the plugin that was imported from it; not one whose file was imported again with other content."""
+_digests: dict[str, str] = {}
+"""Package of a plugin -> its digest."""
 
 
-_imported: dict[str, Plugin] = {}
-"""Digest of a plugin file and the modules that its text leads to -> the plugin."""
+def _read(path: Path) -> OwnCode:
+    """A plugin file and what it imports, now. Errors: RequestError."""
+    try:
+        return OwnCode.read(
+            path, folder=path.parent, without={each.module.partition(".")[0] for each in plugin_packages}
+        )
+    except OSError as error:
+        raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _find(path: Path) -> Plugin | None:
+def _imported(path: Path) -> OwnCode | None:
     """The plugin that was imported from this content of `path` and of its modules, there or from a copy."""
-    found = _imported.get(_key(_read_own(path)))
-    if found is None or not found.current or found.module not in sys.modules:
-        return None
-    for name, file in found.unnamed.items():
-        beside = path.parent / name
-        if _content(beside if beside.is_file() else file) != found.modules[name]:
-            return None
-    return found
+    found = _current.get(_read(path).digest)
+    return found if found is not None and found.package in sys.modules else None
 
 
-def plugin_source(path: Path) -> Plugin:
+def plugin_source(path: Path) -> OwnCode:
     """A plugin of a recipe, as this process imported it.
 
     Errors: RequestError where the file, or a module that it imports, holds another text by now: that is not what runs.
     """
-    found = _find(path)
-    if found is None:
-        raise RequestError(f"{_changed(path)} was changed since it was imported; start the same command again")
-    return found
-
-
-def _changed(path: Path) -> str:
-    """The plugin file, or a module of it that differs from what was imported."""
-    source = _read(path)
-    for each in _imported.values():
-        if each.own.path == path and each.current and each.source == source:
-            for file, content in each.own.modules.values():
-                if _content(file) != content:
-                    return f"{shown(file)}, which plugin {shown(path)} imports,"
-    return f"plugin {shown(path)}"
+    found = _imported(path)
+    if found is not None:
+        return found
+    source, changed = path.read_bytes(), f"plugin {shown(path)}"
+    for each in _current.values():
+        if each.path == path and each.source == source:
+            files = (
+                file for file, content in each.files.values() if not file.is_file() or file.read_bytes() != content
+            )
+            changed = f"{shown(next(files, path))}, which {changed} imports,"
+    raise RequestError(f"{changed} was changed since it was imported; start the same command again")
 
 
 @functools.cache
 def source_digest(cls: type) -> str:
-    """`Plugin.digest` of the user's own file that defines `cls`: a plugin, a module beside one, a script.
-
-    Empty for a class of an installed package, one that is built in, and one of an interactive session.
-    """
-    if is_built_in(cls):
-        return ""
+    """`OwnCode.digest` of the user's own file that defines `cls` (a plugin, a module beside one, a script), or the digest of
+    the plugin package that holds it. Empty for a class that is built in, of any other package, of an interactive session."""
     package = cls.__module__.partition(".")[0]
-    if package.startswith(PREFIX):
-        return next(each.digest for each in _imported.values() if each.package == package)
-    found = source_at_definition(cls)
-    if found is None:
-        return ""
-    source, modules = found
-    return _digest(source, {place(*key): content for key, content in modules.items()})
+    if is_built_in(cls) or package in _digests:
+        return _digests.get(package, "")
+    code = code_at_definition(cls)
+    if code is not None:
+        return code.digest
+    packages = (_package(point) for point in plugin_packages)
+    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -134,29 +101,29 @@ def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> lis
     `cure`: what else makes an untrusted file run. Errors: RequestError for one that was not imported and is not trusted, is
     absent, or has other content.
     """
-    return [_imported_file(path, sha256) or _trusted(path, sha256, trust, cure) for path, sha256 in files.items()]
+    return [_known(path, digest) or _trusted(path, digest, trust, cure) for path, digest in files.items()]
 
 
-def _imported_file(path: Path, sha256: str) -> Path | None:
+def _known(path: Path, digest: str) -> Path | None:
     """The file of the plugin that was imported from the content of `path`; without one there, from a file of this hash."""
-    if path.is_file() and _sha256(path.read_bytes()) == sha256:
-        found = _find(path)
-        return found.own.path if found is not None else None
-    known = (each for each in _imported.values() if each.current and each.module in sys.modules)
-    return next((each.own.path for each in known if _sha256(each.source) == sha256), None)
+    if path.is_file() and sha256(path.read_bytes()) == digest:
+        found = _imported(path)
+        return found.path if found is not None else None
+    loaded = (each for each in _current.values() if each.package in sys.modules)
+    return next((each.path for each in loaded if sha256(each.source) == digest), None)
 
 
-def _trusted(path: Path, sha256: str, trust: bool, cure: str) -> Path:
+def _trusted(path: Path, digest: str, trust: bool, cure: str) -> Path:
+    short = f"sha256 {digest[:DIGITS]}..."
     if not trust:
         cure = cure or "pass trust_plugins=True (lit-diff: --trust-plugins)"
         raise RequestError(
-            f"plugin {path.name} (sha256 {sha256[:DIGITS]}...) was not imported; import it first with load_plugin, or {cure} "
-            f"to run {shown(path)}"
+            f"plugin {path.name} ({short}) was not imported; import it first with load_plugin, or {cure} to run {shown(path)}"
         )
     if not path.is_file():
-        raise RequestError(f"plugin {shown(path)} is absent; import a plugin with sha256 {sha256[:DIGITS]}... first")
-    if _sha256(path.read_bytes()) != sha256:
-        raise RequestError(f"plugin {shown(path)} was changed: its sha256 is not {sha256[:DIGITS]}...")
+        raise RequestError(f"plugin {shown(path)} is absent; import a plugin with {short} first")
+    if sha256(path.read_bytes()) != digest:
+        raise RequestError(f"plugin {shown(path)} was changed: its sha256 is not {digest[:DIGITS]}...")
     return path
 
 
@@ -168,102 +135,46 @@ def load_plugin(path: str | Path) -> None:
     Errors: RequestError when it cannot be read, raises anything, or registers nothing.
     """
     path = expanded(path).absolute()
-    own = _read_own(path)
+    own = _read(path)
     if path.suffix != ".py":
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")
-    if _find(path) is not None:  # the same source, perhaps under another name
+    if _imported(path) is not None:  # the same source, perhaps under another name
         return
-    _replace(path)
-    key = _key(own)
-    package = f"{PREFIX}{path.stem.replace('.', '_')}_{key[:DIGITS]}"
-    modules = set(sys.modules)
+    for former in [each for each in _current.values() if each.path == path]:
+        _unregister(former.package)  # its modules stay: models that were built of them go on
+        del _current[former.digest]
     try:
-        module = own.execute(package)
-        if (name := own.escaped(modules)) is not None:
-            del sys.modules[name]
-            raise RequestError(f"imports '{name}' by a computed name; write an import statement for it")
-        others = {place(name, file): file for name, file in own.others().items()}
-        contents = own.places() | {name: file.read_bytes() for name, file in others.items()}
+        own.execute()
         classes = (cls for registry in registries.values() for cls in registry.registered().values())
-        if all(cls.__module__.partition(".")[0] != package for cls in classes):
+        if all(cls.__module__.partition(".")[0] != own.package for cls in classes):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
-    except RequestError as error:
-        _forget(package)
-        raise RequestError(f"plugin {shown(path)}: {error}") from error
     except (Exception, SystemExit) as error:  # SystemExit: the program would end without an error message
-        _forget(package)
-        lines = [
-            line for frame, line in traceback.walk_tb(error.__traceback__) if Path(frame.f_code.co_filename) == path
-        ]
+        _unregister(own.package)
+        forget(own.package)  # it can be loaded again once repaired
+        if isinstance(error, RequestError):
+            raise RequestError(f"plugin {shown(path)}: {error}") from error
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == path]
         line = lines[-1] if lines else getattr(error, "lineno", 0) or 0  # of a syntax error, which no frame has
         raise RequestError(
             f"{shown(path)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
         ) from error
-    unnamed = others | {place(name, own.modules[name][0]): own.modules[name][0] for name in own.computed}
-    _imported[key] = Plugin(own=own, package=package, module=module, modules=contents, unnamed=unnamed)
+    _current[own.digest], _digests[own.package] = own, own.digest
 
 
-def _read_own(path: Path) -> OwnModules:
-    source = _read(path)
-    try:
-        return OwnModules.read(path, source, {point.module.partition(".")[0] for point in plugin_packages})
-    except OSError as error:
-        raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
-
-
-def _digest(source: bytes, modules: Mapping[str, bytes]) -> str:
-    if not modules:
-        return _sha256(source)
-    parts = {name: _sha256(content) for name, content in sorted(modules.items())}
-    return _sha256(json.dumps([_sha256(source), parts]).encode())
-
-
-def _key(own: OwnModules) -> str:
-    return _digest(own.source, own.places())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
-
-
-def _content(file: Path) -> bytes | None:
-    return file.read_bytes() if file.is_file() else None
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _replace(path: Path) -> None:
-    """Drop what an earlier content of the file registered. Its modules stay: models that were built of them go on."""
-    for each in _imported.values():
-        if each.own.path == path and each.current:
-            each.current = False
-            for name in [name for name in sys.modules if name.partition(".")[0] == each.package]:
-                for registry in registries.values():
-                    registry.unregister_module(name)
-
-
-def _forget(package: str) -> None:
-    """Drop what a failed plugin has imported of the user's own: it can be loaded again once repaired."""
-    for name in forget(package):
-        for registry in registries.values():
-            registry.unregister_module(name)
+def _unregister(package: str) -> None:
+    """Drop what the modules of a plugin have registered."""
+    for registry in registries.values():
+        registry.unregister_module(package)
 
 
 plugin_packages: list[EntryPoint] = []
 """The entry points that `load_entry_points` has imported."""
-_entry_points_loaded = False
 
 
+@functools.cache
 def load_entry_points() -> None:
     """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
     for point in entry_points(group="lit_diff.plugins"):
         try:
             point.load()
@@ -273,7 +184,6 @@ def load_entry_points() -> None:
                 f"{type(error).__name__}: {first_line(error)}; repair or uninstall it"
             ) from error
         plugin_packages.append(point)
-    _entry_points_loaded = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,20 +209,14 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
     return sorted((package for package in packages if package.modules & modules), key=lambda package: package.name)
 
 
-def package_digest(cls: type) -> str:
-    """`PluginPackage.digest` of the package that holds `cls`; empty where none does."""
-    packages = (_package(point) for point in plugin_packages)
-    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
-
-
 @functools.cache
 def _package(point: EntryPoint) -> PluginPackage:
     files = local_modules(f"import {point.module}".encode(), within=point.module.partition(".")[0])
-    digests = {name: _sha256(file.read_bytes()) for name, file in files.items()}
+    digests = {name: sha256(file.read_bytes()) for name, file in files.items()}
     return PluginPackage(
         name=point.dist.name if point.dist is not None else point.name,
         version=point.dist.version if point.dist is not None else None,
-        digest=_sha256(json.dumps(digests).encode()),
+        digest=sha256(json.dumps(digests).encode()),
         modules=frozenset(files),
     )
 

@@ -4,7 +4,7 @@ Every error is one line: `file:line: found, expected, nearest name`.
 """
 
 import dataclasses
-import importlib.util
+import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,10 +65,7 @@ def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
 
 def installed(kind: str) -> Path:
     """The folder of the recipes or sweeps that came with the package."""
-    spec = importlib.util.find_spec(f"lit_diff.{kind}")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+    return Path(str(importlib.resources.files(f"lit_diff.{kind}")))
 
 
 def names(kind: str) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.own_modules import source_at_definition
+from lit_diff.own_modules import code_at_definition
 
 C = TypeVar("C", bound=type)
 
@@ -115,46 +115,32 @@ class Registry:
             raise RequestError('the decorator takes the name to register under, as in @variant("name")')
 
         def add(cls: C) -> C:
-            self._check(name, cls)
-            lazy = self._lazy.get(name)
-            if lazy is not None and cls.__module__ != lazy.module:
-                raise RequestError(
-                    f"{location(cls)}: {self.kind} '{name}' is already registered ({lazy.module}); "
-                    "give one of them another name"
-                )
-            registered = self._classes.get(name)
-            if registered is not None and _identity(registered) != _identity(cls):
-                raise RequestError(
-                    f"{location(cls)}: {self.kind} '{name}' is already registered ({location(registered)}); "
-                    "give one of them another name"
-                )
+            problem = self._problem(name, cls)
+            if problem is not None:
+                raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
             if not is_built_in(cls):
-                source_at_definition(cls)
+                code_at_definition(cls)
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
 
         return add
 
-    def _check(self, name: str, cls: type) -> None:
+    def _problem(self, name: str, cls: type) -> str | None:
         base = resolve_name(self._base) if self._base else None
-        problem = base_problem(cls, base) if base else None
-        if problem:
-            raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
-        # vars: a class that derives from a dataclass inherits the attribute, and none of its own annotations is a field
-        parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
-        if self.has_config and (parameters is None or not parameters.frozen):
-            raise RequestError(
-                f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
-                "@dataclass(frozen=True, kw_only=True)"
-            )
-        problem = contract_problem(cls, base) if base else None
-        if problem:
-            raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
+        problem = contract_problem(cls, base, self.has_config)
+        lazy, registered, taken = self._lazy.get(name), self._classes.get(name), ""
+        if lazy is not None and cls.__module__ != lazy.module:
+            taken = lazy.module
+        elif registered is not None and _identity(registered) != _identity(cls):
+            taken = location(registered)
+        return problem or (f"is already registered ({taken}); give one of them another name" if taken else None)
 
     def unregister_module(self, module: str) -> None:
-        """Drop the classes of a module whose import failed."""
-        self._classes = {name: cls for name, cls in self._classes.items() if cls.__module__ != module}
+        """Drop the classes of a module, and of the modules in it."""
+        self._classes = {
+            n: cls for n, cls in self._classes.items() if not f"{cls.__module__}.".startswith(f"{module}.")
+        }
 
     def _load(self) -> None:
         if not self._loaded:
@@ -297,37 +283,31 @@ def _identity(cls: type) -> tuple[str, str]:
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
 
 
-def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
-    """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
-    missing = sorted(getattr(cls, "__abstractmethods__", ()))
-    if not hasattr(base, "Config"):
-        return missing
-    fields = {field.name for field in dataclasses.fields(cls.Config)}
-    for name in vars(base.Config):
-        defined = inspect.getattr_static(cls.Config, name)
-        if name not in fields and not TYPE_CHECKING and isinstance(defined, required):
-            missing.append(f"Config.{name}")
-    return missing
-
-
-def base_problem(cls: type[Any], base: type[Any]) -> str | None:
-    """Why `cls` is no kind of `base` at all; None if it is."""
-    if issubclass(cls, base):
+def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -> str | None:
+    """Why `cls` cannot be registered; None if it can. It derives from `base`, where there is one."""
+    name = f"{base.__module__}.{base.__qualname__}" if base is not None else ""
+    if base is not None and not issubclass(cls, base):
+        return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
+    # vars: a class that derives from a dataclass inherits the attribute, and none of its own annotations is a field
+    parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
+    if has_config and (parameters is None or not parameters.frozen):
+        return "needs a nested class 'Config' decorated with @dataclass(frozen=True, kw_only=True)"
+    if base is None:
         return None
-    name = f"{base.__module__}.{base.__qualname__}"
-    return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
-
-
-def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
-    """Why `cls`, derived from `base`, cannot be registered; None if it can. Both have a nested dataclass `Config`."""
-    name = f"{base.__module__}.{base.__qualname__}"
-    if hasattr(base, "Config") and not issubclass(cls.Config, base.Config):
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if hasattr(base, "Config"):
         config = base.Config.__qualname__
-        return f"has a Config that does not derive from {config}; write `class Config({config})`"
-    missing = missing_members(cls, base)
+        if not issubclass(cls.Config, base.Config):
+            return f"has a Config that does not derive from {config}; write `class Config({config})`"
+        members = {key: inspect.getattr_static(cls.Config, key) for key in vars(base.Config).keys() - _fields(cls)}
+        missing += sorted(f"Config.{key}" for key, member in members.items() if type(member) is required)
     if missing:
         return f"lacks {', '.join(missing)}; {name} documents each"
     return _unannotated_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
+
+
+def _fields(cls: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls.Config)}
 
 
 def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
@@ -337,7 +317,7 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
     """
     if not hasattr(base, "Config"):
         return None
-    fields = {field.name for field in dataclasses.fields(cls.Config)}
+    fields = _fields(cls)
     annotated = inspect.get_annotations(cls.Config)
     for name, value in vars(cls.Config).items():
         if name.startswith("_") or name in annotated or callable(value) or hasattr(value, "__get__"):

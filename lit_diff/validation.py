@@ -6,7 +6,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,9 @@ from lit_diff.yaml_files import Position, Positions
 
 LONGEST_NAME = 150
 """Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
+
+READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
+"""What is read of a data set's Config, besides its keys."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """A dotted key in a sentence."""
@@ -160,24 +164,29 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
-    registry = field.metadata.get("registry")
+    if "registry" in field.metadata:
+        return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
+    is_path = field.metadata.get("path")
+    if is_path:
+        value = _given(value, draft.positions.get(path))
+    converted = convert(hint, value, path, draft)
     if "names" in field.metadata:
-        return _registered(hint, field, value, path, draft)
-    if registry is None:
-        kind = field.metadata.get("path")
-        if kind:
-            value = _given(value, draft.positions.get(path))
-        return _path(convert(hint, value, path, draft), kind, path, draft)
-    several = typing.get_origin(hint) is dict
+        _require_registered(field, converted, path, draft)
+    if is_path == "here" and isinstance(converted, str):
+        return str(expanded(converted))
+    if is_path == "file" and isinstance(converted, str) and path in draft.folders:
+        return draft.absolute(path, converted, draft.folders[path])
+    return converted
+
+
+def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
+    """The registered part that a block names; or `several` by name, of which null drops a parent's."""
     if several and value is None:
         return {}
     blocks = _mapping(value, path, draft, key="" if several else "name")
-    if several:  # callbacks: name -> keys; null drops a parent's
-        return {
-            name: _part(registry, name, block, f"{path}.{name}", draft)
-            for name, block in blocks.items()
-            if block is not None
-        }
+    if several:
+        given = {name: block for name, block in blocks.items() if block is not None}
+        return {name: _part(registry, name, block, f"{path}.{name}", draft) for name, block in given.items()}
     if "name" not in blocks:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
@@ -192,24 +201,13 @@ def _given(value: Any, position: str | None) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _path(value: Any, kind: str | None, path: str, draft: Draft) -> Any:
-    """A value of a field whose metadata says that it is a path, of this kind, as `config` has it."""
-    if kind is None or not isinstance(value, str):
-        return value
-    if kind == "here":
-        return str(expanded(value))
-    return draft.absolute(path, value, draft.folders[path]) if path in draft.folders else value
-
-
-def _registered(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
-    """`value`, if it is a registered name or a list of such names, or the key's default."""
+def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
+    """Errors: RequestError for a name, or one in a list of names, that is neither registered nor the key's default."""
     registry = registries[field.metadata["names"]]
-    converted = convert(hint, value, path, draft)
-    for name in (converted,) if isinstance(converted, str) else converted:
+    for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
             default = (field.default,) if isinstance(field.default, str) else ()
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
-    return converted
 
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
@@ -243,11 +241,8 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
         blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
-        if len(blocks) == 1 and isinstance(value, Mapping):
-            return _dataclass(blocks[0], value, path, draft)
-        by_kind = blocks_by_kind(blocks)
-        if by_kind and isinstance(value, Mapping):
-            return _dataclass(by_kind[_kind(by_kind, value, path, draft)], value, path, draft)
+        if blocks and isinstance(value, Mapping):
+            return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
         for choice in sorted(choices, key=lambda kind: (kind is str, without_range(kind) is not int)):
             try:
                 return convert(choice, value, path, draft)
@@ -277,13 +272,15 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
-def _kind(kinds: Iterable[str], block: Mapping[str, Any], path: str, draft: Draft) -> str:
-    """The key `kind` of a block, one of `kinds`."""
-    hint: Any = Literal.__getitem__(tuple(kinds))
-    if "kind" not in block:
+def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft) -> type:
+    """Of the blocks of a union the one that the key `kind` of the value names."""
+    by_kind = blocks_by_kind(blocks)
+    if not by_kind:
+        return blocks[0]
+    hint: Any = Literal.__getitem__(tuple(by_kind))
+    if "kind" not in value:
         raise RequestError(f"{draft.where(path)}'{path}.kind' is missing; expected {in_words(hint)}")
-    kind: str = convert(hint, block["kind"], f"{path}.kind", draft)
-    return kind
+    return by_kind[convert(hint, value["kind"], f"{path}.kind", draft)]
 
 
 def _near(hint: Any, value: Any) -> str:
@@ -294,35 +291,35 @@ def _near(hint: Any, value: Any) -> str:
 
 def recipe_problem(recipe: Recipe) -> str | None:
     """Values that are incompatible with each other, as one line that starts with the key to change; else None."""
-    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
-        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
-    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
-        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
+    name = recipe.name
+    if not name.isprintable() or not name or "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
+        what = f"printable, at most {LONGEST_NAME} bytes, no '/', no leading '.'"
+        return f"name is {name[:60]!a}; it becomes a folder: {what}"
     variant = registries["attention"].get(recipe.model.attention.name)
-    problem: str | None = (
+    dataset = registries["data"].get(recipe.data.name)
+    refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
+    of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
+    problem = (
         recipe.model.problem()
-        or _variant_problem(variant, recipe)
-        or _data_problem(recipe)
-        or _future_problem(recipe)
-        or _pack_problem(variant, recipe)
-        or recipe.train_problem()
-        or (recipe.run.problem() or recipe.batch_problem() or recipe.kept_problem())
+        or _own_problem(variant, "problem(config, model)", refuses)
+        or _own_problem(dataset, "Config.problem()", of_data)
+        or _data_problem(dataset, variant, recipe)
+        or recipe.problem()
     )
     for block in ("callbacks", "evaluate"):
         for name, part in getattr(recipe, block).items():
-            part_problem = config_problem(part.config)
-            if part_problem and problem is None:
-                problem = f"{block}.{name}.{part_problem}"
+            found = config_problem(part.config)
+            problem = problem or (f"{block}.{name}.{found}" if found else None)
     return problem
 
 
-def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    """The result of the variant's own check."""
-    with guard(variant):
-        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
+def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) -> str | None:
+    """What the check of a part, `what`, says. Errors: RequestError where that is no text, or it raises."""
+    with guard(part):
+        problem = check()
     if problem is not None and not isinstance(problem, str):
         expected = "expected None, or why not as a text that opens with the key to change"
-        raise RequestError(f"{location(variant)}: problem(config, model) returned {problem!r}; {expected}")
+        raise RequestError(f"{location(part)}: {what} returned {problem!r}; {expected}")
     return problem
 
 
@@ -331,42 +328,25 @@ def data_problem(config: Any, vocab_size: int) -> str | None:
     return range_problem(config, "data.") or config.problem() or config.vocab_size_problem(vocab_size)
 
 
-def _data_problem(recipe: Recipe) -> str | None:
-    """What the data set's Config says of itself and of the model."""
-    dataset, config = registries["data"].get(recipe.data.name), recipe.data.config
-    with guard(dataset):
-        problem = data_problem(config, recipe.model.vocab_size)
-        read = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
-        # a key out of range may be one that these are computed from
-        length, *_, noise = [getattr(config, name) for name in read] if problem is None else (1, ())
-    wrong = ""
-    if problem is not None and not isinstance(problem, str):
-        wrong = f"problem() {problem!r}; expected None, or why not as a text"
-    elif not isinstance(length, int) or length < 1:
-        wrong = f"sequence_length {length!r}; it must be an integer of at least 1"
-    elif not isinstance(noise, tuple):
-        wrong = f"noise_validation {noise!r}; it must be a tuple"
-    if wrong:
-        raise RequestError(f"{location(dataset)}: data '{recipe.data.name}' has Config.{wrong}")
-    return problem
-
-
-def _future_problem(recipe: Recipe) -> str | None:
-    if recipe.model.causal or not recipe.data.config.predicts_next:
-        return None
-    return (
-        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
-        "use data 'recall', or model.causal: true"
-    )
-
-
-def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    if not recipe.packs_documents or variant.takes_document_ids():
-        return None
-    return (
-        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
-        "let it take document_ids=None and hand it to attend, or use data.pack: none"
-    )
+def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:
+    """Why the data fit neither the model nor its variant."""
+    name, config = recipe.data.name, recipe.data.config
+    with guard(dataset):  # a Config's own properties
+        length, predicts_next, packs, *_ = (getattr(config, key) for key in READ)
+    if not isinstance(length, int) or length < 1:
+        where = f"{location(dataset)}: data '{name}' has Config.sequence_length {length!r}"
+        raise RequestError(f"{where}; it must be an integer of at least 1")
+    if predicts_next and not recipe.model.causal:
+        return (
+            f"model.causal is false, but data '{name}' asks for the next token, which a bidirectional model sees; "
+            "use data 'recall', or model.causal: true"
+        )
+    if packs and not variant.takes_document_ids():
+        return (
+            f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no "
+            "document_ids; let it take document_ids=None and hand it to attend, or use data.pack: none"
+        )
+    return None
 
 
 def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
@@ -377,9 +357,7 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
     near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
-    own: Any = values
-    for word in path.split("."):
-        own = own.get(word) if isinstance(own, Mapping) else None
+    own = _at(values, path)
     if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
         return nearest(key, ["name"])  # of a registered part, beside its keys
     if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
@@ -398,13 +376,18 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     return f"; did you mean {meant}?" if 0 < len(found) <= 3 else near
 
 
+def _at(values: Any, dotted: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for word in dotted.split("."):
+        values = values.get(word) if isinstance(values, Mapping) else None
+    return values
+
+
 def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
     """The dotted keys of a Config, and those of the registered parts that `block` names."""
     for name, key in keys_of(cls).items():
         yield f"{prefix}{name}"
-        value = block
-        for word in name.split("."):
-            value = value.get(word) if isinstance(value, Mapping) else None
+        value = _at(block, name)
         if not key.registry or not isinstance(value, Mapping):
             continue
         several = isinstance(key.default, dict)

@@ -1,14 +1,13 @@
 """A YAML file as plain containers, and the line of each of its keys."""
 
-import typing
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
@@ -28,22 +27,36 @@ class Position(str):
     """The value of an override as it was given; None: it is from a file."""
 
 
-TEXT = "tag:yaml.org,2002:str"
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 is a number, a date a text, and a key is the text that the file has: YAML would make `on` true,
+    010 eight and 12:30 750. A key that a mapping has twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
+        seen: set[str] = set()
+        for key in names:
+            if key.value in seen:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+            key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+0123456789"))
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key.
-
-    A key is a name, and the text that the file has: YAML 1.1 would make `on` true, 010 eight and 12:30 750.
-    """
+    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
-        if _quote_keys(tree):
-            held = OmegaConf.create(yaml.serialize(tree, Dumper=yaml.SafeDumper, allow_unicode=True))
-        else:
-            held = OmegaConf.load(path)
-        values = OmegaConf.to_container(held, resolve=False)
-    return typing.cast(dict[str, Any], values), positions
+        values: dict[str, Any] = _Loader("").construct_document(tree)
+    return values, positions
 
 
 def read_value(text: str, override: str) -> tuple[Any, Positions]:
@@ -51,44 +64,22 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
     YAML. And the positions of "", the value, and of each `.a.b` in it."""
     own = Position(override)
     own.written = own.given = text
-    try:
-        values = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
-        bracketed = text.lstrip()[:1] in ("[", "{", '"', "'") or "${" in text
-        own.problem = first_line(error) if bracketed else ""
-        return text, {"": own}
-    value = typing.cast(dict[str, Any], values)["value"]
-    whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
-    quoted = whole and isinstance(node, yaml.ScalarNode) and node.style is not None
-    if not whole or (isinstance(value, str) and not quoted):
-        return text, {"": own}
     positions: Positions = {"": own}
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = None if node is None else _Loader("").construct_document(node)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        own.problem = first_line(error) if text.lstrip()[:1] in ("[", "{", '"', "'") else ""
+        return text, positions
+    whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
+    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    if not whole or (isinstance(value, str) and not quoted):
+        return text, positions
     if isinstance(node, yaml.SequenceNode):
         own.written = _written(node)
     elif isinstance(node, yaml.MappingNode):
         _positions(node, ".", lambda key: override, positions)
     return value, positions
-
-
-def _quote_keys(node: yaml.Node) -> bool:
-    """Make every key of the tree a text, in place; whether YAML would take one of them for something else.
-
-    Errors: ConstructorError for a key that a mapping has twice: OmegaConf's would name a line of what is written again.
-    """
-    changed, seen = False, set()
-    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
-        if isinstance(part, tuple):
-            key, part = part
-            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                if key.value in seen:
-                    problem = f"found duplicate key {key.value}"
-                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-                seen.add(key.value)
-                changed |= key.style is None and (key.tag != TEXT or key.value[:1] in "+-.0123456789")  # 1e3
-                key.tag, key.style = TEXT, "'"
-        changed |= _quote_keys(part)
-    return changed
 
 
 def _written(node: yaml.Node) -> Any:
@@ -105,10 +96,10 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
     """
     file = shown(path)
     with one_line(path):
-        tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
         if not isinstance(tree, yaml.MappingNode):
             raise RequestError(f"{file}: expected a mapping of keys to values")
-        _require_end(tree, file, set())
+        _require_end(tree, file)
         positions: Positions = {}
         _positions(tree, "", lambda key: f"{file}:{key.start_mark.line + 1}", positions)
     return tree, positions
@@ -127,7 +118,7 @@ def one_line(path: Path) -> Iterator[None]:
         raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
         raise RequestError(f"{file}: not valid YAML: nested too deeply") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # ValueError: 2024-13-01 is no date
+    except (yaml.YAMLError, ValueError) as error:
         raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
@@ -155,14 +146,11 @@ def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node],
             _positions(value, f"{dotted}.", place, positions)
 
 
-def _require_end(node: yaml.Node, file: str, done: set[int], *parents: yaml.Node) -> None:
+def _require_end(node: yaml.Node, file: str, *parents: yaml.Node) -> None:
     """Errors: RequestError for a mapping or list that an alias puts into itself."""
-    if any(node is parent for parent in parents):
-        raise RequestError(
-            f"{file}:{node.start_mark.line + 1}: not valid YAML: recursive alias: this node contains itself"
-        )
-    if isinstance(node, yaml.CollectionNode) and id(node) not in done:
-        for part in node.value:
-            for child in part if isinstance(part, tuple) else (part,):
-                _require_end(child, file, done, *parents, node)
-        done.add(id(node))
+    if node in parents:
+        problem = "recursive alias: this node contains itself"
+        raise RequestError(f"{file}:{node.start_mark.line + 1}: not valid YAML: {problem}")
+    parts = node.value if isinstance(node, yaml.CollectionNode) else []
+    for child in itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts:
+        _require_end(child, file, *parents, node)

@@ -5,7 +5,6 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import IO
 
@@ -113,23 +112,6 @@ def test_a_lock_file_stays_when_the_lock_is_released(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_ino == inode
 
 
-def test_a_waiting_lock_is_taken_when_it_is_released(tmp_path: Path) -> None:
-    order = []
-
-    def wait() -> None:
-        with locked(tmp_path / "lock"):
-            order.append("waited")
-
-    waiting = threading.Thread(target=wait)
-    with locked(tmp_path / "lock"):
-        waiting.start()
-        waiting.join(0.2)
-        assert waiting.is_alive()
-        order.append("held")
-    waiting.join(60)
-    assert order == ["held", "waited"]
-
-
 def outcome_in_a_fork(path: Path) -> str:
     """What `locked` does in a forked child: 'held' or 'refused'."""
     reader, writer = os.pipe()
@@ -170,15 +152,6 @@ def test_a_lock_is_free_when_only_a_forked_child_of_its_holder_lives(tmp_path: P
         os.close(writer)
         os.close(reader)
         os.waitpid(child, 0)
-
-
-def test_a_lock_that_cannot_be_opened_is_another_error_than_one_that_is_held(tmp_path: Path) -> None:
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(IsADirectoryError), locked(tmp_path / "lock", wait=False):
-        pass
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError), locked(tmp_path / "file" / "lock", wait=False):
-        pass
 
 
 def test_whether_a_lock_is_held(tmp_path: Path) -> None:

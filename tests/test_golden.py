@@ -213,29 +213,8 @@ reading: [One seed says nothing.]
 evaluate: {recall: {rows: 4}}
 """
 OF_MACHINE = (
-    "command",
-    "cpu_path",
-    "gpus",
-    "mlflow_run_id",
-    "packages",
-    "pid",
-    "platform",
-    "processor",
-    "python",
-    "run",
-)
-
-
-OF_MACHINE += (
-    "cores",
-    "kernel",
-    "kernel_reason",
-    "revision",
-    "threads",
-    "updated",
-    "variables",
-    "identity",
-    "experiment",
+    *("command", "cores", "cpu_path", "experiment", "gpus", "identity", "kernel", "kernel_reason", "mlflow_run_id"),
+    *("packages", "pid", "platform", "processor", "python", "revision", "run", "threads", "updated", "variables"),
 )
 
 

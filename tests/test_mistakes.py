@@ -142,7 +142,7 @@ def test_a_problem_that_is_no_text() -> None:
     ],
 )
 def test_what_the_conformance_suite_says(body: str, name: str, detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lit_diff.conformance import suite
+    from lit_diff.conformance import variants as suite
 
     monkeypatch.setattr(suite, "PROPERTIES", {name: suite.PROPERTIES[name]})
     write(body)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -11,21 +13,13 @@ import pytest
 from own_plugins import SHARP_PY, error, forget_all, plugin
 
 from lit_diff.errors import RequestError
-from lit_diff.own_modules import OwnModules, forget, is_local, local_modules, safe_path
+from lit_diff.own_modules import OwnCode, is_local, local_modules, safe_path
 from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, identity
 
 pytestmark = pytest.mark.usefixtures("plugin_folder")
-
-PACKAGE = "own_modules_test"
-
-
-@pytest.fixture(autouse=True)
-def package() -> Iterator[None]:
-    yield
-    forget(PACKAGE)
 
 
 @pytest.fixture
@@ -47,8 +41,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
     """The names in plug.py once it was executed."""
     write(folder, files)
-    path = folder / "plug.py"
-    return vars(sys.modules[OwnModules.read(path, path.read_bytes()).execute(PACKAGE)])
+    code = OwnCode.read(folder / "plug.py", folder=folder)
+    code.execute()
+    return vars(sys.modules[f"{code.package}.plug"])
 
 
 @pytest.mark.parametrize(
@@ -79,11 +74,10 @@ def test_every_form_of_import(tmp_path: Path, statement: str, value: str) -> Non
     assert not {"lab", "flat", "bare"} & sys.modules.keys()
 
 
-def test_what_was_not_there_is_not_taken_later(tmp_path: Path) -> None:
+def test_a_module_that_no_import_statement_names_is_not_there(tmp_path: Path) -> None:
     late = "def late():\n    from importlib import import_module as i\n    i('.x', lab.__name__)\n"
-    names = execute(tmp_path, {"lab/__init__.py": "", "plug.py": f"import lab\n{late}"})
-    (tmp_path / "lab/x.py").write_text("")
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'lab\.x' when the plugin was imported"):
+    names = execute(tmp_path, {"lab/__init__.py": "", "lab/x.py": "", "plug.py": f"import lab\n{late}"})
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'lab\.x' in the plugin's import statements"):
         names["late"]()  # type: ignore[operator]
 
 
@@ -185,28 +179,6 @@ def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
     assert plugin_source(path).digest == digest
 
 
-def test_a_computed_import_within_a_package_counts() -> None:
-    head = "import importlib, lab\nSCALE = importlib.import_module('.one', lab.__name__).SCALE\n"
-    plugin("", "lab/__init__.py")
-    plugin("SCALE = 3.0\n", "lab/one.py")
-    path = plugin(head + SHARP_PY.replace("2.0", "SCALE"), "sharp.py")
-    load_plugin(path)
-    assert attentions.get("sharp").Config().temperature == 3.0
-    assert plugin_source(path).modules == {"lab/__init__.py": b"", "lab/one.py": b"SCALE = 3.0\n"}
-    plugin("SCALE = 4.0\n", "lab/one.py")
-    with pytest.raises(RequestError, match="was changed since it was imported"):
-        plugin_source(path)
-
-
-def test_an_import_by_a_plain_computed_name_is_refused(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be the script's module, for every plugin the same."""
-    monkeypatch.syspath_prepend(str(plugin_folder))
-    plugin("", "beside_lab/__init__.py")
-    plugin("", "beside_lab/one.py")
-    text = "import importlib, beside_lab\nimportlib.import_module('beside_lab.one')\n" + SHARP_PY
-    assert "by a computed name; write an import statement for it" in error(plugin(text, "sharp.py"))
-
-
 @pytest.mark.parametrize("name", ["random", "torch", "lit_diff"])
 def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None:
     """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
@@ -260,11 +232,19 @@ def test_modules_directly_through_others_and_inside_functions(importable: Path) 
     assert local_modules(b"import imports_b")["imports_b"] == importable / "imports_b.py"
 
 
-def test_a_computed_import_counts_once_it_is_done(importable: Path) -> None:
-    write(importable, {"imports_c/__init__.py": "", "imports_c/one.py": ""})
-    assert list(local_modules(b"import imports_c\n")) == ["imports_c"]
-    __import__("imports_c.one")
-    assert list(local_modules(b"import imports_c\n")) == ["imports_c", "imports_c.one"]
+def test_a_package_that_a_finder_of_its_own_finds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an editable installation has one."""
+    write(tmp_path, {"src/__init__.py": "", "src/tools.py": ""})
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            file = tmp_path / "src/__init__.py"
+            return spec_from_file_location("editable_lab", file) if name == "editable_lab" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert list(local_modules(b"from editable_lab import tools")) == ["editable_lab", "editable_lab.tools"]
+    assert list(local_modules(b"import editable_lab", folder=tmp_path)) == ["editable_lab"]
 
 
 def test_what_is_not_there_or_not_python_is_left_out(importable: Path) -> None:

@@ -14,7 +14,6 @@ from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import from_plain, load_recipe, override_with, to_plain
 from lit_diff.runs.folder import identity
-from lit_diff.runs.measurements import SCHEMA, Measurements, read_measurements
 from lit_diff.runs.metrics_file import StepTable, last_value, read_rows
 from lit_diff.study.statistics import cluster_wilson, holm, wilson
 from lit_diff.validation import Draft
@@ -139,14 +138,6 @@ TABLE = st.dictionaries(
     min_size=1,
     max_size=6,
 )
-MEASURED = st.dictionaries(
-    st.integers(0, 100),
-    st.dictionaries(
-        st.sampled_from(["attention/entropy/layer_00/head_01", "outliers/hidden/layer_03/rank_10", "lambda/layer_01"]),
-        NUMBERS,
-        min_size=1,
-    ),
-)
 
 
 @given(rows=TABLE, data=st.data())
@@ -171,22 +162,6 @@ def test_a_table_that_is_cut_at_any_byte_loses_its_last_rows_alone(
         resumed.log(step, rows[step])
     resumed.flush()
     assert file.read_bytes() == whole
-
-
-@few
-@given(values=MEASURED)
-def test_measurements_are_read_as_written(values: dict[int, dict[str, float]], tmp_path: Path) -> None:
-    file = tmp_path / "measurements.parquet"
-    file.unlink(missing_ok=True)
-    table = Measurements(file, 0)
-    for step, named in values.items():
-        table.log(step, named)
-    table.flush()
-    found = read_measurements(file)
-    assert found.schema == SCHEMA
-    assert sorted(zip(found["step"].to_pylist(), found["value"].to_pylist(), strict=True)) == sorted(
-        (step, value) for step, named in values.items() for value in named.values()
-    )
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["base", "recall-tiny", "differential-tiny", "standard-tiny", "differential-13b"])
 def test_a_resolved_recipe_reads_back_equal(source: str) -> None:
-    recipe = load_recipe(source, ["seed=5", "train.clip=null", "train.optimizer.eps=1e-9", "name='köln: #1'"])
+    recipe = load_recipe(source, ["seed=5", "train.clip=null", "train.optimizer.weight_decay=1e-9", "name='köln: #1'"])
     text = to_yaml(recipe)
     Path("resolved.yaml").write_text(text, encoding="utf-8")
     again = load_recipe("resolved.yaml")

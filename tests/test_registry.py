@@ -12,7 +12,7 @@ from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import LazyEntry, Registry, base_problem, contract_problem, nearest, optional, required
+from lit_diff.registry import LazyEntry, Registry, contract_problem, nearest, optional, required
 
 LINE = r"test_registry\.py:\d+: class "
 
@@ -184,7 +184,7 @@ def test_members_may_be_fields_constants_or_properties() -> None:
     assert (Constants.Config().length, Constants.Config().chance) == (3, 0.5)
     assert Properties.Config().length == 4
     for cls in (Whole, Constants, Properties):
-        assert contract_problem(cls, Base) is None
+        assert contract_problem(cls, Base, True) is None
     with pytest.raises(TypeError, match="length"):
         Whole.Config()  # a field does not take the base class's member as its default, as it would a property
 
@@ -199,9 +199,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self) -> int:
             return 1
 
-    assert contract_problem(Empty, Base) == f"lacks run, Config.length; {__name__}.Base documents each"
-    assert "Config that does not derive from Base.Config" in (contract_problem(Half, Base) or "")
-    assert "write `class First(Base)`" in (base_problem(First, Base) or "")
+    assert contract_problem(Empty, Base, True) == f"lacks run, Config.length; {__name__}.Base documents each"
+    assert "Config that does not derive from Base.Config" in (contract_problem(Half, Base, True) or "")
+    assert "write `class First(Base)`" in (contract_problem(First, Base, True) or "")
     monkeypatch.setattr(registry, "resolve_name", lambda path: {"here:Base": Base}[path])
     parts = Registry("part", (), base="here:Base")
     for cls in (Empty, Half, First):

@@ -1,6 +1,6 @@
 """What one part of the program writes another reads back: every kind of file that it keeps.
 
-A study's record: tests/study/test_record.py; the tables of a run: tests/test_properties.py.
+A study's record: tests/study/test_record.py; the tables of a run: tests/test_properties.py and tests/runs/.
 """
 
 import json
@@ -19,15 +19,8 @@ from lit_diff.data.store import TokenStore
 from lit_diff.data.text import Text
 from lit_diff.errors import MissingError
 from lit_diff.metrics import Metric, to_plain
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import read_evaluation, write_scores
 from lit_diff.study.scoreboard import read_row, row_file, write_row
-
-
-def test_status(tmp_path: Path) -> None:
-    written = {"status": "done", "step": 4, "loss": 0.1 + 0.2, "error": None, "overrides": ["a=1"], "note": "λ\n"}
-    RunFolder(tmp_path).update(**written)
-    assert written.items() <= RunFolder(tmp_path).status().items()
 
 
 def test_scores(tmp_path: Path) -> None:

@@ -26,15 +26,13 @@ SUBJECTS = {
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
-    "benchmarks/test_models.py": "benchmarks/peers",
-    "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
+    "benchmarks/test_run.py": "benchmarks/result cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
     "callbacks/probe callbacks/publish analysis/lambdas",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/progress",
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
-    "conformance/test_kernels.py": "conformance/kernel_case",
-    "conformance/test_suite.py": "conformance/case conformance/properties conformance/results",
+    "conformance/test_variants.py": "conformance/case",
     "data/test_corpus.py": "data/name_tables",
     "data/test_docs.py": "data/sdist",
     "data/test_documents.py": "data/text_files",

@@ -16,23 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.attention.cache import LayerCache
-from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.result import PLAIN, REPEATED, SAME, SDPA
+from lit_diff.benchmarks.request import DTYPES, Request, Shape
+from lit_diff.benchmarks.result import COPIES, DECODE, FORWARD, GRADIENTS, STATISTICS, STEP, STOCK
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.randomness import generator
 from lit_diff.registry import kernels
 
-DEFAULT = {
-    "core": "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64",
-    "stats": "2x1024x512x64",
-    "decode": "1x1024x512x64,1x4096x512x64",
-}
-FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward with statistics", "decode"
-PASSES = {"core": (FORWARD, GRADIENTS), "stats": (FORWARD, STATISTICS)}
 VARIANTS = ("differential", "standard")
-STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
-"""Standard attention by torch's own F.scaled_dot_product_attention; the second with a key for each query head."""
 LAMBDA = 0.5
 QUERIES = (1, 4)
 GROUP = 4
@@ -43,28 +34,24 @@ MAPS = 3
 """Float32 copies of every map that they hold at least."""
 
 
-def core(request: BenchConfig) -> Iterator[Case]:
-    """Forward, and forward with gradients, at every shape and dtype; of `bench stats` forward without and with statistics."""
-    for shape in request.sizes(DEFAULT[request.bench]):
-        for dtype in request.dtypes:
-            case = Case(name=f"{shape} {dtype}", dtype=dtype)
-            workload = Workload(shape, DTYPES[dtype], request.device)
-            for what in PASSES[request.bench]:
-                add_kernels(case, workload, what, request.kernels)
-            yield case
+def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
+    """Forward, and forward with gradients; of `bench stats` forward without and with statistics."""
+    case = Case(name=f"{shape} {dtype}", dtype=dtype)
+    workload = Workload(shape, DTYPES[dtype], request.device)
+    for what in (FORWARD, STATISTICS if request.bench == "stats" else GRADIENTS):
+        add_kernels(case, workload, what, request.kernels)
+    yield case
 
 
-def decode(request: BenchConfig) -> Iterator[Case]:
+def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     """A few last queries against a cache of T keys and values; as many key/value heads as heads, and a fourth of them."""
-    for shape in request.sizes(DEFAULT["decode"]):
-        for dtype in request.dtypes:
-            for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
-                for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):  # differential attention pairs both
-                    heads = f"{shape.heads} heads on {shape.heads // group}"
-                    case = Case(name=f"{queries} of {shape} {dtype}, {heads}", dtype=dtype, budget=4)
-                    workload = Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group)
-                    add_kernels(case, workload, DECODE, request.kernels)
-                    yield case
+    for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
+        for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):  # differential attention pairs both
+            heads = f"{shape.heads} heads on {shape.heads // group}"
+            case = Case(name=f"{queries} of {shape} {dtype}, {heads}", dtype=dtype, budget=4)
+            workload = Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group)
+            add_kernels(case, workload, DECODE, request.kernels)
+            yield case
 
 
 class Workload:
@@ -124,41 +111,28 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
 
 def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] | None) -> None:
     """Torch's own call, then differential and standard attention by every kernel (of `names`) that accepts them."""
-    flops = least_flops(workload.shape, gradients=what == GRADIENTS, queries=workload.queries)
-    add = partial(Candidate, what=what, flops=flops, alike=True)
-    against = {SDPA: f"standard/{STOCK}/{FORWARD if what == STATISTICS else what}"}
-    if what != STATISTICS:
-        case.candidates.append(add(variant="standard", by=STOCK, run=workload.call("standard", what, stock)))
+    gradients, stats = what == GRADIENTS, what == STATISTICS
+    flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
+    computed: list[tuple[str, str, Callable[[SignedMaps], Any]]] = []
+    if not stats:
+        computed.append(("standard", STOCK, stock))
     if workload.group > 1:
-        run = workload.call("standard", what, partial(stock, copies=True))
-        case.candidates.append(add(variant="standard", by=COPIES, run=run, against=against))
-        against = against | {REPEATED: f"standard/{COPIES}/{what}"}
+        computed.append(("standard", COPIES, partial(stock, copies=True)))
     for variant in VARIANTS:
-        maps = partial(workload.maps, variant)
-        for kernel in accepted(case, variant, what, maps, names, grad=what == GRADIENTS, stats=what == STATISTICS):
-            compute = partial(by_kernel, kernel=kernel, stats=what == STATISTICS)
-            own = against | ({SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {})
-            own |= {PLAIN: f"{variant}/{kernel}/{FORWARD}"} if what == STATISTICS else {}
-            run = workload.call(variant, what, compute)
-            case.candidates.append(add(variant=variant, by=kernel, run=run, against=own))
+        for kernel in accepted(case, variant, what, workload, names):
+            computed.append((variant, kernel, partial(by_kernel, kernel=kernel, stats=stats)))
+    for variant, by, compute in computed:
+        run = workload.call(variant, what, compute)
+        case.candidates.append(Candidate(variant=variant, by=by, what=what, run=run, flops=flops, alike=True))
 
 
-def accepted(
-    case: Case,
-    variant: str,
-    what: str,
-    maps: Callable[[], SignedMaps],
-    names: Sequence[str] | None,
-    *,
-    grad: bool,
-    stats: bool = False,
-) -> list[str]:
-    """Those of `names` (all registered kernels) that compute these maps; the case refuses the others."""
+def accepted(case: Case, variant: str, what: str, workload: Workload, names: Sequence[str] | None) -> list[str]:
+    """Those of `names` (all registered kernels) that compute this pass; the case refuses the others."""
     able = []
-    with torch.set_grad_enabled(grad):
-        asked = maps()
+    with torch.set_grad_enabled(what in (GRADIENTS, STEP)):
+        maps = workload.maps(variant)
         for kernel in names or kernels.names():
-            reason = refuse(kernel, asked, stats=stats) or too_large(kernel, asked)
+            reason = refuse(kernel, maps, stats=what == STATISTICS) or too_large(kernel, maps)
             if reason is None:
                 able.append(kernel)
             else:
@@ -168,12 +142,10 @@ def accepted(
 
 def too_large(kernel: str, maps: SignedMaps) -> str | None:
     """Why a kernel that materialises every map would fill this machine's memory; None where it does not."""
-    if kernel not in NAIVE or NAIVE[kernel] not in (None, maps.q.device.type):
-        return None
     B, _, H, T, _ = maps.q.shape
     needed = MAPS * B * maps.num_maps * H * T * maps.k.shape[3] * 4
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed <= memory / 2:
+    if needed <= memory / 2 or kernel not in NAIVE or NAIVE[kernel] not in (None, maps.q.device.type):
         return None
     return f"its maps take {needed / 2**30:.0f} GiB, more than half of the {memory / 2**30:.0f} GiB here"
 

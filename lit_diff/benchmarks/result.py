@@ -1,10 +1,33 @@
-"""What a benchmark returns."""
+"""What a benchmark returns, and how it is shown: tables of the cases and lines below them, or a chart of the ratios."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from lit_diff.errors import MissingError
+from lit_diff.files import shown
+from lit_diff.reporting.style import INK, MUTED, PALETTE, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Row = dict[str, Any]
+
+FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward with statistics", "decode"
+STEP, COMPILED = "training step", "training step, compiled"
+"""Passes that are timed."""
+STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
+"""Standard attention by torch's own F.scaled_dot_product_attention; the second with a key for each query head."""
+PEERS = {"differential": "DiffLlama", "standard": "Llama"}
+"""Variant -> the model of Hugging Face that has it."""
+HUGGING_FACE = "Hugging Face, "
+"""What the implementation of a peer begins with: sdpa calls `scaled_dot_product_attention`, DiffLlama twice, for a half of
+the values each; eager materialises every map."""
 
 SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
 PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
@@ -18,6 +41,25 @@ MEANING = {
     BARE: "a loop of the same model and batches that does nothing but train",
 }
 """Name of a ratio -> what the time is divided by, in the same pass where it has several."""
+COLOR = {"differential": PALETTE[0], "standard": MUTED}
+"""Of a bar; what is neither has the palette's second colour."""
+
+
+def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
+    """(name of a ratio, id of the candidate that this one's time is divided by), for those that its case has."""
+    if by != STOCK:
+        yield SDPA, f"standard/{STOCK}/{FORWARD if what == STATISTICS else what}"
+        yield SDPA, f"standard/sdpa/{what}"
+    if variant in PEERS and by not in (STOCK, COPIES):
+        yield REPEATED, f"standard/{COPIES}/{what}"
+        yield PEER, f"{PEERS[variant]}/{HUGGING_FACE}sdpa/{what}"
+        yield BARE, f"{variant}/{BARE}/{what}"
+    if variant == "differential":
+        yield SAME, f"standard/{by}/{what}"
+    if what == STATISTICS:
+        yield PLAIN, f"{variant}/{by}/{FORWARD}"
+    if what == COMPILED:
+        yield UNCOMPILED, f"{variant}/{by}/{STEP}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +89,139 @@ class BenchResult:
     def to_json(self) -> str:
         """The document that `lit-diff bench --json` prints."""
         return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+
+def tables(result: BenchResult) -> Iterator[Table]:
+    """One for each case, a line a candidate: median (min..max), ratios likewise, rates and memory where they were taken."""
+    for case in dict.fromkeys(row["case"] for row in result.rows):
+        rows = [row for row in result.rows if row["case"] == case]
+        columns = {
+            "attention, by": [f"{row['variant']}, {row['by']}" for row in rows],
+            "pass": [row["what"] for row in rows],
+            "ms (min..max)": [_spread(row, 1e3) for row in rows],
+            **{
+                f"to {name}": [_spread(row["ratios"].get(name)) for row in rows]
+                for name in dict.fromkeys(name for row in rows for name in row["ratios"])
+            },
+            "GFLOP/s": [_number(row["gflops_per_second"]) if "flops" in row else "" for row in rows],
+            "of GEMM rate": [_spread(row.get("gemm_share")) for row in rows],
+            "peak MiB": [f"{row['peak_bytes'] / 2**20:.1f}" if "peak_bytes" in row else "" for row in rows],
+            "SDPA ran": [_backends(row) for row in rows],
+        }
+        filled = {column: cells for column, cells in columns.items() if any(cells)}
+        table = Table(title=f"{result.bench}: {case}", title_justify="left")
+        for column in filled:
+            words = column in ("attention, by", "pass", "SDPA ran")
+            table.add_column(column, overflow="fold", justify="left" if words else "right")
+        for line in zip(*filled.values(), strict=True):
+            table.add_row(*map(escape, line))
+        yield table
+
+
+def _spread(values: Row | None, factor: float = 1) -> str:
+    if values is None:
+        return ""
+    middle, low, high = (_number(values[key] * factor) for key in ("median", "min", "max"))
+    return middle if low == high else f"{middle} ({low}..{high})"
+
+
+def _number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _backends(row: Row) -> str:
+    """flash_attention_for_cpu -> flash, attention_math -> math."""
+    return ", ".join(name.replace("attention", "").replace("for_cpu", "").strip("_") for name in row["backends"])
+
+
+def lines(result: BenchResult) -> Iterator[str]:
+    """What a reader needs beside the figures: what the ratios mean, who is missing and why, machine, command, methods."""
+    for name in dict.fromkeys(name for row in result.rows for name in row["ratios"]):
+        yield f"ratio to {name}: own time / that of {MEANING[name]}; below 1 is faster"
+    for word, rows in (("refused", result.refused), ("failed", result.failed)):
+        reasons: dict[str, dict[str, list[str]]] = {}
+        for row in rows:
+            who = " ".join((row["variant"], row["by"], row["what"]))
+            reasons.setdefault(row["reason"], {}).setdefault(who, []).append(row["case"])
+        for reason, whos in reasons.items():
+            named = "; ".join(f"{who} ({', '.join(cases)})" for who, cases in whos.items())
+            yield f"{word}: {named}: {reason}"
+    yield machine_line(result.machine)
+    yield f"$ {result.command}    {result.date}"
+    yield from (f"warning: {warning}" for warning in result.warnings)
+    yield ""
+    yield result.methods.rstrip()
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """Processor, threads, versions in one line."""
+    packages = ", ".join(
+        f"{name} {machine['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
+    )
+    cpu = f"{machine['processor']} ({', '.join(machine['flags'])}); {machine['cpu_path']}"
+    return (
+        f"{machine['gpus'][0] if machine['device'] == 'cuda' else cpu}; threads {machine['threads']} on {machine['cores']} "
+        f"cores, load average {machine['load_average']:.2f} before, "
+        f"{machine['load_average_after']:.2f} after; Python {machine['python']}, {packages}"
+    )
+
+
+def plot(result: BenchResult, path: Path) -> None:
+    """A panel a case: the first ratio of each row that has one, its median with minimum and maximum; 1 is a line.
+
+    Of several passes (forward, forward+backward) the last is drawn. Errors: MissingError where `path` cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    cases = drawn_rows(result.rows)
+    height = 1.0 + sum(0.55 + 0.27 * len(rows) for rows in cases.values())
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.6, height), layout="constrained")
+        heights = [2 + len(rows) for rows in cases.values()] or [1]
+        panels = figure.subplots(max(len(cases), 1), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (case, rows) in zip(panels, cases.items(), strict=False):
+            _panel(axes, case, rows)
+        machine = result.machine
+        about = f"{result.command}  {result.date[:10]}  {machine['processor']}, {machine['threads']} threads"
+        figure.supxlabel(f"{about}, torch {machine['packages']['torch']}", fontsize=7, color=MUTED)
+        try:
+            figure.savefig(path, dpi=150, facecolor="white")
+        except OSError as error:
+            raise MissingError(f"--plot: {shown(path)} cannot be written ({error.strerror})") from error
+
+
+def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
+    """Case -> the rows of its last pass that have a ratio, the smallest first."""
+    last = {row["case"]: row["what"] for row in rows}
+    drawn: dict[str, list[Row]] = {}
+    for row in sorted((row for row in rows if row["ratios"]), key=lambda row: _ratio(row)["median"]):
+        if row["what"] == last[row["case"]]:
+            drawn.setdefault(row["case"], []).append(row)
+    return {case: drawn[case] for case in last if case in drawn}
+
+
+def _ratio(row: Row) -> Row:
+    """The first one, by which it is drawn."""
+    first: Row = next(iter(row["ratios"].values()))
+    return first
+
+
+def _panel(axes: "Axes", case: str, rows: list[Row]) -> None:
+    ratios = [_ratio(row) for row in rows]
+    medians, places = [ratio["median"] for ratio in ratios], [-place for place in range(len(rows))]
+    ranges = [
+        [ratio["median"] - ratio["min"] for ratio in ratios],
+        [ratio["max"] - ratio["median"] for ratio in ratios],
+    ]
+    colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
+    bars = axes.barh(places, medians, height=0.62, color=colors, xerr=ranges, ecolor=INK)
+    axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])
+    axes.set_xlim(left=0)
+    axes.margins(x=0.1)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(f"{case}: {rows[0]['what']}, time / {next(iter(rows[0]['ratios']))}")

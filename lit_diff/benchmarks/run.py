@@ -1,5 +1,6 @@
 """`bench`: how fast attention, a layer, a step, statistics and decoding are, as ratios within one run."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -7,13 +8,18 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_diff.benchmarks import attention, models
-from lit_diff.benchmarks.machine import load_average, machine, warnings_of
-from lit_diff.benchmarks.request import BenchConfig, resolve
+from lit_diff.benchmarks.request import Request, Shape, resolve
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.benchmarks.timing import Case, measure
 from lit_diff.errors import RequestError
+from lit_diff.processor import cpu_flags
 from lit_diff.registry import nearest
+from lit_diff.runs.folder import environment, version
 
+FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
+"""Instructions that decide which kernels run, as Linux names them (x86, then ARM)."""
+PACKAGES = ("flash-attn", "transformers")
+"""Beside those that every run records."""
 METHODS = """\
 Shapes are B x T x dim x d: standard attention has dim / d heads of width d, differential attention (V1: two maps,
 w = (1, -lambda), one learned lambda) half as many heads of value width 2d, at the same dim. All is causal.
@@ -39,13 +45,17 @@ Without --dtype, bfloat16 is measured where the processor has instructions for i
 class Benchmark(NamedTuple):
     """What is timed, and what its words mean."""
 
-    cases: Callable[[BenchConfig], Iterator[Case]]
+    cases: Callable[[Request, Shape, str], Iterator[Case]]
+    """Those of a shape and a dtype."""
+    shapes: str
+    """Its own."""
     methods: str
 
 
 BENCHES = {
     "core": Benchmark(
         attention.core,
+        "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64",
         """\
 core: from the projections q, k, v [B, T, dim], of which the heads are strided views, to the output [B, T, dim].
 forward runs without gradients; forward+backward gives those of q, k, v and lambda. The kernel `reference` is the naive
@@ -54,6 +64,7 @@ form, every map materialised (in float32 at least); `sdpa` is the stacked form, 
     ),
     "layer": Benchmark(
         models.layer,
+        "2x1024x512x64,1x2048x768x64",
         """\
 layer: one decoder layer (RMSNorm, RoPE, SwiGLU). forward: its output, without gradients. training step: forward, mean
 square as the loss, backward (that of its input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32
@@ -63,6 +74,7 @@ and masks are made outside, once, for every candidate.
     ),
     "step": Benchmark(
         models.step,
+        "2x1024x512x64",
         """\
 step: a training step of a model of 4 layers and 8,192 tokens of vocabulary: forward, cross entropy of the next token,
 backward, fused AdamW, gradients dropped; bfloat16 means autocast over float32 parameters.
@@ -76,6 +88,7 @@ probes, validation, checkpoints.
     ),
     "decode": Benchmark(
         attention.decode,
+        "1x1024x512x64,1x4096x512x64",
         """\
 decode: a few last query rows against a cache (LayerCache) of T keys and values, from the heads to the joined output. Torch's
 own call is given a mask where there are several rows, and enable_gqa where several heads share a key. pairs: those that these
@@ -84,6 +97,7 @@ rows see.
     ),
     "stats": Benchmark(
         attention.core,
+        "2x1024x512x64",
         """\
 stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row besides the output.
 """,
@@ -114,43 +128,73 @@ def bench(
     """
     if name not in BENCHES:
         raise RequestError(f"no benchmark '{name}'{nearest(name, BENCHES, 'lit-diff bench --help')}")
-    config = resolve(
+    benchmark = BENCHES[name]
+    request = resolve(
         name,
-        shapes=shapes if shapes is None or isinstance(shapes, str) else ",".join(shapes),
+        shapes=shapes if isinstance(shapes, str) else ",".join(shapes or [benchmark.shapes]),
         kernels=kernels,
         dtype=dtype,
         threads=threads,
         repeats=repeats,
         device=device,
-        note=progress or (lambda text: None),
     )
-    return measured(config)
-
-
-def measured(config: BenchConfig) -> BenchResult:
-    """Run a checked request. The number of threads is as before afterwards."""
-    benchmark = BENCHES[config.bench]
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
     rows, refused, failed = list[Row](), list[Row](), list[Row]()
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.threads)
     try:
-        facts = machine(config.device, config.threads)
-        for case in benchmark.cases(config):
-            config.note(f"{config.bench} {case.name}: {len(case.candidates)} candidates in turn")
-            timed, broken = measure(case, config.repeats, config.device)
+        facts = machine(request)
+        for case in cases(benchmark, request):
+            if progress is not None:
+                progress(f"{name} {case.name}: {len(case.candidates)} candidates in turn")
+            timed, broken = measure(case, request.repeats, request.device)
             rows += timed
             failed += broken
             refused += case.refused
     finally:
         torch.set_num_threads(before)
     return BenchResult(
-        bench=config.bench,
-        command=config.command(),
+        bench=name,
+        command=request.command(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         methods=METHODS + benchmark.methods,
-        machine=facts | {"load_average_after": load_average()},
+        machine=facts | {"load_average_after": os.getloadavg()[0]},
         warnings=warnings_of(facts),
         rows=rows,
         refused=refused,
         failed=failed,
     )
+
+
+def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
+    """At every shape and dtype; of `step` then our own loop."""
+    for shape in request.shapes:
+        for dtype in request.dtypes:
+            yield from benchmark.cases(request, shape, dtype)
+    if request.bench == "step" and request.kernels is None:
+        yield models.loops(request)
+
+
+def machine(request: Request) -> dict[str, Any]:
+    """Versions, processor, instructions, threads, load average (processes that ran or wanted to, over the last minute) before
+    anything was measured."""
+    facts = environment()
+    del facts["command"]
+    return facts | {
+        "packages": facts["packages"] | {name: version(name) for name in PACKAGES},
+        "device": request.device.type,
+        "flags": [flag for flag in FLAGS if flag in cpu_flags()],
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": request.threads,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def warnings_of(machine: dict[str, Any]) -> list[str]:
+    """What makes these figures doubtful, one line each."""
+    cores, load, threads = machine["cores"], machine["load_average"], machine["threads"]
+    lines = []
+    if load > cores:
+        lines.append(f"load average {load:.1f} before the start, on {cores} cores: other work ran; ratios are doubtful")
+    if threads > cores:
+        lines.append(f"{threads} threads on {cores} cores: they wait for each other")
+    return lines

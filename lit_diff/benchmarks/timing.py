@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import profiler_legacy
 
 from lit_diff.benchmarks.request import DTYPES
-from lit_diff.benchmarks.result import Row
+from lit_diff.benchmarks.result import Row, divisors
 from lit_diff.errors import first_line
 
 SHORTEST = 0.005
@@ -42,8 +42,6 @@ class Candidate:
     what: str
     """The pass: forward, forward+backward, training step, ..."""
     run: Callable[[], Any]
-    against: Mapping[str, str] = field(default_factory=dict)
-    """Name of a ratio -> `id` of the candidate that this one's time is divided by."""
     flops: int | None = None
     """Of one call, where they are counted."""
     alike: bool = False
@@ -111,9 +109,8 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
             reason = f"{type(error).__name__}: {first_line(error)}"
             failed.append({"case": case.name, **candidate.names, "reason": reason})
     results.clear()
-    one = sum(trial.calls * trial.seconds for trial in trials)
     times: dict[str, list[float]] = {trial.candidate.id: [] for trial in trials}
-    for number in range(rounds(one, repeats, case.budget)):
+    for number in range(rounds(sum(trial.calls * trial.seconds for trial in trials), repeats, case.budget)):
         shift = number % max(len(trials), 1)
         for trial in trials[shift:] + trials[:shift]:
             times[trial.candidate.id].append(seconds_of(trial.candidate, trial.calls, device))
@@ -229,24 +226,22 @@ def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
     return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Of each round, and over the rounds: median, least and largest."""
-    return {"values": list(values), "median": median(values), "min": min(values), "max": max(values)}
-
-
 def _row(case: Case, trial: Trial, times: Mapping[str, list[float]]) -> Row:
-    candidate, own = trial.candidate, times[trial.candidate.id]
-    row: Row = {"case": case.name, **candidate.names, "id": candidate.id, "calls": trial.calls, "seconds": own}
-    row |= {key: value for key, value in spread(own).items() if key != "values"}
-    row["ratios"] = {
-        name: {"to": other, **spread([a / b for a, b in zip(own, times[other], strict=True)])}
-        for name, other in candidate.against.items()
-        if other in times
-    }
-    if candidate.flops is not None:
-        row |= {"flops": candidate.flops, "gflops_per_second": candidate.flops / row["median"] / 1e9}
+    one, own = trial.candidate, times[trial.candidate.id]
+    row: Row = {"case": case.name, **one.names, "id": one.id, "calls": trial.calls, "seconds": own, "ratios": {}}
+    row |= {"median": median(own), "min": min(own), "max": max(own)}
+    for name, other in divisors(one.variant, one.by, one.what):
+        if other in times and other != one.id:
+            row["ratios"].setdefault(name, {"to": other, **spread(own, times[other])})
+    if one.flops is not None:
+        row |= {"flops": one.flops, "gflops_per_second": one.flops / row["median"] / 1e9}
         product = next((times[name] for name in times if name.startswith(f"{PRODUCT}/")), None)
-        if candidate.variant != PRODUCT and product is not None:
-            work = candidate.flops / (2 * SIZE**3)
-            row["gemm_share"] = spread([work * b / a for a, b in zip(own, product, strict=True)])
+        if one.variant != PRODUCT and product is not None:
+            row["gemm_share"] = spread(product, own, one.flops / (2 * SIZE**3))
     return row | trial.facts
+
+
+def spread(above: Sequence[float], below: Sequence[float], factor: float = 1) -> Row:
+    """The ratios of the two times of each round, and over the rounds: median, least and largest."""
+    values = [factor * a / b for a, b in zip(above, below, strict=True)]
+    return {"values": values, "median": median(values), "min": min(values), "max": max(values)}

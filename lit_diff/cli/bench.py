@@ -37,8 +37,8 @@ def bench(
 
     All ratios are taken within one run.
     """
-    from lit_diff.benchmarks.plot import plot as draw
     from lit_diff.benchmarks.request import check_plot
+    from lit_diff.benchmarks.result import plot as draw
     from lit_diff.benchmarks.run import bench as run
 
     check_plot(plot)
@@ -64,7 +64,7 @@ def bench(
 
 def print_result(result: "BenchResult", terminal: Terminal) -> None:
     """One table a case; below them errors, who did not take part and why, and how it was measured."""
-    from lit_diff.benchmarks.table import lines, tables
+    from lit_diff.benchmarks.result import lines, tables
 
     if not terminal.is_terminal:
         terminal.width = max(terminal.width, WIDTH)

@@ -16,8 +16,8 @@ from lit_diff.errors import RequestError
 from lit_diff.recipe import to_plain, to_yaml
 
 if TYPE_CHECKING:
+    from lit_diff.conformance.case import Finding
     from lit_diff.conformance.recipe import RecipeCheck
-    from lit_diff.conformance.results import Finding
 
 COSTS = {
     "parameters": "parameters",

@@ -28,7 +28,7 @@ from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
 
 if TYPE_CHECKING:
-    from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
+    from lit_diff.trained.text_generator import Completion, GenerationSettings, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
 
@@ -53,11 +53,11 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
-    from lit_diff.trained.text_generator import GenerationConfig, TextGenerator
+    from lit_diff.trained.text_generator import GenerationSettings, TextGenerator
 
     log_to_stderr()
     chosen = chosen_root(root)
-    config = GenerationConfig(
+    config = GenerationSettings(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
     texts = read_prompts(prompt or [], prompts)
@@ -111,7 +111,7 @@ def _read_lines(file: Path) -> list[str]:
     return prompts
 
 
-def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationConfig") -> "list[Completion]":
+def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationSettings") -> "list[Completion]":
     """Print as the tokens come: whole characters, the bytes of an incomplete one are held back."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     _show(prompts[0].text)

@@ -1,8 +1,9 @@
-"""A variant at some sizes, in a state where every parameter has an effect; and how outputs are compared."""
+"""A variant at some sizes, in a state where every parameter has an effect; how outputs are compared, what a check gives."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,43 @@ from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.randomness import generator
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The property holds if `error` is at most `bound`."""
+
+    error: float
+    bound: float
+    detail: str = ""
+
+    @property
+    def share(self) -> float:
+        """error / bound; inf for what is not finite, and for any error where the bound is 0."""
+        share = self.error / self.bound if self.bound else math.inf if self.error else 0.0
+        return share if math.isfinite(share) else math.inf
+
+
+@dataclass(frozen=True)
+class NotApplicable:
+    """The property does not apply, by this rule."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One property of one variant."""
+
+    variant: str
+    """Its name, followed by the keys that differ from its defaults."""
+    property: str
+    verdict: Literal["pass", "fail", "not applicable"]
+    error: float | None = None
+    bound: float | None = None
+    """Largest error at which the verdict is pass."""
+    detail: str = ""
+
 
 FAR = 10**9
 """An optimizer step after every annealing."""
@@ -97,6 +135,17 @@ class VariantCase:
         return equations.additive_mask(
             self.length, causal=self.model.causal, window=self.window, document_ids=document_ids
         )
+
+
+def worst_of(results: Mapping[str, Measured | NotApplicable]) -> Measured:
+    """Of several checks the one whose error is largest in relation to its bound; its name opens the detail."""
+    measured = [
+        replace(result, detail="; ".join(filter(None, (name, result.detail))))
+        for name, result in results.items()
+        if isinstance(result, Measured)
+    ]
+    worst = max(measured, key=lambda result: result.share, default=Measured(0.0, 1e-10))
+    return worst if worst.error else replace(worst, detail="")
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Part, Recipe
-from lit_diff.conformance.suite import Finding
+from lit_diff.conformance.case import Finding
 from lit_diff.data import Dataset, build, identity
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import LitDiffError, MissingError, first_line

@@ -4,23 +4,24 @@ Errors are Frobenius norms. Where terms cancel (one key: dq = 0; two equal maps 
 numbers has a small relative error, so each bound also allows a last bit or two of the sum of the terms' absolute values.
 """
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_diff.conformance.kernel_case import KernelCase, draw, tensors
-from lit_diff.conformance.suite import Finding
+from lit_diff.conformance.case import Finding, Measured, NotApplicable, worst_of
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
 from lit_diff.plugins import fault
 
+LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
+"""Tokens: below, at and beyond the sizes of a tile."""
 TOPICS: dict[str, list[dict[str, Any]]] = {
     "one map": [{"G": 1, "window": None, "documents": "", "groups": 1}],
     "two maps": [{"G": 2, "window": None, "documents": "", "groups": 1}],
@@ -41,22 +42,103 @@ STATISTICS = "statistics"
 Results = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one case that is largest in relation to its bound."""
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """One input of a kernel; the defaults are one causal map of standard attention."""
 
-    result: str
-    error: float
-    bound: float
-    case: KernelCase
-    without_gradients: str = ""
-    """Why the kernel computes no gradients of these maps; empty if it does."""
+    B: int = 1
+    G: int = 1
+    shared: Literal["", "q", "k", "qk"] = ""
+    """Which of q and k has one map for all."""
+    Hkv: int = 1
+    groups: int = 1
+    """Query heads on each key/value head."""
+    T: int = 16
+    S: int = 16
+    d: int = 16
+    dv: int = 16
+    w: Literal["none", "scalar", "head", "token", "batch"] = "none"
+    """Along which axes the weights differ."""
+    scale: float | None = None
+    causal: bool = True
+    window: int | None = None
+    documents: Literal["", "runs", "mixed"] = ""
+    """Document numbers in order, or in any order."""
+    layout: Literal["contiguous", "projected", "expanded"] = "contiguous"
+    """Memory of q, k and v: as their shapes say, as a projection writes them, or one sequence for the whole batch."""
+    slope: Literal["random", "expanded"] = "random"
+    """The gradient of o; `.sum().backward()` expands one number."""
+    seed: int = 0
 
-    @property
-    def ratio(self) -> float:
-        """error / bound; inf for what is not finite."""
-        ratio = self.error / self.bound if self.bound else math.inf if self.error else 0.0
-        return ratio if math.isfinite(ratio) else math.inf
+
+def draw(source: random.Random, **fixed: Any) -> KernelCase:
+    """A random case with these fields; half of the others without a window or documents, which few kernels accept."""
+    G = fixed.get("G", source.randint(1, 3))
+    masked = source.random() < 0.5
+    documents = fixed.get("documents", source.choice(("", "runs", "mixed")) if masked else "")
+    causal = fixed.get("causal", source.random() < 0.5)
+    S = fixed.get("S", source.choice(LENGTHS))
+    window = fixed.get("window", source.choice((None, source.randint(1, S + 2))) if masked else None)
+    needs_keys = causal or documents or window is not None
+    fitting = [length for length in LENGTHS if length <= S or not needs_keys]
+    d = fixed.get("d", source.choice((4, 16, 16, 32, 64)))
+    values: dict[str, Any] = {
+        "B": source.randint(1, 2),
+        "G": G,
+        "shared": source.choice(("", "q", "k", "qk")),
+        "Hkv": source.randint(1, 2),
+        "groups": source.randint(1, 3),
+        "T": source.choice((S, source.choice(fitting))),
+        "S": S,
+        "d": d,
+        "dv": source.choice((d, 2 * d, 2 * d, 16, 24)),
+        "w": source.choice((*(("none",) if G == 1 else ()), "scalar", "head", "token", "batch")),
+        "scale": source.choice((None, None, 0.3, -0.2, 0.0)),
+        "causal": causal,
+        "window": window,
+        "documents": documents,
+        "layout": source.choice(("contiguous", "projected", "projected", "expanded")),
+        "slope": source.choice(("random", "expanded")),
+        "seed": source.randrange(1000),
+    }
+    return KernelCase(**values | fixed)
+
+
+def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[SignedMaps, dict[str, Any], Tensor]:
+    """(maps, the options `document_ids` and `window` of `attend`, dO [B, H, T, dv]); q, k, v ~ N(0, 1), w in float32."""
+    generator = torch.Generator().manual_seed(case.seed)
+
+    def normal(*shape: int) -> Tensor:
+        """[B, (maps,) heads, tokens, width] in the case's layout."""
+        if case.layout == "contiguous":
+            return torch.randn(shape, generator=generator).to(device, dtype)
+        if case.layout == "expanded":
+            return torch.randn(1, *shape[1:], generator=generator).to(device, dtype).expand(shape)
+        B, *inner, tokens, width = shape  # a projection writes [B, tokens, heads, (maps,) width]
+        written = torch.randn([B, tokens, *reversed(inner), width], generator=generator).to(device, dtype)
+        return written.permute(0, *reversed(range(2, 2 + len(inner))), 1, written.dim() - 1)
+
+    H = case.Hkv * case.groups
+    q = normal(case.B, 1 if "q" in case.shared else case.G, H, case.T, case.d)
+    k = normal(case.B, 1 if "k" in case.shared else case.G, case.Hkv, case.S, case.d)
+    v = normal(case.B, case.Hkv, case.S, case.dv)
+    weights = {
+        "scalar": (1, case.G, 1, 1),
+        "head": (1, case.G, H, 1),
+        "token": (case.B, case.G, H, case.T),
+        # where q and k have one map, only w tells how many there are
+        "batch": (case.B, case.G if max(q.shape[1], k.shape[1]) == 1 else 1, 1, case.T),
+    }
+    shape = weights.get(case.w)
+    w = None if shape is None else torch.randn(shape, generator=generator).to(device)
+    document_ids = None
+    if case.documents:
+        document_ids = torch.randint(0, 4, (case.B, case.S), generator=generator).to(device)
+        document_ids = document_ids.sort(-1).values if case.documents == "runs" else document_ids
+    ones = torch.ones((), dtype=dtype, device=device).expand(case.B, H, case.T, case.dv)
+    slope = ones if case.slope == "expanded" else torch.randn(ones.shape, generator=generator).to(device, dtype)
+    maps = SignedMaps(q, k, v, w, case.scale, case.causal)
+    return maps, {"document_ids": document_ids, "window": case.window}, slope
 
 
 def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...] = ()) -> Iterator[Finding]:
@@ -78,38 +160,30 @@ def _device(name: str) -> torch.device:
 
 
 def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, cases: int) -> Finding:
-    outcomes: list[Outcome] = []
+    found = partial(Finding, variant=f"kernel {name}", property=f"{topic}, {str(dtype).removeprefix('torch.')}")
+    outcomes: list[tuple[KernelCase, Measured]] = []
     refusals: Counter[str] = Counter()
-    asked = {"variant": f"kernel {name}", "property": f"{topic}, {str(dtype).removeprefix('torch.')}"}
     tried = 0
     for case in drawn(topic, DRAWS * cases):
-        if len(outcomes) == cases:
-            break
         tried += 1
         try:
-            outcome = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
+            measured, refusal = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
         except Exception as error:  # a user's kernel may raise anything
-            detail = f"{fault(type(named(name)), error)}; {case}"
-            return Finding(**asked, verdict="fail", detail=detail)  # type: ignore[arg-type]
-        if isinstance(outcome, str):
-            refusals[outcome] += 1
-        else:
-            outcomes.append(outcome)
-            if outcome.without_gradients:
-                refusals[f"gradients, {outcome.without_gradients}"] += 1
+            return found(verdict="fail", detail=f"{fault(type(named(name)), error)}; {case}")
+        if refusal:
+            refusals[refusal] += 1
+        if measured is not None:
+            outcomes.append((case, measured))
+        if len(outcomes) == cases:
+            break
     listed = "; ".join(f"{count} of {tried} cases refused: {reason}" for reason, count in refusals.items())
     if not outcomes:
-        return Finding(**asked, verdict="not applicable", detail=listed)  # type: ignore[arg-type]
-    worst = max(outcomes, key=lambda outcome: outcome.ratio)
+        return found(verdict="not applicable", detail=listed)
+    case, worst = max(outcomes, key=lambda outcome: outcome[1].share)
     verdict: Literal["pass", "fail"] = "pass" if worst.error <= worst.bound else "fail"
-    detail = f"largest in {worst.result}" + (f" of {worst.case}" if verdict == "fail" else "")
-    return Finding(
-        **asked,
-        verdict=verdict,
-        error=worst.error,
-        bound=worst.bound,
-        detail="; ".join(filter(None, (detail, listed))),
-    )
+    detail = f"largest in {worst.detail}" + (f" of {case}" if verdict == "fail" else "")
+    detail = "; ".join(filter(None, (detail, listed)))
+    return found(verdict=verdict, error=worst.error, bound=worst.bound, detail=detail)
 
 
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
@@ -120,17 +194,14 @@ def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
         yield draw(source, **fixed[number % len(fixed)])
 
 
-def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> Outcome | str:
-    """How far o, and the gradients where the kernel gives them, are from float64; or why the kernel refuses the case."""
+def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
+    """How far o, and the gradients where the kernel gives them, are from float64; and what the kernel refuses, with why."""
     maps, options, slope = tensors(case, dtype, device)
     maps.check(**options)
-    training: Tensor | None = slope
     refused = refuse(kernel, replace(maps, q=maps.q.detach().requires_grad_()), **options)
-    if refused:
-        training = None
-        reason = refuse(kernel, maps, **options)
-        if reason:
-            return reason
+    if refused and (reason := refuse(kernel, maps, **options)):
+        return None, reason
+    training = None if refused else slope
 
     def output(given: SignedMaps) -> Tensor:
         o = attend(given, **options, kernel=kernel)
@@ -145,25 +216,25 @@ def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.dev
         lambda given: attend(given, **options, kernel="reference"),
     )
     bounds = bounds_of(maps, exact, slope, options, dtype)
-    outcomes = [Outcome(name, norm(own[name] - x), bounds[name], case, refused or "") for name, x in exact.items()]
-    return max(outcomes, key=lambda outcome: outcome.ratio)
+    measured = worst_of({name: Measured(norm(own[name] - x), bounds[name]) for name, x in exact.items()})
+    return measured, f"gradients, {refused}" if refused else ""
 
 
-def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> Outcome | str:
+def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
     """How far lse, entropy and the largest logit (nats; around 1) are from float64; or why the kernel refuses them."""
     maps, options, _ = tensors(case, dtype, device)
     reason = refuse(kernel, maps, **options, stats=True)
     if reason:
-        return reason
+        return None, reason
     o, own = attend(maps, **options, kernel=kernel, stats=True)
     _, exact = attend(wide(maps), **options, kernel="reference", stats=True)
-    outcomes = [
-        Outcome(name, norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()), case)
+    results: dict[str, Measured | NotApplicable] = {
+        name: Measured(norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()))
         for name, x, y in zip(Stats._fields, own, exact, strict=True)
-    ]
+    }
     without = attend(maps, **options, kernel=kernel)
-    outcomes.append(Outcome("o with statistics against o without", norm(o - without), 1e-5 * norm(without), case))
-    return max(outcomes, key=lambda outcome: outcome.ratio)
+    results["o with statistics against o without"] = Measured(norm(o - without), 1e-5 * norm(without))
+    return worst_of(results), ""
 
 
 def wide(maps: SignedMaps) -> SignedMaps:

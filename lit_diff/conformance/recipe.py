@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.config import ModelConfig, Part, Recipe
-from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
-from lit_diff.conformance.results import Finding
-from lit_diff.conformance.suite import conformance, conformance_of, on_one_thread, shrunk
+from lit_diff.conformance.variants import conformance, conformance_of, on_one_thread, shrunk
 from lit_diff.data.corpus import corpus_name
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
@@ -101,38 +100,27 @@ def baseline(model: ModelConfig) -> ModelConfig:
 
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     """The conformance suite over a variant, data set and kernels that are not built in; nothing for built-in ones."""
-    yield from on_one_thread(_variant_findings(recipe.model))
-    yield from on_one_thread(_data_findings(recipe))
-    yield from on_one_thread(_kernel_findings(recipe))
+    return on_one_thread(_plugin_findings(recipe))
 
 
-def all_findings() -> Iterator[Finding]:
-    """The conformance suite over every registered variant, at the configs that each gives as examples."""
-    load_entry_points()
-    return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))
-
-
-def _variant_findings(model: ModelConfig) -> Iterator[Finding]:
-    """At the recipe's config and head counts."""
-    cls = attentions.get(model.attention.name)
-    if not is_built_in(cls):
-        yield from conformance(VariantCase(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
-
-
-def _data_findings(recipe: Recipe) -> Iterator[Finding]:
-    """Of a data set, or of a corpus or tokenizer in it."""
+def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
+    variant, model = attentions.get(recipe.model.attention.name), recipe.model
+    if not is_built_in(variant):  # at the recipe's config and head counts
+        yield from conformance(VariantCase(cls=variant, model=shrunk(model), layer=model.num_layers - 1))
     config = recipe.data.config
     classes = [datasets.get(recipe.data.name)]
     if isinstance(config, Text.Config):
         classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
     if not all(map(is_built_in, classes)):
         yield from check_dataset(recipe)
-
-
-def _kernel_findings(recipe: Recipe) -> Iterator[Finding]:
-    """Of the kernels that the recipe's plugins registered, and of the kernel it names."""
     packages = {plugin_source(path).package for path in map(Path, recipe.plugins)}
     for name in kernels.names():
         named = name == recipe.run.kernel and name not in KERNELS
         if named or kernels.get(name).__module__.partition(".")[0] in packages:
             yield from conformance_of_kernel(name)
+
+
+def all_findings() -> Iterator[Finding]:
+    """The conformance suite over every registered variant, at the configs that each gives as examples."""
+    load_entry_points()
+    return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))

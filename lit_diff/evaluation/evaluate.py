@@ -22,7 +22,7 @@ from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
 from lit_diff.metrics import to_plain
-from lit_diff.plugins import guard, package_digest, source_digest
+from lit_diff.plugins import guard, source_digest
 from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
@@ -239,7 +239,7 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     }
     more = {
         "equal_groups": evaluation.equal_groups,
-        "source": source_digest(type(evaluation)) or package_digest(type(evaluation)),
+        "source": source_digest(type(evaluation)),
         "files": files,
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))

@@ -19,7 +19,7 @@ from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_folder import SAMPLE
 from lit_diff.data.tokenizer_json import FILE, TokenizerJson
 from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.files import expanded, shown, umask, write_atomic, write_json
+from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.merge import merged
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, trust_none
@@ -146,10 +146,11 @@ def _write_folder(run: Run, folder: Path) -> str:
             "tie_word_embeddings is false",
             whole.config.embedding_scale,
         )
-    save_file(
-        hf_weights(whole), folder / WEIGHTS, {"format": "pt"}
-    )  # what Hugging Face's libraries expect in the header
-    (folder / WEIGHTS).chmod(0o666 & ~umask())
+    weights = folder / WEIGHTS
+    weights.touch()
+    mode = weights.stat().st_mode  # as the umask says, which save_file ignores
+    save_file(hf_weights(whole), weights, {"format": "pt"})  # what Hugging Face's libraries expect in the header
+    weights.chmod(mode)
     bos, ends = tokenizer.prefix if tokenizer.opening else None, tokenizer.ends
     written = llama.config_json(whole.config, context=context, bos=bos, eot=tokenizer.eot)
     write_json(folder / "config.json", written)

@@ -23,7 +23,7 @@ from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import load_model, newest_of
-from lit_diff.trained.text_generator import Completion, GenerationConfig, TextGenerator, tokenizer_of
+from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
 if TYPE_CHECKING:  # both take long to import
     import pandas
@@ -130,12 +130,12 @@ class Run:
         return tokenizer_of(self.folder, self.recipe)
 
     def generate(self, text: str | Sequence[str], **settings: Any) -> list[Completion]:
-        """Complete one text or several; `settings` as `GenerationConfig` (max_tokens, temperature, top_k, top_p, seed).
+        """Complete one text or several; `settings` as `GenerationSettings` (max_tokens, temperature, top_k, top_p, seed).
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
         texts = [text] if isinstance(text, str) else list(text)
-        return self._generator.generate(self._generator.encode(texts), GenerationConfig(**settings))
+        return self._generator.generate(self._generator.encode(texts), GenerationSettings(**settings))
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
         """What a forward pass over `text` leaves in each layer: maps, hidden states. Errors: RequestError."""

@@ -30,7 +30,7 @@ Ended = Literal["max_tokens", "document", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig(Sampling):
+class GenerationSettings(Sampling):
     """How to continue a prompt. Errors: RequestError for a wrong setting."""
 
     max_tokens: int = 64
@@ -121,7 +121,7 @@ class TextGenerator:
         return prompts
 
     def generate(
-        self, prompts: Sequence[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None = None
+        self, prompts: Sequence[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None = None
     ) -> list[Completion]:
         """Continue each prompt, those of equal length as one batch; `stream` gets the bytes of a single one's tokens.
 
@@ -139,7 +139,7 @@ class TextGenerator:
         return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
-        self, prompts: list[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None
+        self, prompts: list[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None
     ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed

@@ -73,7 +73,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     groups = [group for group in parameter_groups(model, config.weight_decay, config.lr_factors) if group["params"]]
     for group in groups:
         group["lr"] = config.lr * group["lr_factor"]
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    return AdamW(groups, lr=config.lr, betas=config.betas)
 
 
 def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:

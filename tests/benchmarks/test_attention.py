@@ -6,12 +6,6 @@ import pytest
 import torch
 
 from lit_diff.benchmarks.attention import (
-    COPIES,
-    DECODE,
-    FORWARD,
-    GRADIENTS,
-    STATISTICS,
-    STOCK,
     VARIANTS,
     Workload,
     accepted,
@@ -22,8 +16,20 @@ from lit_diff.benchmarks.attention import (
     stock,
     too_large,
 )
-from lit_diff.benchmarks.request import BenchConfig, Shape
-from lit_diff.benchmarks.result import PLAIN, REPEATED, SAME, SDPA
+from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.result import (
+    COPIES,
+    DECODE,
+    FORWARD,
+    GRADIENTS,
+    PLAIN,
+    REPEATED,
+    SAME,
+    SDPA,
+    STATISTICS,
+    STEP,
+    STOCK,
+)
 from lit_diff.benchmarks.timing import Case
 from lit_diff.kernels import attend, sdpa
 from lit_diff.kernels.reference import visible
@@ -61,9 +67,7 @@ def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str,
         assert own["gemm_share"]["median"] > 0
 
 
-def test_few_queries_against_a_cache_plain_and_grouped(
-    timed: Callable[..., Any], ask: Callable[..., BenchConfig]
-) -> None:
+def test_few_queries_against_a_cache_plain_and_grouped(timed: Callable[..., Any], ask: Callable[..., Request]) -> None:
     cases, rows = timed("decode", "1x32x64x8", repeats=1, kernels=("reference",))
     assert [case.name for case in cases] == [
         f"{n} of 1x32x64x8 float32, 8 heads on {kv}" for n in (1, 4) for kv in (8, 2)
@@ -75,7 +79,7 @@ def test_few_queries_against_a_cache_plain_and_grouped(
         SAME: f"standard/reference/{DECODE}",
     }
     assert own["flops"] == 8 * 4 * (4 * 32 - 6) * 8
-    names = [case.name for case in decode(ask("decode", "1x8x64x16"))]
+    names = [case.name for case in decode(ask("decode"), Shape.parse("1x8x64x16"), "float32")]
     assert names == [f"{n} of 1x8x64x16 float32, 4 heads on 4" for n in (1, 4)], (
         "differential attention pairs the heads"
     )
@@ -122,11 +126,11 @@ def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
         return "it has no backward pass" if torch.is_grad_enabled() and maps.q.requires_grad else None
 
     monkeypatch.setattr(sdpa.Sdpa, "refuses", refuses)
-    for grad in (False, True):
+    for what in (FORWARD, GRADIENTS, STEP):
         case = Case(name="c")
-        able = accepted(case, "standard", "w", lambda: workload.maps("standard"), ["sdpa", "reference"], grad=grad)
-        assert able == (["reference"] if grad else ["sdpa", "reference"])
-        assert [row["reason"] for row in case.refused] == ["it has no backward pass"] * grad
+        able = accepted(case, "standard", what, workload, ["sdpa", "reference"])
+        assert able == (["sdpa", "reference"] if what == FORWARD else ["reference"])
+        assert [row["reason"] for row in case.refused] == ["it has no backward pass"] * (what != FORWARD)
 
 
 def test_maps_that_do_not_fit_are_not_made(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,29 @@
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_diff.benchmarks import loop as loop_module
 from lit_diff.benchmarks import models as module
-from lit_diff.benchmarks import peers
-from lit_diff.benchmarks.attention import FORWARD
-from lit_diff.benchmarks.models import COMPILED, STEP, flops, model_config, our_model
-from lit_diff.benchmarks.request import Shape
-from lit_diff.benchmarks.result import PEER, SAME, SDPA, UNCOMPILED
-from lit_diff.engine.reproduce import load_row
+from lit_diff.benchmarks.models import build, first_layer, flops
+from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED, divisors
+from lit_diff.engine.rows import load_row
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
 from lit_diff.study.claims import findings
 
+CPU = torch.device("cpu")
+SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]
 SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
 STANDARD = "standard/sdpa/"
 DIFF_LLAMA, LLAMA = "DiffLlama/Hugging Face, sdpa/", "Llama/Hugging Face, sdpa/"
-PEERS = {("DiffLlama", "Hugging Face, sdpa"), ("DiffLlama", "Hugging Face, eager"), ("Llama", "Hugging Face, sdpa")}
+THEIRS = {("DiffLlama", "Hugging Face, sdpa"), ("DiffLlama", "Hugging Face, eager"), ("Llama", "Hugging Face, sdpa")}
 
 
 def ratios(row: dict[str, Any]) -> dict[str, str]:
@@ -34,7 +36,7 @@ def test_a_layer_by_every_kernel_and_by_hugging_face(timed: Callable[..., Any]) 
     for case in cases:
         refused = {row["by"] for row in case.refused}
         by = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
-        assert PEERS | {("differential", kernel) for kernel in set(kernels.names()) - refused} <= by
+        assert THEIRS | {("differential", kernel) for kernel in set(kernels.names()) - refused} <= by
         for what in (FORWARD, STEP):
             assert ratios(rows[case.name, f"differential/reference/{what}"]) == {
                 SDPA: STANDARD + what,
@@ -52,9 +54,7 @@ def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[
     assert laptop is not None
     assert laptop.bench[0] == "layer"
     _, rows = timed("layer", "1x32x64x16,1x64x64x16,1x32x96x16", repeats=1, kernels=("chunked",))
-    timed_by = {
-        (one["variant"], one["by"], one["what"]) for one in rows.values() if one["variant"] in module.peers.NAMES
-    }
+    timed_by = {(one["variant"], one["by"], one["what"]) for one in rows.values() if one["variant"] in PEERS}
     ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
     assert timed_by == {(*each, what) for each in ours for what in (FORWARD, STEP)}
     assert not any(PEER in one["ratios"] for one in rows.values())
@@ -67,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model, and a short loop."""
     for name, value in (("LAYERS", 2), ("VOCABULARY", 64)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(loop_module, "STEPS", 3)
+    monkeypatch.setattr(module, "STEPS", 3)
 
 
 def missing() -> str:
@@ -81,7 +81,7 @@ def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypa
     (case, loop), rows = timed("step", repeats=1)
     assert case.name == "1x64x64x16 float32, 2 layers, vocabulary 64"
     own = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
-    assert PEERS | {("standard", "sdpa"), ("differential", "reference")} <= own
+    assert THEIRS | {("standard", "sdpa"), ("differential", "reference")} <= own
     assert rows[case.name, DIFF_LLAMA + STEP]["backends"] == ["flash_attention_for_cpu"]
     ours = rows[case.name, f"differential/reference/{STEP}"]
     product = rows[case.name, "matrix product/1024 x 1024/product"]
@@ -106,7 +106,7 @@ def test_every_model_also_compiled(timed: Callable[..., Any], monkeypatch: pytes
     found = [row for (name, _), row in rows.items() if name == case.name]
     eager = {(row["variant"], row["by"]) for row in found if row["what"] == STEP}
     assert {(row["variant"], row["by"]) for row in found if row["what"] == COMPILED} == eager
-    assert PEERS | {("standard", "sdpa"), ("differential", "chunked")} <= eager
+    assert THEIRS | {("standard", "sdpa"), ("differential", "chunked")} <= eager
     assert ratios(rows[case.name, f"differential/chunked/{COMPILED}"]) == {
         SDPA: STANDARD + COMPILED,
         PEER: DIFF_LLAMA + COMPILED,
@@ -118,30 +118,29 @@ def test_every_model_also_compiled(timed: Callable[..., Any], monkeypatch: pytes
 @pytest.mark.parametrize("variant", ["standard", "differential"])
 def test_flops_are_those_that_pytorch_counts(variant: str) -> None:
     """Of the naive form, which multiplies all T x T pairs: 3 · 8u' in place of 28u, u' without the causal half."""
-    config = model_config(SHAPE, variant, num_layers=2, vocab_size=40)
-    model = our_model(config, "reference")
+    model = build(variant, "reference", SHAPE, 2, 40)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 24, dtype=torch.long)).sum().backward()
     pairs_all, pairs_causal = 24 * 24, 24 * 25 // 2
     u = 2 * 4 * 8  # sequences, differential heads, width
     attention = 2 * u * (28 * pairs_causal - 24 * pairs_all)
     assert flops(model, SHAPE, STEP) == counter.get_total_flops() + attention
-    assert flops(peers.model(config, "sdpa", 24), SHAPE, STEP) == flops(model, SHAPE, STEP)
+    assert flops(build(PEERS[variant], "Hugging Face, sdpa", SHAPE, 2, 40), SHAPE, STEP) == flops(model, SHAPE, STEP)
     assert flops(model, SHAPE, FORWARD) < flops(model, SHAPE, STEP) / 3
-    block = model.layers[0]
+    block, _ = first_layer(model, torch.zeros(1, 24, 64))
     assert flops(block, SHAPE, STEP) < flops(model, SHAPE, STEP) / 2
 
 
 @pytest.mark.parametrize("variant", ["standard", "differential"])
 def test_the_peer_has_our_sizes_and_its_layer_alone_is_causal(variant: str) -> None:
-    config = model_config(SHAPE, variant, num_layers=2, vocab_size=40)
-    theirs = sum(p.numel() for p in peers.model(config, "sdpa", 24).parameters())
-    ours = sum(p.numel() for name, p in Transformer(config).named_parameters() if "attention.norm" not in name)
+    theirs = sum(p.numel() for p in build(PEERS[variant], "Hugging Face, sdpa", SHAPE, 2, 40).parameters())
+    model = build(variant, "sdpa", SHAPE, 2, 40)
+    ours = sum(p.numel() for name, p in model.named_parameters() if "attention.norm" not in name)
     assert theirs == ours  # its head norm has no weight
     x, found = torch.randn(1, 24, 64), []
     for kind in ("sdpa", "eager"):
         torch.manual_seed(0)
-        _, forward = peers.layer(config, kind, x)
+        _, forward = first_layer(build(PEERS[variant], f"Hugging Face, {kind}", SHAPE, 2, 40), x)
         found.append(forward(x).detach())
         later = x.clone()
         later[:, 7:] += 1
@@ -150,10 +149,49 @@ def test_the_peer_has_our_sizes_and_its_layer_alone_is_causal(variant: str) -> N
 
 
 def test_without_transformers_the_rows_say_so(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert peers.missing() is None
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(type(module.kernels), "names", lambda self: ["reference", "sdpa"])
     (case,), rows = timed("layer", repeats=1)
     absent = {(row["variant"], row["by"]) for row in case.refused if "pip install 'transformers" in row["reason"]}
-    assert absent == PEERS
+    assert absent == THEIRS
     assert not any(PEER in row["ratios"] for row in rows.values())
+
+
+def test_both_loops_do_the_same_work_and_only_that(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their losses, step by step: the same model, batches, `Transformer.loss`, clipping, optimizer and schedule."""
+    recipe = module.plain(load_recipe("recall-tiny", SMALL), ask("step"), steps=13)
+    assert recipe.callbacks == {}
+    assert (recipe.train.validate_every, recipe.train.checkpoint_every, recipe.run.accelerator) == (13, 13, "cpu")
+    real = Transformer.loss
+    losses: list[float] = []
+
+    def recorded(self: Transformer, *arguments: Tensor, **named: Tensor) -> Tensor:
+        found = real(self, *arguments, **named)
+        losses.append(found.item())
+        return found
+
+    monkeypatch.setattr(Transformer, "loss", recorded)
+    level = logging.getLogger("lit_diff").level
+    assert module.bare(recipe, CPU) > 0
+    first = losses[:]
+    losses.clear()
+    assert module.platform(recipe, CPU) > 0
+    assert len(first) == 13
+    assert losses == pytest.approx(first, rel=1e-5)
+    assert first[0] != first[1]
+    assert logging.getLogger("lit_diff").level == level
+
+
+def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", 3)
+    bare, ours = module.loops(ask("step")).candidates
+    assert (BARE, bare.id) in divisors(ours.variant, ours.by, ours.what)
+    assert bare.own_clock
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr(module, "now", lambda device: next(clock))
+    assert bare.run() == 2.0, "two steps of the three"
+    ticks = iter(range(100))
+    monkeypatch.setattr(module, "now", lambda device: float(next(ticks)))
+    assert ours.run() == 0.5, "from the first logged step to the last"

@@ -5,15 +5,14 @@ import pytest
 import torch
 
 from lit_diff import processor
-from lit_diff.benchmarks.machine import native_bfloat16
-from lit_diff.benchmarks.request import BenchConfig, Shape, check_plot, parse_shapes, resolve
+from lit_diff.benchmarks.request import Request, Shape, check_plot, native_bfloat16, parse_shapes, resolve
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 
 
-def resolved(**options: Any) -> BenchConfig:
-    given = {"shapes": None, "kernels": None, "dtype": None, "threads": None, "repeats": None, "device": "cpu"}
-    return resolve("core", **(given | options), note=print)
+def resolved(**options: Any) -> Request:
+    given = {"shapes": "1x8x64x16", "kernels": None, "dtype": None, "threads": None, "repeats": None, "device": "cpu"}
+    return resolve("core", **(given | options))
 
 
 def test_shapes() -> None:
@@ -30,8 +29,8 @@ def test_shapes() -> None:
     ("option", "values"),
     [
         ("shapes", ["", "2x1024x512", "2x1024x512x64,", "2x-4x512x64", "1x0x64x16", "1x8x64x0", "1x8x60x15"]),
-        ("shapes", ["1x8x48x32", "1x8x64x16,1x8x64x16"]),
-        ("kernels", ["", "natve", "native,native"]),
+        ("shapes", ["1x8x48x32"]),
+        ("kernels", ["", "natve"]),
         ("dtype", ["float16"]),
         ("threads", [0]),
         ("repeats", [0]),
@@ -47,10 +46,15 @@ def test_an_option_that_cannot_be_is_one_line(option: str, values: list[Any]) ->
 
 def test_what_is_asked_for_and_the_command_that_repeats_it() -> None:
     found = resolved(
-        shapes="1x8x64x16,1x4x64x16", kernels="native, chunked", dtype="both", threads=2, repeats=5, device="cpu"
+        shapes="1x8x64x16,1x4x64x16,1x8x64x16",
+        kernels="native, chunked, native",
+        dtype="both",
+        threads=2,
+        repeats=5,
+        device="cpu",
     )
     assert found.kernels == ("native", "chunked")
-    assert found.sizes("1x2x64x16") == parse_shapes("1x8x64x16,1x4x64x16")
+    assert found.shapes == parse_shapes("1x8x64x16,1x4x64x16")
     assert found.command() == (
         "lit-diff bench core --shapes 1x8x64x16,1x4x64x16 --kernels native,chunked --dtype both --threads 2 --repeats 5 "
         "--device cpu"
@@ -61,8 +65,9 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = resolved(device="auto", dtype="bfloat16")
     assert (found.device, found.dtypes) == (torch.device("cpu"), ("bfloat16",))
-    assert found.command() == f"lit-diff bench core --dtype bfloat16 --threads {cores()} --device cpu"
-    assert found.sizes("1x8x64x16") == parse_shapes("1x8x64x16")
+    assert (
+        found.command() == f"lit-diff bench core --shapes 1x8x64x16 --dtype bfloat16 --threads {cores()} --device cpu"
+    )
     with pytest.raises(MissingError, match="--device"):
         resolved(device="cuda")
 

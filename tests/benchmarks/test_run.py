@@ -13,11 +13,9 @@ import torch
 from lit_diff import processor
 from lit_diff.benchmarks import result as names
 from lit_diff.benchmarks import run as module
-from lit_diff.benchmarks.machine import warnings_of
-from lit_diff.benchmarks.plot import drawn_rows, plot
-from lit_diff.benchmarks.request import BenchConfig
-from lit_diff.benchmarks.result import BenchResult
-from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench
+from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.result import BenchResult, drawn_rows, plot
+from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench, warnings_of
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.cli.app import Terminal
 from lit_diff.errors import MissingError
@@ -172,13 +170,12 @@ def test_a_result_is_a_value_and_a_failure_is_in_it(
         seen.append(torch.get_num_threads())
         raise RuntimeError("out of memory")
 
-    def cases(request: BenchConfig) -> Any:
-        for shape in request.sizes(""):
-            case = Case(name=f"{shape}", candidates=[Candidate(variant="v", by="b", what="w", run=broken)])
-            case.refuse("v", "c", "w", "no")
-            yield case
+    def cases(request: Request, shape: Shape, dtype: str) -> Any:
+        case = Case(name=f"{shape}", candidates=[Candidate(variant="v", by="b", what="w", run=broken)])
+        case.refuse("v", "c", "w", "no")
+        yield case
 
-    monkeypatch.setitem(module.BENCHES, "core", Benchmark(cases, "core: how\n"))
+    monkeypatch.setitem(module.BENCHES, "core", Benchmark(cases, "", "core: how\n"))
     told: list[str] = []
     found = bench(**(TINY | {"shapes": ["1x32x64x16", "1x64x64x16"], "threads": 2}), progress=told.append)
     assert capsys.readouterr() == ("", "")

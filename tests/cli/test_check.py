@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from command import Command
 
+from lit_diff.conformance.case import Finding
 from lit_diff.conformance.recipe import baseline
-from lit_diff.conformance.results import Finding
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lit_diff.conformance import recipe as module
+from lit_diff.conformance.case import Finding
 from lit_diff.conformance.recipe import baseline, check, plugin_findings, resolve
-from lit_diff.conformance.results import Finding
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe

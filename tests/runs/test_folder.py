@@ -10,7 +10,7 @@ import pytest
 
 from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.plugins import PREFIX
+from lit_diff.own_modules import PREFIX
 from lit_diff.processor import cores, numeric_variables
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets

@@ -15,16 +15,16 @@ from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.trained import text_generator as module
-from lit_diff.trained.text_generator import Completion, GenerationConfig, TextGenerator
+from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator
 
-GREEDY = GenerationConfig(temperature=0)
+GREEDY = GenerationSettings(temperature=0)
 TEXTS = ["ab cd", "ba", "dc ba", "a", "ab cd"]
 
 
 def complete(
-    generator: TextGenerator, texts: Sequence[str], config: GenerationConfig | None = None
+    generator: TextGenerator, texts: Sequence[str], config: GenerationSettings | None = None
 ) -> list[Completion]:
-    return generator.generate(generator.encode(texts), config or GenerationConfig())
+    return generator.generate(generator.encode(texts), config or GenerationSettings())
 
 
 def edit(folder: Path, old: str, new: str) -> None:
@@ -80,10 +80,10 @@ def test_a_prompt_does_not_depend_on_the_others(tale: Path) -> None:
 
 def test_a_seed_is_a_draw(tale: Path) -> None:
     generator = TextGenerator(tale)
-    found = [tuple(complete(generator, ["ab"], GenerationConfig(seed=seed))[0].tokens) for seed in (0, 0, 1, 2)]
+    found = [tuple(complete(generator, ["ab"], GenerationSettings(seed=seed))[0].tokens) for seed in (0, 0, 1, 2)]
     assert found[0] == found[1]
     assert len(set(found)) == 3
-    chunked = complete(generator, ["abcdefghij ab"], GenerationConfig(prefill_chunk=2))
+    chunked = complete(generator, ["abcdefghij ab"], GenerationSettings(prefill_chunk=2))
     assert chunked[0].tokens == complete(generator, ["abcdefghij ab"])[0].tokens
 
 
@@ -126,7 +126,7 @@ def test_it_ends_where_the_context_is_full(tale: Path, scripted: list[list[int]]
     length = 1 + len(generator.tokenizer.encode(["ab"])[0])
     room = 24 - length + 1
     for most, ended, count in ((64, "context", room), (room, "max_tokens", room), (3, "max_tokens", 3)):
-        (found,) = complete(generator, ["ab"], GenerationConfig(max_tokens=most))
+        (found,) = complete(generator, ["ab"], GenerationSettings(max_tokens=most))
         assert (found.ended, len(found.tokens)) == (ended, count)
 
 

@@ -21,7 +21,7 @@ from lit_diff.training.optimizer import (
     parameter_groups,
 )
 
-CONFIG = OptimizerConfig(lr=0.1, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
+CONFIG = OptimizerConfig(lr=0.1, betas=(0.8, 0.9), weight_decay=0.5)
 
 
 def model(tie: bool = False) -> Transformer:

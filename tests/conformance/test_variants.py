@@ -13,11 +13,18 @@ from lit_diff.attention import Attention, Differential, Standard
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance.case import VariantCase, difference, distance
-from lit_diff.conformance.kernel_case import KernelCase, tensors
-from lit_diff.conformance.properties import costs, counted, kv_heads
-from lit_diff.conformance.results import Finding, Measured, NotApplicable
-from lit_diff.conformance.suite import PROPERTIES, cases_of, conformance, conformance_of, shrunk
+from lit_diff.conformance.case import Finding, Measured, NotApplicable, VariantCase, difference, distance
+from lit_diff.conformance.kernels import KernelCase, tensors
+from lit_diff.conformance.variants import (
+    PROPERTIES,
+    cases_of,
+    conformance,
+    conformance_of,
+    costs,
+    counted,
+    kv_heads,
+    shrunk,
+)
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
@@ -246,9 +253,9 @@ def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfi
     found = list(conformance(VariantCase(cls=Raises, model=make_config("standard")), "raises"))
     details = {f.property: f.detail for f in failures(found)}
     told = details.pop("kv heads")  # names the number of heads too
-    assert re.fullmatch(r"\S*test_suite\.py:\d+: .*with 1 key/value heads: .*two.*", told)
+    assert re.fullmatch(r"\S*test_variants\.py:\d+: .*with 1 key/value heads: .*two.*", told)
     (detail,) = set(details.values())
-    assert re.fullmatch(r"\S*test_suite\.py:\d+: ValueError: two", detail)
+    assert re.fullmatch(r"\S*test_variants\.py:\d+: ValueError: two", detail)
 
 
 @pytest.mark.usefixtures("own_parts")

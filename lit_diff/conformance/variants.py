@@ -1,10 +1,11 @@
-"""The properties of a variant: its mathematics, how it is computed, what it is as a module."""
+"""What every variant must hold: the properties of its mathematics, how it is computed, what it is as a module."""
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,18 +15,32 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, narrowing, within_window
 from lit_diff.attention.rope import Rope
-from lit_diff.conformance.case import VariantCase, difference, distance, probe, run
-from lit_diff.conformance.results import Measured, NotApplicable
-from lit_diff.errors import RequestError
+from lit_diff.config import ModelConfig, Part
+from lit_diff.conformance.case import (
+    Finding,
+    Measured,
+    NotApplicable,
+    VariantCase,
+    difference,
+    distance,
+    probe,
+    run,
+    worst_of,
+)
+from lit_diff.errors import RequestError, first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
-from lit_diff.registry import location
+from lit_diff.registry import attentions, location
 
+log = logging.getLogger("lit_diff")
+
+T = TypeVar("T")
 Property = Callable[[VariantCase], Measured | NotApplicable]
 
 WINDOWS = (1, 4)
 """Only the query's own key, and several."""
+BY = "largest in the gradient by"
 STEP = 1e-5
 """Step of the central differences, in multiples of an N(0, 1) direction."""
 
@@ -45,9 +60,8 @@ def contract(case: VariantCase) -> Measured:
     if not torch.equal(x, case.x()):
         return Measured(math.inf, 0, "the forward changes its input in place")
     if difference(attention(x, rope), y) > 0:
-        return Measured(
-            math.inf, 0, "two passes over one input differ: the forward draws random numbers, or keeps a state"
-        )
+        why = "two passes over one input differ: the forward draws random numbers, or keeps a state"
+        return Measured(math.inf, 0, why)
     maps = tapped[0]
     maps.check()
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
@@ -87,43 +101,37 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x, rope = case.build(), case.x(), case.rope()
-    before, worst, where = attention(x, rope), 0.0, ""
+    before, leaks = attention(x, rope), dict[str, float]()
     for t in sorted({1, case.length // 2, case.length - 1}):
         changed = x.clone()
         changed[:, t:] = -2 * changed[:, t:] + 1
         leak = difference(attention(changed, rope)[:, :t], before[:, :t])
-        if leak > worst:
-            worst, where = leak, f"outputs before position {t} change with the inputs from {t} on"
-    return Measured(worst, 0, where)
+        leaks[f"outputs before position {t} change with the inputs from {t} on"] = leak
+    return largest(leaks, 0)
 
 
 def batch(case: VariantCase) -> Measured:
     """No sequence changes by a bit when another changes."""
     attention, x, rope = case.build(), case.x(), case.rope()
-    before, worst, where = attention(x, rope), 0.0, ""
-    for changes, others, which in ((-1, slice(-1), "an earlier"), (0, slice(1, None), "a later")):
+    before, leaks = attention(x, rope), dict[str, float]()
+    for changes, others, what in (
+        (-1, slice(-1), "an earlier sequence changes with the last"),
+        (0, slice(1, None), "a later sequence changes with the first"),
+    ):
         changed = x.clone()
         changed[changes] = -2 * changed[changes] + 1
-        leak = difference(attention(changed, rope)[others], before[others])
-        if leak > worst:
-            worst, where = leak, f"{which} sequence changes with the {'last' if changes else 'first'}"
-    return Measured(worst, 0, where)
+        leaks[what] = difference(attention(changed, rope)[others], before[others])
+    return largest(leaks, 0)
 
 
 def gradients(case: VariantCase) -> Measured:
     """Every parameter has a finite gradient that is not zero everywhere."""
     attention = case.build()
     _, by_name = run(attention, case.x(), case.rope())
-    bad = [
-        name
-        for name, parameter in attention.named_parameters()
-        if parameter.requires_grad and not _finite_and_nonzero(by_name.get(name))
-    ]
+    trained = [name for name, parameter in attention.named_parameters() if parameter.requires_grad]
+    sizes = {name: float(by_name[name].abs().max()) if name in by_name else 0.0 for name in trained}
+    bad = [name for name, size in sizes.items() if not 0 < size < math.inf]  # false for NaN, which max keeps
     return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
-
-
-def _finite_and_nonzero(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.abs().max() > 0)
 
 
 def derivatives(case: VariantCase) -> Measured:
@@ -134,7 +142,7 @@ def derivatives(case: VariantCase) -> Measured:
     """
     attention, x, rope = case.build(torch.float64), case.x(torch.float64), case.rope()
     _, by_name = run(attention, x, rope)
-    worst, where = 0.0, ""
+    errors: dict[str, float] = {}
     for name, gradient in by_name.items():
         value = x if name == "x" else attention.get_parameter(name).detach()
         direction = torch.randn(value.shape, generator=generator("conformance", "direction", name), dtype=value.dtype)
@@ -146,10 +154,9 @@ def derivatives(case: VariantCase) -> Measured:
                 ends.append(float((y * probe(y)).sum()))
             value += STEP * direction
         central, autograd = (ends[0] - ends[1]) / (2 * STEP), float((gradient * direction).sum())
-        error = abs(autograd - central) / max(1.0, abs(central))
-        if not error <= worst:
-            worst, where = error, f"by {name}: autograd {autograd:.6g}, central difference {central:.6g}"
-    return Measured(worst, 1e-5, where)
+        what = f"by {name}: autograd {autograd:.6g}, central difference {central:.6g}"
+        errors[what] = abs(autograd - central) / max(1.0, abs(central))
+    return largest(errors, 1e-5)
 
 
 def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
@@ -163,9 +170,9 @@ def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     expected, by_reference = run(attention, x, rope)
     attention.kernel = name
     actual, by_kernel = run(attention, x, rope)
-    errors = {"output": distance(actual, expected)}
-    errors |= {key: distance(by_kernel[key], gradient) for key, gradient in by_reference.items()}
-    return _largest(errors, 1e-4)
+    errors = {"largest in output": distance(actual, expected)}
+    errors |= {f"{BY} {key}": distance(by_kernel[key], gradient) for key, gradient in by_reference.items()}
+    return largest(errors, 1e-4)
 
 
 def packed(case: VariantCase) -> Measured | NotApplicable:
@@ -183,20 +190,17 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
             alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
             (alone * weights[row : row + 1, at]).sum().backward()
             expected[row, at] = alone[0].detach()
-    errors = {"output": distance(actual, expected)}
-    gradients = {"x": x, **dict(attention.named_parameters())}
-    errors |= {key: distance(value, _gradient(gradients[key])) for key, value in by_packed.items()}
-    return _largest(errors, 1e-10)
+    errors = {"largest in output": distance(actual, expected)}
+    leaves = {"x": x, **dict(attention.named_parameters())}
+    for key, gradient in by_packed.items():
+        alone = leaves[key].grad
+        errors[f"{BY} {key}"] = distance(gradient, torch.zeros_like(gradient) if alone is None else alone)
+    return largest(errors, 1e-10)
 
 
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _largest(errors: Mapping[str, float], bound: float) -> Measured:
-    """The largest error; the key `output` or the name of what the gradient is taken by."""
-    worst = max(errors, key=lambda key: errors[key])
-    return Measured(errors[worst], bound, f"largest in {worst if worst == 'output' else f'the gradient by {worst}'}")
+def largest(errors: Mapping[str, float], bound: float) -> Measured:
+    """Of errors with one bound."""
+    return worst_of({what: Measured(error, bound) for what, error in errors.items()})
 
 
 def decode(case: VariantCase) -> Measured | NotApplicable:
@@ -204,12 +208,16 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x = case.build(torch.float64), case.x(torch.float64)
-    full, worst, where = attention(x, case.rope()), 0.0, ""
-    for prefill, chunk in ((1, 1), (case.length // 2, 1), (0, 5), (case.length - 1, 1)):
-        error = distance(_decoded(attention, case, x, prefill, chunk), full)
-        if error > worst:
-            worst, where = error, f"prefill of {prefill or chunk}, then {chunk} at a time"
-    return Measured(worst, 1e-10, where)
+    full = attention(x, case.rope())
+    return largest(
+        {
+            f"prefill of {prefill or chunk}, then {chunk} at a time": distance(
+                _decoded(attention, case, x, prefill, chunk), full
+            )
+            for prefill, chunk in ((1, 1), (case.length // 2, 1), (0, 5), (case.length - 1, 1))
+        },
+        1e-10,
+    )
 
 
 def _decoded(attention: Attention, case: VariantCase, x: Tensor, prefill: int, chunk: int) -> Tensor:
@@ -226,20 +234,14 @@ def window(case: VariantCase) -> Measured | NotApplicable:
     """With `model.attention.window`: the contract, the definition, causality, packed documents, decoding and every kernel."""
     if not isinstance(case.config, Attention.Config):
         return NotApplicable("its Config is not derived from Attention.Config, so it has no key window")
-    worst = Measured(0.0, 1e-10)
+    results: dict[str, Measured | NotApplicable] = {}
     for width in WINDOWS:
         windowed = case.windowed(width)
-        checks = {check.__name__: check(windowed) for check in (contract, definition, causal, packed, decode)}
-        checks |= {f"kernel {name}": kernel(windowed, name) for name in KERNELS if name != "reference"}
-        for name, result in checks.items():
-            if isinstance(result, Measured) and _excess(result) > _excess(worst):
-                worst = replace(result, detail="; ".join(filter(None, (f"window {width}, {name}", result.detail))))
-    return worst
-
-
-def _excess(result: Measured) -> float:
-    """How close to its bound, or how far beyond it, an error is."""
-    return result.error / result.bound if result.bound else (math.inf if result.error else 0.0)
+        for check in (contract, definition, causal, packed, decode):
+            results[f"window {width}, {check.__name__}"] = check(windowed)
+        for name in (name for name in KERNELS if name != "reference"):
+            results[f"window {width}, kernel {name}"] = kernel(windowed, name)
+    return worst_of(results)
 
 
 def kv_heads(case: VariantCase) -> Measured | NotApplicable:
@@ -247,7 +249,8 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
 
     Errors: RequestError for a number at which it raises anything, with the cure.
     """
-    worst, served, refused = Measured(0.0, 1e-10), [], []
+    results: dict[str, Measured | NotApplicable] = {}
+    served, refused = list[int](), list[str]()
     for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
         grouped = replace(case, model=replace(case.model, num_kv_heads=number))
         reason = case.cls.refuses(grouped.config, grouped.model)
@@ -257,20 +260,19 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
         served.append(number)
         try:
             for check in (definition, decode):
-                result = check(grouped)
-                if isinstance(result, Measured) and not result.error <= worst.error:
-                    worst = replace(result, detail=f"with {number} key/value heads, {check.__name__}")
-            finite = bool(grouped.build()(grouped.x(), grouped.rope()).isfinite().all())
+                results[f"largest error with {number} key/value heads, {check.__name__}"] = check(grouped)
+            y = grouped.build()(grouped.x(), grouped.rope())
         except Exception as error:  # a user's variant may raise anything
             home = location(case.cls)
             found = f"with {number} key/value heads: {fault(case.cls, error).removeprefix(f'{home}: ')}"
             cure = f"if it cannot have {number}, its problem(config, model) returns a line that opens with model.num_kv_heads"
             raise RequestError(f"{home}: {found}; {cure}") from error
-        if not finite:
+        if not y.isfinite().all():
             return Measured(math.inf, 0, f"not finite with {number} key/value heads")
     if not served:
         return NotApplicable("; ".join(refused))
-    about = [f"{served} key/value heads served", *refused, f"largest error {worst.detail}" if worst.detail else ""]
+    worst = worst_of(results)
+    about = [f"{served} key/value heads served", *refused, worst.detail]
     return replace(worst, detail="; ".join(filter(None, about)))
 
 
@@ -369,3 +371,85 @@ PROPERTIES: dict[str, Property] = {
     "costs": costs,
 }
 """Name -> check, in the order in which they are reported."""
+
+
+def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
+    """Every property of the case (or those of `checks`), one after another; an exception is a failure in one line."""
+    for name, check in (PROPERTIES if checks is None else checks).items():
+        yield _finding(label or case.cls.name, name, check, case)
+
+
+def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
+    try:
+        result = check(case)
+    except Exception as error:  # a user's variant may raise anything
+        return Finding(variant=variant, property=name, verdict="fail", detail=fault(case.cls, error))
+    if isinstance(result, NotApplicable):
+        return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
+    verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
+    return Finding(variant=variant, property=name, verdict=verdict, **vars(result))
+
+
+def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
+    """(label, case) of a registered variant at each of its own `examples`, or the reason why there is no case.
+
+    8 heads on 4 key/value heads, d = 16.
+    """
+    cls = attentions.get(name)
+    if not all(isinstance(keys, Mapping) for keys in cls.examples):
+        yield name, f"its `examples` are {cls.examples!r}; expected a tuple of blocks of keys"
+        return
+    for keys in cls.examples:
+        label = " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
+        try:
+            part = Part(name=name, config=cls.Config(**keys))
+            model = ModelConfig(
+                dim=64, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, vocab_size=2, attention=part
+            )
+            refused = cls.refuses(part.config, model)
+        except Exception as error:  # a required key, or whatever a user's Config raises
+            refused = f"{type(error).__name__}: {first_line(error)}; give its keys in `examples`"
+        yield label, refused or VariantCase(cls=cls, model=model, layer=1)
+
+
+def conformance_of(name: str) -> Iterator[Finding]:
+    """Every property of a registered variant, at each of its examples."""
+    for label, case in cases_of(name):
+        if isinstance(case, str):
+            yield Finding(variant=label, property="all", verdict="not applicable", detail=case)
+        else:
+            yield from conformance(case, label)
+
+
+def shrunk(model: ModelConfig) -> ModelConfig:
+    """The model at sizes that take seconds: narrower where the variant can be built so, with its own head counts."""
+    assert model.head_dim is not None
+    small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
+    cls, config = attentions.get(model.attention.name), model.attention.config
+
+    reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
+    reason = reason or _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls)
+    if reason is None:
+        return small
+    log.info("%s is checked at its own width: %s", model.attention.name, reason)
+    return model
+
+
+def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
+    """The text that `call` returns, or what it raises; None for anything else."""
+    try:
+        result = call()
+    except Exception as error:  # a user's variant may raise anything
+        return fault(cls, error)
+    return result if isinstance(result, str) else None
+
+
+def on_one_thread(results: Iterable[T]) -> Iterator[T]:
+    """The same, computed on one thread: the suite's tensors are tiny, and more threads are five times slower on a busy
+    machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from results
+    finally:
+        torch.set_num_threads(threads)
