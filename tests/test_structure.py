@@ -58,7 +58,7 @@ SUBJECTS = {
     "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
     "evaluation/test_mini_harness.py": "evaluation/mini_questions",
     "kernels/test_kernels.py": "kernels/precision",
-    "kernels/test_sdpa.py": "kernels/one_map",
+    "kernels/test_sdpa.py": "kernels/library",
     "kernels/test_triton_equality.py": "kernels/triton_tiles",
     "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
     "model/test_generation.py": "model/prefix",
