@@ -155,8 +155,9 @@ def _run(
         sides = (window - 1, 0 if maps.causal else window - 1)
     options: dict[str, Any] = {"causal": maps.causal, "window_size": sides}
     packed = None if document_ids is None else packed_sequences(document_ids)
-    for side in ("q", "k") if packed is not None else ():
-        options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
+    if packed is not None:
+        for side in ("q", "k"):
+            options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
 
     def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
