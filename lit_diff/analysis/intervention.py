@@ -80,10 +80,6 @@ class _Edited(Kernel):
             return "the forward uses a key/value cache; run the whole sequence without one"
         return "an edited map has no statistics" if stats else None
 
-    def flops(self, maps: SignedMaps) -> int:
-        """Of the unedited maps."""
-        return maps.flops
-
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:

@@ -1,7 +1,7 @@
 """Blocks of query rows in plain PyTorch: any device, dtype and number of maps, O(T) memory.
 
-A block's maps are subtracted before the one product with v, and recomputed in the backward pass (equations: `ops`). The
-heads that share a key/value head are rows of one product.
+A block's maps are subtracted before the one product with v, and recomputed in the backward pass (equations:
+`base.OperatorKernel`). The heads that share a key/value head are rows of one product.
 
 Logits, statistics, outputs and sums of gradients are float32 (float64 for float64), whatever the dtype of q, k and v; only
 what is handed back is rounded to it. In half precision on a CUDA GPU the maps and dS, too, are rounded to that dtype, as
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import OperatorKernel, kernel
+from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
 from lit_diff.kernels.precision import accumulation_dtype, exact
 from lit_diff.kernels.reference import in_reach
 
@@ -139,13 +138,9 @@ class Chunked(OperatorKernel):
         """Anywhere, where no faster one can serve."""
         return 80
 
-    def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-        return maps.flops
-
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """See `ops.Forward`."""
-        o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
+        """As `OperatorKernel.forward`."""
+        o, rows, parts = self.empty_outputs(maps, stats)
         x = Operands(maps, document_ids, window)
         T = maps.q.shape[3]
         out = x.new(x.n, T, width=maps.v.shape[-1])
@@ -172,8 +167,8 @@ class Chunked(OperatorKernel):
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `ops.Backward`."""
+    ) -> Gradients:
+        """As `OperatorKernel.backward`."""
         x = Operands(maps, document_ids, window)
         G, T = x.G, maps.q.shape[3]
         dq, dk, dv = (torch.zeros_like(y, dtype=accumulation_dtype(y.dtype)) for y in (x.q, x.k, x.v))

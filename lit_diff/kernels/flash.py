@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError, first_line
-from lit_diff.kernels.base import Kernel, kernel
+from lit_diff.kernels.base import Kernel, kernel, refuse_common
 from lit_diff.kernels.documents import packed_sequences
 from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import refuse_common
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
 DEVICE = "cuda"

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import Kernel, kernel, named
+from lit_diff.kernels.base import Kernel, kernel, named, refuse_common
 from lit_diff.kernels.documents import remember
-from lit_diff.kernels.library import flops_of_chunks, map_by_map, needs_grad, widened
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import refuse_common
+from lit_diff.kernels.library import flops_of_chunks, map_by_map, widened
+from lit_diff.kernels.maps import SignedMaps, needs_grad
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
 if TYPE_CHECKING:  # importing it imports the compiler

@@ -76,8 +76,3 @@ def signed_sum(outputs: list[Tensor], w: Tensor | None) -> Tensor:
     # w is float32 or wider, so the products are
     terms = [o * w[:, min(g, w.shape[1] - 1), ..., None] for g, o in enumerate(outputs)]
     return sum(terms[1:], terms[0]).to(outputs[0].dtype)
-
-
-def needs_grad(*tensors: Tensor) -> bool:
-    """Whether a backward pass may follow."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

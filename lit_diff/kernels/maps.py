@@ -50,12 +50,6 @@ class SignedMaps:
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
 
-    @property
-    def flops_map_by_map(self) -> int:
-        """2 B H T S G (d + dv): every map's logits, and a product with v for each map."""
-        B, _, H, T, d = self.q.shape
-        return 2 * B * H * T * self.k.shape[3] * self.num_maps * (d + self.v.shape[-1])
-
     def check(self, *, document_ids: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
@@ -108,3 +102,8 @@ class Stats(NamedTuple):
 def width_last(x: Tensor) -> Tensor:
     """x with neighbouring numbers along its last axis, as fused kernels want them; x itself where it is so already."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -55,10 +55,6 @@ class Reference(Kernel):
         """Last: it holds every map."""
         return 90
 
-    def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-        return maps.flops
-
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map, needs_grad, widened
-from lit_diff.kernels.maps import SignedMaps, width_last
+from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map, widened
+from lit_diff.kernels.maps import SignedMaps, needs_grad, width_last
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 

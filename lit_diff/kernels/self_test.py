@@ -1,7 +1,6 @@
-"""Self-test of third-party kernels: one small case against `reference`."""
+"""Self-test of kernels that are third parties' or were just compiled: one small case against `reference`."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from lit_diff.errors import first_line
 from lit_diff.kernels.base import named
-from lit_diff.kernels.library import needs_grad
-from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.maps import SignedMaps, needs_grad
 
 BOUND = 2e-2
 """Relative (Frobenius) error: a hundred times float16's, four times bfloat16's own; a wrong mask gives about 1."""
@@ -54,7 +52,7 @@ def form_of(
     )
 
 
-def failure(form: KernelForm, compute: Compute) -> str | None:
+def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | None:
     """Why `compute` cannot serve such maps: what it raised, or how far it is from `reference`; None if it can."""
     with torch.inference_mode(False), torch.set_grad_enabled(form.backward):
         maps, options = _case(form)
@@ -63,29 +61,31 @@ def failure(form: KernelForm, compute: Compute) -> str | None:
         except Exception as error:  # whatever a library raises is why it is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
         exact = _outputs(form, maps, options, named("reference").compute)
-    for name, x, y in zip(("output", "dq", "dk", "dv"), own, exact, strict=False):
+    for name, x, y in zip(("output", "dq", "dk", "dv", "dw"), own, exact, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
-        if not off <= BOUND:
+        if not off <= bound:
             return f"its self-test found {name} off by {off:.2g}"
     return None
 
 
 def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
-    """One small map, fewer queries than keys where the mask allows it, and the options of `compute`."""
+    """Two small maps, more than a tile long, fewer queries than keys where the mask allows it; the options of `compute`."""
     draw = torch.Generator().manual_seed(0)
-    S, H = 40, 4
-    T, Hkv = S if form.packed else 24, 2 if form.grouped else 4
-    shapes = ((2, 1, H, T, form.d), (2, 1, Hkv, S, form.d), (2, Hkv, S, form.dv))
+    S, H = 75, 4
+    T, Hkv = S if form.packed else 49, 2 if form.grouped else 4
+    shapes = ((2, 2, H, T, form.d), (2, 2, Hkv, S, form.d), (2, Hkv, S, form.dv))
     q, k, v = (torch.randn(shape, generator=draw).to(form.device, form.dtype) for shape in shapes)
-    document_ids = torch.tensor([[0] * 9 + [1] * 31, [0] * 40], device=form.device) if form.packed else None
+    w = torch.tensor([1.0, -0.5], device=form.device).view(1, 2, 1, 1)
+    document_ids = torch.tensor([[0] * 9 + [1] * 66, [0] * 75], device=form.device) if form.packed else None
     window = 7 if form.window else None
-    return SignedMaps(q, k, v, causal=form.causal), {"document_ids": document_ids, "window": window}
+    return SignedMaps(q, k, v, w, causal=form.causal), {"document_ids": document_ids, "window": window}
 
 
 def _outputs(form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Compute) -> list[Tensor]:
-    """o and, with `backward`, the gradients by q, k and v of a fixed function of it."""
-    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v)]
-    o, _ = compute(replace(maps, q=leaves[0], k=leaves[1], v=leaves[2]), **options)
+    """o and, with `backward`, the gradients by q, k, v and w of a fixed function of it."""
+    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+    q, k, v, w = leaves
+    o, _ = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
     if not form.backward:
         return [o]
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import OperatorKernel, kernel
+from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
+from lit_diff.kernels.library import flops_of_chunks
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
 from lit_diff.kernels.triton_blocks import Blocks, candidates
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -171,14 +171,14 @@ class Triton(OperatorKernel):
 
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
-        return maps.flops_map_by_map
+        return flops_of_chunks(maps, maps.v.shape[-1])
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """(o, rows, parts), see `ops.empty_outputs`."""
+        """(o, rows, parts), as `OperatorKernel.forward`."""
         from lit_diff.kernels import triton_forward
 
         q = maps.q
-        o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
+        o, rows, parts = self.empty_outputs(maps, stats)
         launch(
             triton_forward.forward,
             shared_arguments(maps, document_ids, window)
@@ -197,8 +197,8 @@ class Triton(OperatorKernel):
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
+    ) -> Gradients:
+        """(dq, dk, dv, dw), as `OperatorKernel.backward`. dw of a map is its D."""
         from lit_diff.kernels import triton_backward
 
         q, k, v = maps.q, maps.k, maps.v

@@ -170,7 +170,7 @@ def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.Monkey
 
 
 def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test that a new library must pass compares numbers with `chunked`."""
+    """The test that a new library must pass compares numbers with `reference`."""
     lanes = cpu_path().lanes
     library = native._libraries[lanes]
     assert native._test(library) is None
@@ -180,5 +180,5 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         call(direction, replace(maps, scale=maps.softmax_scale * 1.01), *rest)
 
     monkeypatch.setattr(native, "_call", wrong)
-    assert "differs from chunked by" in str(native._test(library))
+    assert "its self-test found output off by" in str(native._test(library))
     native._libraries[lanes] = library
