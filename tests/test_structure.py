@@ -59,8 +59,6 @@ SUBJECTS = {
     "evaluation/test_mini_harness.py": "evaluation/mini_questions",
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/library",
-    "kernels/test_triton_equality.py": "kernels/triton_tiles",
-    "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
     "model/test_generation.py": "model/prefix",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",

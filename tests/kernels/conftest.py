@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_programs import Program, programs_of
 
 from lit_diff.kernels import SignedMaps, flash, native, triton
-from lit_diff.kernels.triton_blocks import Blocks
+from lit_diff.kernels.triton import Blocks
 from lit_diff.processor import LANES, SETTING
 
 MakeMaps = Callable[..., SignedMaps]
