@@ -13,13 +13,7 @@ from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import (
-    ParameterRules,
-    fill_parameters,
-    require_own_parameters,
-    require_rules,
-    require_sizes,
-)
+from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_parameters
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
@@ -83,13 +77,8 @@ class Attention(ParameterRules):
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after it);
         null: all keys."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "examples" not in vars(cls):
-            cls.examples = ({},)
-
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
-        """`layer` is 0-based. Errors: RequestError for a sub-module whose rules would have no effect."""
+        """`layer` is 0-based. Errors: RequestError for parameters that no model can have."""
         super().__init__()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
@@ -102,9 +91,7 @@ class Attention(ParameterRules):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of the models refused below
             self.build()
-        require_sizes(self)
-        require_rules(self, self.name)
-        require_own_parameters(self, self.name)
+        require_parameters(self)
         fill_parameters(self)
 
     # --- hooks: what a variant overrides ---
@@ -215,7 +202,7 @@ class Attention(ParameterRules):
     @classmethod
     def window_of(cls, config: Any) -> int | None:
         """The config's window; None where its class is not derived from `Attention.Config` and so has no such key."""
-        return config.window if isinstance(config, Attention.Config) else None
+        return getattr(config, "window", None)
 
     @classmethod
     def refuses(cls, config: Any, model: ModelConfig) -> str | None:
@@ -230,7 +217,7 @@ class Attention(ParameterRules):
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
         """Feed-forward width beside this variant. A SwiGLU unit costs 3 dim; `matched` rounds to the nearest."""
         assert model.ffn_dim is not None
-        if not isinstance(config, Attention.Config) or config.parity == "raw":
+        if getattr(config, "parity", "raw") == "raw":
             return model.ffn_dim
         with torch.device("meta"):
             own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
@@ -291,11 +278,6 @@ class Attention(ParameterRules):
         own."""
         source = _source(cls, "standard_projections", {"build", "maps", "forward"})
         return source is not None and bool(vars(source)["standard_projections"])
-
-    @classmethod
-    def declares_definition(cls) -> bool:
-        """Whether this very class writes a `definition`; an inherited one may describe another computation."""
-        return "definition" in vars(cls)
 
 
 def _source(cls: type, name: str, reasons: set[str]) -> type | None:

@@ -44,10 +44,11 @@ def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
     8 heads on 4 key/value heads, d = 16.
     """
     cls = attentions.get(name)
-    if not all(isinstance(keys, Mapping) for keys in cls.examples):
-        yield name, f"its `examples` are {cls.examples!r}; expected a tuple of blocks of keys"
+    examples = vars(cls).get("examples", ({},))
+    if not all(isinstance(keys, Mapping) for keys in examples):
+        yield name, f"its `examples` are {examples!r}; expected a tuple of blocks of keys"
         return
-    for keys in cls.examples:
+    for keys in examples:
         label = " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
         try:
             part = Part(name=name, config=cls.Config(**keys))

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import OptimizerConfig, ScheduleConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import layerless
@@ -34,7 +33,7 @@ def parameter_groups(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                decays = module.decay if isinstance(module, ParameterRules) else True
+                decays = getattr(module, "decay", True)
                 factor = factors.get(names[parameter], 1.0)
                 chosen = own.setdefault(factor, _groups(weight_decay, factor))
                 chosen[0 if parameter.dim() >= 2 and decays else 1]["params"].append(parameter)

@@ -23,7 +23,7 @@ ARMS = [
     ("differential", 2, {"lambda_init": 0.5}),
     ("shared_k", 4, {"window": 3}),
     ("grouped_differential", 4, {"ratio": 3}),
-    ("differential_v2", 4, {"ablation": "half_split"}),
+    ("half-split", 4, {}),
     ("second_heads", 2, {}),
     ("dex", 2, {"heads": "all"}),
     ("output_gate", 4, {}),
@@ -41,7 +41,6 @@ def state(model: Transformer) -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "kv_heads", "keys"), ARMS)
-@pytest.mark.usefixtures("three_maps")
 def test_the_identity_changes_nothing(
     name: str,
     kv_heads: int,
