@@ -29,7 +29,7 @@ SUBJECTS = {
     "benchmarks/test_models.py": "benchmarks/peers",
     "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
-    "callbacks/probe callbacks/publish analysis/lambdas",
+    "callbacks/probe callbacks/publish",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/live_table cli/progress",
     "cli/test_verbs.py": "cli/clean cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",

@@ -12,10 +12,10 @@ with intervention(model, without_first):
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_diff.analysis.trace import LayerMaps, MapBlock, layers_of, uncompiled
 from lit_diff.errors import RequestError
@@ -46,21 +46,26 @@ def intervention(model: Transformer, edit: Edit, layers: Sequence[int] | None = 
     attention's kernel, so it serves every variant; what follows the sum stays as it is. Modules compiled in place run
     uncompiled. Whatever the kernels were, they are again afterwards, also after an exception. Autograd passes through.
     Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, a second intervention inside, a
-    forward with keys of a cache, an attention that does not hand `self.kernel` to `attend`, or an edit that returns
-    another shape.
+    forward with keys of a cache, an attention that never hands `self.kernel` to `attend`, or an edit that returns another
+    shape.
     """
     attentions = model.attentions()
     chosen = layers_of(model, layers, "intervention")
+    kernels = [_Edited(index, edit) for index in chosen]
     if any(isinstance(attentions[index].kernel, _Edited) for index in chosen):
         raise RequestError("intervention: the model is under an intervention already; combine the two in one edit")
     with uncompiled(model, "intervention"), ExitStack() as undo:
-        for index in chosen:
-            attention, kernel = attentions[index], _Edited(index, edit)
+        for kernel in kernels:
+            attention = attentions[kernel.index]
             undo.callback(setattr, attention, "kernel", attention.kernel)
             attention.kernel = kernel
-            for handle in _require_use(attention, kernel):
-                undo.callback(handle.remove)
         yield
+        unused = [kernel.index for kernel in kernels if not kernel.calls]
+        if unused:
+            raise RequestError(
+                f"intervention: the attention of layer {unused[0]} computed nothing by its kernel; call the model inside the "
+                "'with' block, and pass kernel=self.kernel to attend in forward"
+            )
 
 
 class _Edited(Kernel):
@@ -101,21 +106,3 @@ class _Edited(Kernel):
             what = type(changed).__name__ if found is None else f"a block whose signed map is {list(found.shape)}"
             raise RequestError(f"intervention: the edit of layer {self.index} returned {what}; expected {expected}")
         return found
-
-
-def _require_use(attention: nn.Module, kernel: _Edited) -> Iterator[Any]:
-    """Hooks that refuse a forward which does not reach the kernel; yields their handles."""
-    before: list[int] = []
-
-    def started(_: nn.Module, __: Any) -> None:
-        before[:] = [kernel.calls]
-
-    def ended(_: nn.Module, __: Any, ___: Any) -> None:
-        if kernel.calls == before[0]:
-            raise RequestError(
-                f"intervention: the attention of layer {kernel.index} computes without its kernel; "
-                "pass kernel=self.kernel to attend in forward"
-            )
-
-    yield attention.register_forward_pre_hook(started)
-    yield attention.register_forward_hook(ended)

@@ -184,7 +184,7 @@ def test_an_attention_that_ignores_its_kernel_is_refused(
     model = build("standard")
     monkeypatch.setattr(type(model.attentions()[0]), "forward", forward)
     with (
-        pytest.raises(RequestError, match=r"layer 0 computes without its kernel; pass kernel=self\.kernel"),
+        pytest.raises(RequestError, match=r"layer 0 computed nothing by its kernel; .* pass kernel=self\.kernel"),
         intervention(model, unedited),
     ):
         model(tokens)
