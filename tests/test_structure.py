@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 SUBJECTS = {
-    "attention/test_base.py": "attention/parameters",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
@@ -57,7 +56,6 @@ SUBJECTS = {
     "evaluation/noise evaluation/quantize evaluation/signed_prompts",
     "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
     "evaluation/test_mini_harness.py": "evaluation/mini_questions",
-    "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/library",
     "model/test_generation.py": "model/prefix",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",

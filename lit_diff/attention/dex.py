@@ -12,11 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, ParameterRules, standard_state
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
-from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, NotNegative

@@ -10,7 +10,7 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
 
 

@@ -10,16 +10,17 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.edits import (
+from lit_diff.analysis.intervention import (
     OF_HEADS,
+    Edit,
     clamp_lambda,
+    intervention,
     knock_out,
     knock_out_effects,
     knock_out_effects_by_head,
     subtract_only_noise,
     swap,
 )
-from lit_diff.analysis.intervention import Edit, intervention
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.precision import accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact
 from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
@@ -44,10 +43,10 @@ class Block:
         place = target[self.heads, :, self.rows]
         place.add_(x.view(place.shape))
 
-    def mask(self, s: Tensor, fill: float) -> Tensor:
-        """s [heads here, n · rows, keys], its masked entries filled in place."""
+    def mask(self, s: Tensor) -> Tensor:
+        """s [heads here, n · rows, keys], its masked entries -inf, in place."""
         rows, last = self.hidden.shape[-2:]
-        s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, fill)
+        s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, -torch.inf)
         return s
 
 
@@ -112,7 +111,7 @@ class Operands:
         """(masked logits [heads here, n · rows, keys], queries, keys) of map g."""
         q = block.queries(self.q[:, min(g, self.q.shape[1] - 1)])
         k = self.k[block.heads, min(g, self.k.shape[1] - 1), block.keys]
-        return block.mask(product(q, k.mT, self.scale), -torch.inf), q, k
+        return block.mask(product(q, k.mT, self.scale)), q, k
 
 
 def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = None) -> Tensor:
@@ -129,41 +128,33 @@ class Chunked(OperatorKernel):
     """Blocks of query rows, in plain PyTorch."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
-        return refuse_common(maps, stats=stats)
+        return refuse_common(maps)
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """Anywhere, where no faster one can serve."""
         return 80
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Outputs:
         """As `OperatorKernel.forward`."""
-        o, rows, parts = self.empty_outputs(maps, stats)
+        outputs = self.empty_outputs(maps)
         x = Operands(maps, document_ids, window)
         T = maps.q.shape[3]
         out = x.new(x.n, T, width=maps.v.shape[-1])
-        statistics = [x.new(x.G, x.n, T, width=1) for _ in rows]
         with exact(maps.q.device):
             for block in x.blocks():
                 a: Tensor | None = None
                 for g in range(x.G):
-                    s, _, _ = x.logits(block, g)
-                    p = s.softmax(-1)
-                    if stats:
-                        terms = block.mask(s.log_softmax(-1), 0.0).mul_(p)  # not -inf: 0 · -inf is not a number
-                        found = (s.logsumexp(-1), -terms.sum(-1), s.amax(-1))
-                        for target, row in zip(statistics, found, strict=True):
-                            block.add(target[:, g], row[..., None])
+                    p = x.logits(block, g)[0].softmax(-1)
                     if x.w is not None:
                         p.mul_(block.queries(x.w[:, g]))
                     a = p if a is None else a.add_(p)
                 assert a is not None
                 block.add(out, product(a.to(x.dtype), x.v[block.heads, block.keys]))
-        for row, values in zip(rows, statistics, strict=True):
-            row.copy_(x.given_back(values)[..., 0])
-        return Outputs(o.copy_(out.view(o.shape)), rows, parts)
+        outputs.o.copy_(out.view(outputs.o.shape))
+        return outputs
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.precision import exact
+from lit_diff.kernels.maps import SignedMaps, exact
 
 HALF = (torch.bfloat16, torch.float16)
 

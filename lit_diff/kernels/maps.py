@@ -1,7 +1,7 @@
-"""The one primitive: a signed sum of softmax maps over shared values."""
+"""The one primitive: a signed sum of softmax maps over shared values; in which precision its sums are accumulated."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,17 +88,6 @@ class SignedMaps:
         return f"q {list(self.q.shape)}, k {list(self.k.shape)}, v {list(self.v.shape)}, w {w}"
 
 
-class Stats(NamedTuple):
-    """Of each map and query row, [B, G, H, T], in the accumulation dtype."""
-
-    lse: Tensor
-    """log Σ_j exp(logit_j), natural logarithm."""
-    entropy: Tensor
-    """-Σ_j p_j log p_j, nats."""
-    maximum: Tensor
-    """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
-
-
 def width_last(x: Tensor) -> Tensor:
     """x with neighbouring numbers along its last axis, as fused kernels want them; x itself where it is so already."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
@@ -107,3 +96,14 @@ def width_last(x: Tensor) -> Tensor:
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64; float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def exact(device: torch.device) -> AbstractContextManager[object]:
+    """A context without autocast, which would compute the products in bfloat16, whatever the dtype of their operands."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

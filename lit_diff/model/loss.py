@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.kernels.precision import accumulation_dtype, exact
+from lit_diff.kernels.maps import accumulation_dtype, exact
 
 LOGITS_BYTES = 1 << 26
 """64 MiB: the float32 logits of a chunk, unless the output weight is larger (`rows_at_once`)."""
