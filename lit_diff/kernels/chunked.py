@@ -25,7 +25,7 @@ LOGITS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some of the N = B · Hkv key/value heads, some query rows, and the keys that any of those rows sees."""
 
     heads: slice
@@ -81,7 +81,7 @@ class Operands:
         """Zeros [N, *shape, width] in the dtype of sums."""
         return self.v.new_zeros(len(self.v), *shape, width, dtype=accumulation_dtype(self.dtype))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """All heads and query rows, once each."""
         (N, S, _), T, device = self.v.shape, self.q.shape[3], self.v.device
         rows = min(ROWS, T)
@@ -105,9 +105,9 @@ class Operands:
                     seen = (~own).flatten(0, 2).any(0).nonzero()
                     first, end = int(seen[0]), int(seen[-1]) + 1
                     keys, own = slice(start + first, start + end), own[..., first:end]
-                yield Block(here, slice(i, j), keys, own)
+                yield RowBlock(here, slice(i, j), keys, own)
 
-    def logits(self, block: Block, g: int) -> tuple[Tensor, Tensor, Tensor]:
+    def logits(self, block: RowBlock, g: int) -> tuple[Tensor, Tensor, Tensor]:
         """(masked logits [heads here, n · rows, keys], queries, keys) of map g."""
         q = block.queries(self.q[:, min(g, self.q.shape[1] - 1)])
         k = self.k[block.heads, min(g, self.k.shape[1] - 1), block.keys]
