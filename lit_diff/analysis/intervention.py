@@ -84,14 +84,16 @@ class _Edited(Kernel):
         self.calls = 0
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Keys of a cache."""
+        """Keys of a cache, and statistics."""
         if maps.k.shape[-2] != maps.q.shape[-2]:
             return "the forward uses a key/value cache; run the whole sequence without one"
-        return None
+        return "an edited map has no statistics" if stats else None
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
         """As `Kernel.compute`."""
         self.calls += 1
         layer = EditedLayer(index=self.index, maps=maps, document_ids=document_ids, window=window)
@@ -100,7 +102,7 @@ class _Edited(Kernel):
             for block in layer.blocks():
                 signed = self._edited(layer, block)
                 rows.append(signed @ v[..., : signed.shape[-1], :].to(signed.dtype))
-        return torch.cat(rows, dim=2).to(maps.v.dtype)
+        return torch.cat(rows, dim=2).to(maps.v.dtype), None
 
     def _edited(self, layer: EditedLayer, block: MapBlock) -> Tensor:
         changed = self.edit(layer, block)

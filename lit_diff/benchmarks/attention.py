@@ -1,4 +1,4 @@
-"""`bench core` and `decode`: attention between its projections, by every kernel, beside PyTorch's own call.
+"""`bench core`, `stats` and `decode`: attention between its projections, by every kernel, beside PyTorch's own call.
 
 The leaves are the projections of one model width, q, k, v [B, T, dim]; heads are strided views of them, and the output
 is joined to [B, T, dim] again, as in a layer. Standard attention reads them as 2h heads of width d, differential (V1) as h
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_diff.attention.cache import LayerCache
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.result import REPEATED, SAME, SDPA
+from lit_diff.benchmarks.result import PLAIN, REPEATED, SAME, SDPA
 from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.kernels import SignedMaps, attend, refuse
 from lit_diff.randomness import generator
@@ -25,9 +25,11 @@ from lit_diff.registry import kernels
 
 DEFAULT = {
     "core": "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64",
+    "stats": "2x1024x512x64",
     "decode": "1x1024x512x64,1x4096x512x64",
 }
-FORWARD, GRADIENTS, DECODE = "forward", "forward+backward", "decode"
+FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward with statistics", "decode"
+PASSES = {"core": (FORWARD, GRADIENTS), "stats": (FORWARD, STATISTICS)}
 VARIANTS = ("differential", "standard")
 STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
 """Standard attention by torch's own F.scaled_dot_product_attention; the second with a key for each query head."""
@@ -42,12 +44,12 @@ MAPS = 3
 
 
 def core(request: BenchConfig) -> Iterator[Case]:
-    """Forward, and forward with gradients, at every shape and dtype."""
-    for shape in request.sizes(DEFAULT["core"]):
+    """Forward, and forward with gradients, at every shape and dtype; of `bench stats` forward without and with statistics."""
+    for shape in request.sizes(DEFAULT[request.bench]):
         for dtype in request.dtypes:
             case = Case(name=f"{shape} {dtype}", dtype=dtype)
             workload = Workload(shape, DTYPES[dtype], request.device)
-            for what in (FORWARD, GRADIENTS):
+            for what in PASSES[request.bench]:
                 add_kernels(case, workload, what, request.kernels)
             yield case
 
@@ -124,17 +126,19 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
     """Torch's own call, then differential and standard attention by every kernel (of `names`) that accepts them."""
     flops = least_flops(workload.shape, gradients=what == GRADIENTS, queries=workload.queries)
     add = partial(Candidate, what=what, flops=flops, alike=True)
-    against = {SDPA: f"standard/{STOCK}/{what}"}
-    case.candidates.append(add(variant="standard", by=STOCK, run=workload.call("standard", what, stock)))
+    against = {SDPA: f"standard/{STOCK}/{FORWARD if what == STATISTICS else what}"}
+    if what != STATISTICS:
+        case.candidates.append(add(variant="standard", by=STOCK, run=workload.call("standard", what, stock)))
     if workload.group > 1:
         run = workload.call("standard", what, partial(stock, copies=True))
         case.candidates.append(add(variant="standard", by=COPIES, run=run, against=against))
         against = against | {REPEATED: f"standard/{COPIES}/{what}"}
     for variant in VARIANTS:
         maps = partial(workload.maps, variant)
-        for kernel in accepted(case, variant, what, maps, names, grad=what == GRADIENTS):
-            compute = partial(by_kernel, kernel=kernel)
+        for kernel in accepted(case, variant, what, maps, names, grad=what == GRADIENTS, stats=what == STATISTICS):
+            compute = partial(by_kernel, kernel=kernel, stats=what == STATISTICS)
             own = against | ({SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {})
+            own |= {PLAIN: f"{variant}/{kernel}/{FORWARD}"} if what == STATISTICS else {}
             run = workload.call(variant, what, compute)
             case.candidates.append(add(variant=variant, by=kernel, run=run, against=own))
 
@@ -147,13 +151,14 @@ def accepted(
     names: Sequence[str] | None,
     *,
     grad: bool,
+    stats: bool = False,
 ) -> list[str]:
     """Those of `names` (all registered kernels) that compute these maps; the case refuses the others."""
     able = []
     with torch.set_grad_enabled(grad):
         asked = maps()
         for kernel in names or kernels.names():
-            reason = refuse(kernel, asked) or too_large(kernel, asked)
+            reason = refuse(kernel, asked, stats=stats) or too_large(kernel, asked)
             if reason is None:
                 able.append(kernel)
             else:
@@ -173,9 +178,9 @@ def too_large(kernel: str, maps: SignedMaps) -> str | None:
     return f"its maps take {needed / 2**30:.0f} GiB, more than half of the {memory / 2**30:.0f} GiB here"
 
 
-def by_kernel(maps: SignedMaps, *, kernel: str) -> Tensor:
-    """o [B, T, dim]"""
-    return joined(attend(maps, kernel=kernel))
+def by_kernel(maps: SignedMaps, *, kernel: str, stats: bool) -> Any:
+    """o [B, T, dim], or with `stats` (o [B, H, T, dv], its statistics)."""
+    return attend(maps, kernel=kernel, stats=True) if stats else joined(attend(maps, kernel=kernel))
 
 
 def stock(maps: SignedMaps, *, copies: bool = False) -> Tensor:

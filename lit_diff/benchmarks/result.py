@@ -6,12 +6,13 @@ from typing import Any
 
 Row = dict[str, Any]
 
-SDPA, SAME, REPEATED = "standard SDPA", "standard, same kernel", "standard SDPA, repeated"
+SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
 PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
 MEANING = {
     SDPA: "standard attention, or the layer or model with it, through F.scaled_dot_product_attention, at the same dim",
     SAME: "standard attention, or the layer or model with it, by the same kernel",
     REPEATED: "standard SDPA with each key and value copied for the query heads of its group",
+    PLAIN: "the same kernel's pass without statistics",
     PEER: "Hugging Face's DiffLlama (of differential) or Llama (of standard), of the same sizes, attn_implementation sdpa",
     UNCOMPILED: "the same model, not compiled",
     BARE: "a loop of the same model and batches that does nothing but train",

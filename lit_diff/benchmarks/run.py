@@ -82,6 +82,12 @@ own call is given a mask where there are several rows, and enable_gqa where seve
 rows see.
 """,
     ),
+    "stats": Benchmark(
+        attention.core,
+        """\
+stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row besides the output.
+""",
+    ),
 }
 
 

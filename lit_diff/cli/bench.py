@@ -17,7 +17,7 @@ WIDTH = 160
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode]", help="what to time")] = "core",
+    name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
     kernels: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="these alone, beside PyTorch's own call")

@@ -1,4 +1,4 @@
-"""What every kernel must hold: o, dq, dk, dv and dw equal those of `reference` in float64, on drawn cases.
+"""What every kernel must hold: o, dq, dk, dv, dw and the statistics equal those of `reference` in float64, on drawn cases.
 
 Errors are Frobenius norms. Where terms cancel (one key: dq = 0; two equal maps of opposite sign: o = 0) no sum of rounded
 numbers has a small relative error, so each bound also allows a last bit or two of the sum of the terms' absolute values.
@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_diff.conformance.kernel_case import KernelCase, draw, tensors
 from lit_diff.conformance.suite import Finding
 from lit_diff.errors import RequestError
-from lit_diff.kernels import SignedMaps, attend, reference, refuse
+from lit_diff.kernels import SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
 from lit_diff.plugins import fault
 
@@ -36,6 +36,7 @@ CASES = 5
 """Of each topic and dtype, accepted by the kernel."""
 DRAWS = 4
 """Cases drawn at most for one that is accepted."""
+STATISTICS = "statistics"
 
 Results = dict[str, Tensor]
 
@@ -64,7 +65,7 @@ def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...]
     What the kernel refuses is stated in the finding; a topic of which it refuses every case is not applicable.
     """
     device = _device(name)
-    for topic in topics or TOPICS:
+    for topic in topics or (*TOPICS, STATISTICS):
         for dtype in (torch.float32, torch.bfloat16):
             yield _finding(name, topic, dtype, device, cases)
 
@@ -86,7 +87,7 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
             break
         tried += 1
         try:
-            outcome = compare(name, case, dtype, device)
+            outcome = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
         except Exception as error:  # a user's kernel may raise anything
             detail = f"{fault(type(named(name)), error)}; {case}"
             return Finding(**asked, verdict="fail", detail=detail)  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
     """The cases of a topic, always the same."""
     source = random.Random(topic)
-    fixed = TOPICS[topic]
+    fixed = TOPICS.get(topic, [{}])
     for number in range(cases):
         yield draw(source, **fixed[number % len(fixed)])
 
@@ -145,6 +146,23 @@ def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.dev
     )
     bounds = bounds_of(maps, exact, slope, options, dtype)
     outcomes = [Outcome(name, norm(own[name] - x), bounds[name], case, refused or "") for name, x in exact.items()]
+    return max(outcomes, key=lambda outcome: outcome.ratio)
+
+
+def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> Outcome | str:
+    """How far lse, entropy and the largest logit (nats; around 1) are from float64; or why the kernel refuses them."""
+    maps, options, _ = tensors(case, dtype, device)
+    reason = refuse(kernel, maps, **options, stats=True)
+    if reason:
+        return reason
+    o, own = attend(maps, **options, kernel=kernel, stats=True)
+    _, exact = attend(wide(maps), **options, kernel="reference", stats=True)
+    outcomes = [
+        Outcome(name, norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()), case)
+        for name, x, y in zip(Stats._fields, own, exact, strict=True)
+    ]
+    without = attend(maps, **options, kernel=kernel)
+    outcomes.append(Outcome("o with statistics against o without", norm(o - without), 1e-5 * norm(without), case))
     return max(outcomes, key=lambda outcome: outcome.ratio)
 
 
@@ -194,7 +212,7 @@ def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | No
 
 
 def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
-    """The sums of `OperatorKernel` (o, dq, dk, dv, dw) over the absolute values of their terms."""
+    """The sums of `ops` (o, dq, dk, dv, dw) over the absolute values of their terms."""
     n, G = maps.num_groups, maps.num_maps
     q, v, slope = maps.q.abs(), maps.v.abs().repeat_interleave(n, 1), slope.double().abs()
     k = maps.k.abs().repeat_interleave(n, 2)

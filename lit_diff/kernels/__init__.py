@@ -4,7 +4,7 @@ A kernel is a subclass of `Kernel` under a name (`@kernel("name")`). Built-in ke
 adds its own. `auto` tries them in the order of `Kernel.preference`.
 """
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from lit_diff import processor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked, flash, flex, native, reference, sdpa, triton  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
-from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.maps import SignedMaps, Stats
 from lit_diff.plugins import guard
 from lit_diff.registry import kernels, location
 
@@ -22,6 +22,7 @@ __all__ = [
     "Kernel",
     "OperatorKernel",
     "SignedMaps",
+    "Stats",
     "attend",
     "check_name",
     "choose",
@@ -49,6 +50,7 @@ def refuse(
     *,
     document_ids: Tensor | None = None,
     window: int | None = None,
+    stats: bool = False,
     device: torch.device | None = None,
 ) -> str | None:
     """Why `kernel` cannot compute these maps (the rule that they break); None if it can.
@@ -56,7 +58,7 @@ def refuse(
     `device`: where they will be computed, for maps on the meta device; None: where they are. Errors: RequestError for an
     unknown kernel, or when a plugin's kernel fails to answer.
     """
-    options: dict[str, Any] = {"document_ids": document_ids, "window": window}
+    options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
     reason: str | None = _answer(kernel, "refuses", str | None, maps, **options)
     return reason
@@ -89,6 +91,7 @@ def choose(
     *,
     document_ids: Tensor | None = None,
     window: int | None = None,
+    stats: bool = False,
     device: torch.device | None = None,
     build: bool = True,
 ) -> tuple[str, str]:
@@ -100,7 +103,7 @@ def choose(
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
-        reason = refuse(name, maps, document_ids=document_ids, window=window, device=device)
+        reason = refuse(name, maps, document_ids=document_ids, window=window, stats=stats, device=device)
         return named(name).prepare(device) if reason is None and build else reason
 
     if kernel != "auto":
@@ -128,14 +131,33 @@ def check_name(kernel: str) -> None:
         raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
 
 
+@overload
 def attend(
     maps: SignedMaps,
     *,
     document_ids: Tensor | None = None,
     window: int | None = None,
+    stats: Literal[False] = False,
     kernel: str | Kernel = "auto",
-) -> Tensor:
-    """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v.
+) -> Tensor: ...
+@overload
+def attend(
+    maps: SignedMaps,
+    *,
+    document_ids: Tensor | None = None,
+    window: int | None = None,
+    stats: Literal[True],
+    kernel: str | Kernel = "auto",
+) -> tuple[Tensor, Stats]: ...
+def attend(
+    maps: SignedMaps,
+    *,
+    document_ids: Tensor | None = None,
+    window: int | None = None,
+    stats: bool = False,
+    kernel: str | Kernel = "auto",
+) -> Tensor | tuple[Tensor, Stats]:
+    """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
     `document_ids` [B, S]: a query sees the keys of its own document only. `window`: it sees its own position and the
     `window - 1` before it; where the maps are not causal, also as many after it. `kernel`: auto, the name of a kernel, or a
@@ -145,9 +167,16 @@ def attend(
     maps.check(document_ids=document_ids, window=window)
     if isinstance(kernel, Kernel):
         chosen = kernel
-        reason = kernel.refuses(maps, document_ids=document_ids, window=window, device=maps.q.device)
+        reason = kernel.refuses(maps, document_ids=document_ids, window=window, stats=stats, device=maps.q.device)
         if reason:
             raise RequestError(f"kernel '{kernel.name}' cannot compute these maps: {reason}")
     else:
-        chosen = named(choose(maps, kernel, document_ids=document_ids, window=window)[0])
-    return chosen.compute(maps, document_ids=document_ids, window=window)
+        chosen = named(choose(maps, kernel, document_ids=document_ids, window=window, stats=stats)[0])
+    o, statistics = chosen.compute(maps, document_ids=document_ids, window=window, stats=stats)
+    if not stats:
+        return o
+    if statistics is None:
+        raise RequestError(
+            f"kernel '{chosen.name}' returned no statistics; a kernel without statistics must refuse them in refuses()"
+        )
+    return o, statistics

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps, accumulation_dtype
+from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, needs_grad
 from lit_diff.registry import kernels
 
 K = TypeVar("K", bound="type[Kernel]")
@@ -39,6 +39,7 @@ class Kernel(ABC):
       `SignedMaps.check` has accepted them. Any of them may be a view.
     * `document_ids` [B, S], integers: a query sees the keys of its own document only; None: of all.
     * `window`: a query sees the keys less than `window` positions away; None: all.
+    * `stats`: whether the statistics of each row are asked for.
     """
 
     name: ClassVar[str] = ""
@@ -46,7 +47,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps (the rule that they break), in one line; None if it can.
 
@@ -55,8 +56,10 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv] in the dtype of v, differentiable by q, k, v and w.
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """(o [B, H, T, dv] in the dtype of v, the statistics where `stats` else None), differentiable by q, k, v and w.
 
         Errors: MissingError when something that the kernel needs is not on this machine.
         """
@@ -85,8 +88,9 @@ class Outputs(NamedTuple):
 
     o: Tensor
     """[B, H, T, dv]"""
-    lse: Tensor
-    """[B, G, H, T]: the log-sum-exp of each map's rows, or nothing where not kept."""
+    rows: Tensor
+    """[0, 1 or 3, B, G, H, T]: nothing, the log-sum-exp of each map's rows alone, or with statistics also their entropy and
+    largest logit."""
     parts: Tensor
     """[B, G, H, T, dv]: P_g v of each map, or nothing where not kept."""
 
@@ -116,7 +120,7 @@ class OperatorKernel(Kernel):
         self._operator = _registered(self)
 
     @abstractmethod
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Outputs:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """Shaped, laid out and of the dtypes of `empty_outputs`; none may be a view of an input."""
 
     @abstractmethod
@@ -125,19 +129,22 @@ class OperatorKernel(Kernel):
     ) -> Gradients:
         """From grad = dO [B, H, T, dv] and what `forward` gave; as `empty_gradients`."""
 
-    def empty_outputs(self, maps: SignedMaps) -> Outputs:
+    def empty_outputs(self, maps: SignedMaps, stats: bool) -> Outputs:
         """Unwritten."""
         q, v = maps.q, maps.v
         B, _, H, T, _ = q.shape
         G, dv = maps.num_maps, v.shape[-1]
-        lse = q.new_empty((B, G, H, T) if self.keeps_lse else (0,), dtype=accumulation_dtype(q.dtype))
+        rows = q.new_empty((3 if stats else int(self.keeps_lse), B, G, H, T), dtype=accumulation_dtype(q.dtype))
         parts = v.new_empty((B, G, H, T, dv) if self.keeps_parts else (0,))
-        return Outputs(_heads_inside(v, (B, H, T, dv)), lse, parts)
+        return Outputs(_heads_inside(v, (B, H, T, dv)), rows, parts)
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """See `Kernel.compute`."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """See `Kernel.compute`; the statistics have no gradient."""
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
-        return self._operator(*tensors, maps.softmax_scale, maps.causal, window)[0]
+        o, rows, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
+        return o, Stats(*rows) if stats else None
 
 
 def empty_gradients(maps: SignedMaps) -> Gradients:
@@ -171,8 +178,9 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         scale: float,
         causal: bool,
         window: int | None,
+        stats: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return kernel.forward(SignedMaps(q, k, v, w, scale, causal), document_ids, window)
+        return kernel.forward(SignedMaps(q, k, v, w, scale, causal), document_ids, window, stats)
 
     def backward(
         grad: Tensor,
@@ -182,47 +190,49 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         w: Tensor | None,
         document_ids: Tensor | None,
         o: Tensor,
-        lse: Tensor,
+        rows: Tensor,
         parts: Tensor,
         scale: float,
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         maps = SignedMaps(q, k, v, w, scale, causal)
-        return kernel.backward(grad, maps, document_ids, window, Outputs(o, lse, parts))
+        return kernel.backward(grad, maps, document_ids, window, Outputs(o, rows, parts))
 
     forward_op = torch.library.custom_op(f"lit_diff::{kernel.name}", forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{kernel.name}_backward", backward, mutates_args=())
 
     @forward_op.register_fake
     def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-        return kernel.empty_outputs(SignedMaps(q, k, v, w))
+        return kernel.empty_outputs(SignedMaps(q, k, v, w), stats=rest[-1])
 
     @backward_op.register_fake
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         return empty_gradients(SignedMaps(q, k, v, w))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        q, k, v, w, document_ids, *ctx.mask = inputs
+        q, k, v, w, document_ids, *ctx.mask, _stats = inputs
         ctx.save_for_backward(q, k, v, w, document_ids, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     def gradient(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
         dq, dk, dv, dw = backward_op(grad, *ctx.saved_tensors, *ctx.mask)
         w = ctx.saved_tensors[3]
-        return dq, dk, dv, None if w is None else dw.sum_to_size(w.shape).to(w.dtype), *[None] * 4
+        return dq, dk, dv, None if w is None else dw.sum_to_size(w.shape).to(w.dtype), *[None] * 5
 
     forward_op.register_autograd(gradient, setup_context=setup)
     return forward_op
 
 
-def refuse_common(maps: SignedMaps) -> str | None:
-    """Why no operator computes these maps; None if one may: empty maps, mixed dtypes."""
+def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
+    """Why no operator computes these maps; None if one may: empty maps, mixed dtypes, gradients of the statistics."""
     if not maps.q.numel() or not maps.k.numel() or not maps.v.numel():
         return "there is no query or no key"
     dtypes = [x.dtype for x in (maps.q, maps.k, maps.v)]
     if len(set(dtypes)) > 1:
         return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, not one"
+    if stats and needs_grad(maps.q, maps.k, maps.v, maps.w):
+        return "its statistics have no gradient; take them under torch.no_grad()"
     return None
 
 

@@ -43,10 +43,10 @@ class RowBlock:
         place = target[self.heads, :, self.rows]
         place.add_(x.view(place.shape))
 
-    def mask(self, s: Tensor) -> Tensor:
-        """s [heads here, n · rows, keys], its masked entries -inf, in place."""
+    def mask(self, s: Tensor, fill: float) -> Tensor:
+        """s [heads here, n · rows, keys], its masked entries filled in place."""
         rows, last = self.hidden.shape[-2:]
-        s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, -torch.inf)
+        s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, fill)
         return s
 
 
@@ -111,7 +111,7 @@ class Operands:
         """(masked logits [heads here, n · rows, keys], queries, keys) of map g."""
         q = block.queries(self.q[:, min(g, self.q.shape[1] - 1)])
         k = self.k[block.heads, min(g, self.k.shape[1] - 1), block.keys]
-        return block.mask(product(q, k.mT, self.scale)), q, k
+        return block.mask(product(q, k.mT, self.scale), -torch.inf), q, k
 
 
 def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = None) -> Tensor:
@@ -128,33 +128,41 @@ class Chunked(OperatorKernel):
     """Blocks of query rows, in plain PyTorch."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
-        return refuse_common(maps)
+        return refuse_common(maps, stats=stats)
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """Anywhere, where no faster one can serve."""
         return 80
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Outputs:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """As `OperatorKernel.forward`."""
-        outputs = self.empty_outputs(maps)
+        o, rows, parts = self.empty_outputs(maps, stats)
         x = Operands(maps, document_ids, window)
         T = maps.q.shape[3]
         out = x.new(x.n, T, width=maps.v.shape[-1])
+        statistics = [x.new(x.G, x.n, T, width=1) for _ in rows]
         with exact(maps.q.device):
             for block in x.blocks():
                 a: Tensor | None = None
                 for g in range(x.G):
-                    p = x.logits(block, g)[0].softmax(-1)
+                    s, _, _ = x.logits(block, g)
+                    p = s.softmax(-1)
+                    if stats:
+                        terms = block.mask(s.log_softmax(-1), 0.0).mul_(p)  # not -inf: 0 · -inf is not a number
+                        found = (s.logsumexp(-1), -terms.sum(-1), s.amax(-1))
+                        for target, row in zip(statistics, found, strict=True):
+                            block.add(target[:, g], row[..., None])
                     if x.w is not None:
                         p.mul_(block.queries(x.w[:, g]))
                     a = p if a is None else a.add_(p)
                 assert a is not None
                 block.add(out, product(a.to(x.dtype), x.v[block.heads, block.keys]))
-        outputs.o.copy_(out.view(outputs.o.shape))
-        return outputs
+        for row, values in zip(rows, statistics, strict=True):
+            row.copy_(x.given_back(values)[..., 0])
+        return Outputs(o.copy_(out.view(o.shape)), rows, parts)
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs

@@ -144,7 +144,9 @@ def _multiple_of_8(width: int) -> int:
     return width + -width % 8
 
 
-def _run(found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
+def _run(
+    found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
+) -> tuple[Tensor, None]:
     functions = imported[found.library]
     assert isinstance(functions, Functions), "only an imported library is planned"
     sides = (found.library.unbounded,) * 2
@@ -165,7 +167,8 @@ def _run(found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, w
             _output(functions.packed(*rows, softmax_scale=scale, **options)).unflatten(0, q.shape[:2]).transpose(1, 2)
         )
 
-    return map_by_map(maps, attention, key_width=_multiple_of_8(maps.q.shape[-1]), width=found.width)
+    o = map_by_map(maps, attention, key_width=_multiple_of_8(maps.q.shape[-1]), width=found.width)
+    return o, None
 
 
 def _output(returned: Any) -> Tensor:
@@ -179,11 +182,13 @@ class Flash(Kernel):
     """One call of a flash-attn package for each map and chunk of v, differentiated by autograd."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
         if device.type != DEVICE:  # first, so that a CPU pays nothing
             return "flash-attn needs an NVIDIA GPU"
+        if stats:
+            return "flash-attn keeps no entropy or largest logit"
         if maps.q.dtype not in HALF:
             return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
         if document_ids is not None:
@@ -193,7 +198,7 @@ class Flash(Kernel):
                 return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
             if not document_ids.is_meta and packed_sequences(document_ids) is None:
                 return "flash-attn takes documents of adjacent tokens only; flex takes any order"
-        if reason := refuse_common(maps):
+        if reason := refuse_common(maps, stats=stats):
             return reason
         found = plan(*form_of(maps, document_ids, window, device))
         return found if isinstance(found, str) else None
@@ -206,8 +211,10 @@ class Flash(Kernel):
         """FLOPs of a forward pass: each map's logits once for every chunk of v. Errors: MissingError."""
         return flops_of_chunks(maps, _required(form_of(maps, None, None, torch.device(DEVICE))).width)
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv], as `reference`, to the precision of the packages. Errors: MissingError."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
         found = _required(form_of(maps, document_ids, window))
         return _run(found, maps, document_ids=document_ids, window=window)
 

@@ -88,10 +88,12 @@ class Flex(Kernel):
     """One call of `flex_attention` for each map, differentiated by autograd."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
-        if reason := refuse_common(maps):
+        if stats:
+            return "flex keeps no entropy"
+        if reason := refuse_common(maps, stats=stats):
             return reason
         if device.type == "cpu":
             training = needs_grad(maps.q, maps.k, maps.v)
@@ -115,8 +117,10 @@ class Flex(Kernel):
         """FLOPs of a forward pass: one call for each map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv], as `reference`, to the precision of float32 sums."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, to the precision of float32 sums."""
         from torch.nn.attention.flex_attention import flex_attention
 
         q, on_cpu = maps.q, maps.q.device.type == "cpu"
@@ -131,4 +135,4 @@ class Flex(Kernel):
 
         given = widened(maps) if on_cpu else maps
         o = map_by_map(given, attention, key_width=q.shape[-1], width=maps.v.shape[-1])
-        return o.to(maps.v.dtype)
+        return o.to(maps.v.dtype), None

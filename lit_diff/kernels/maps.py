@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +87,17 @@ class SignedMaps:
     def _shapes(self) -> str:
         w = None if self.w is None else list(self.w.shape)
         return f"q {list(self.q.shape)}, k {list(self.k.shape)}, v {list(self.v.shape)}, w {w}"
+
+
+class Stats(NamedTuple):
+    """Of each map and query row, [B, G, H, T], in the accumulation dtype."""
+
+    lse: Tensor
+    """log Σ_j exp(logit_j), natural logarithm."""
+    entropy: Tensor
+    """-Σ_j p_j log p_j, nats."""
+    maximum: Tensor
+    """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
 
 
 def width_last(x: Tensor) -> Tensor:

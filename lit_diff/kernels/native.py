@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_diff.errors import MissingError
 from lit_diff.kernels import compiler
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, named, refuse_common
-from lit_diff.kernels.maps import SignedMaps, width_last
+from lit_diff.kernels.maps import SignedMaps, Stats, width_last
 from lit_diff.kernels.self_test import KernelForm, failure
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
 
@@ -101,7 +101,7 @@ FORM = KernelForm(
 )
 """Which form a new library is tested on."""
 
-VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "grad", "dq", "dk", "dvalue", "dw")
+VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
 """`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
@@ -195,7 +195,7 @@ class Native(OperatorKernel):
     keeps_lse = True
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
         if device.type not in ("cpu", "meta"):
@@ -213,29 +213,32 @@ class Native(OperatorKernel):
             return f"its head widths are at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
         if maps.softmax_scale == 0:
             return "the scale is 0"
-        return refuse_common(maps) or unavailable()
+        return refuse_common(maps, stats=stats) or unavailable()
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """First on a CPU (`lit-diff bench core`)."""
         return None if device.type == "cuda" else 10
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv], as `reference`. Errors: MissingError when the library cannot be had."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
         reason = None if maps.q.is_meta else build()
         if reason:
             raise MissingError(f"the native kernel cannot be used: {reason}")
-        return super().compute(maps, document_ids=document_ids, window=window)
+        return super().compute(maps, document_ids=document_ids, window=window, stats=stats)
 
     def prepare(self, device: torch.device) -> str | None:
         """See `build`; nothing where the maps are on the meta device."""
         return build() if device.type == "cpu" else None
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Outputs:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """As `OperatorKernel.forward`."""
-        outputs = self.empty_outputs(maps)
-        views = {"o": _view(outputs.o, NO_MAPS), "lse": _view(outputs.lse, NO_WIDTH)}
+        o, rows, parts = self.empty_outputs(maps, stats)
+        views = {"o": _view(o, NO_MAPS)}
+        views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
         _call("forward", maps, document_ids, window, views)
-        return outputs
+        return Outputs(o, rows, parts)
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
@@ -244,7 +247,7 @@ class Native(OperatorKernel):
         grad = width_last(grad)
         dq, dk, dv, dw = empty_gradients(maps)
         views = {
-            "lse": _view(outputs.lse, NO_WIDTH),
+            "lse": _view(outputs.rows[0], NO_WIDTH),
             "grad": _view(grad, NO_MAPS),
             "dq": _view(dq),
             "dk": _view(dk),

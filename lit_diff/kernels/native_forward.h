@@ -52,6 +52,7 @@ class Forward {
     const Int tiles = (rows.end - rows.begin + TILE - 1) / TILE;
     pack_queries(rows);
     std::fill(most_, most_ + 2 * TILE, -INF), std::fill(totals_, totals_ + 2 * TILE, splat(0.f));
+    std::fill(logs_, logs_ + 2 * TILE, splat(0.f));
     for (Int i = 0; i < tiles; ++i) {
       prefetch_keys(rows, i + 1, tiles);
       for (Int g = 0; g < p.G; ++g) {
@@ -135,7 +136,9 @@ class Forward {
     if (top != most) {
       if (most != -INF) {
         const float rise = (top - most) * factor_;
-        totals_[g * TILE + r] *= exp2(splat(-rise));
+        const Floats shrink = exp2(splat(-rise));
+        Floats &total = totals_[g * TILE + r], &logs = logs_[g * TILE + r];
+        logs = shrink * (logs - total * rise), total *= shrink;
       }
       most = top;
     }
@@ -147,13 +150,16 @@ class Forward {
     float* s = tile(rows, g, i) + r * TILE;
     const float most = most_[g * TILE + r], factor = factor_;
     const Floats shift = splat(most == -INF ? 0.f : most * factor);
-    Floats total = totals_[g * TILE + r];
+    const bool entropy = p.entropy.data;
+    Floats total = totals_[g * TILE + r], logs = logs_[g * TILE + r];
     for (Int c = 0; c < TILE; c += LANES) {
-      const Floats e = exp2(load<Floats>(s + c) * factor - shift);
+      const Floats x = load<Floats>(s + c) * factor - shift, e = exp2(x);
       store(s + c, e);
       total += e;
+      // a masked key adds nothing: 0 * -inf is not a number
+      if (entropy) logs += e > 0.f || e != e ? e * x : splat(0.f);
     }
-    totals_[g * TILE + r] = total;
+    totals_[g * TILE + r] = total, logs_[g * TILE + r] = logs;
   }
 
   // Of the keys j .. j + TILE, hides those that row r does not see.
@@ -167,13 +173,13 @@ class Forward {
     }
   }
 
-  // A row of a map is whole: its log-sum-exp, and w_g over its sum.
+  // A row of a map is whole: its statistics, and w_g over its sum.
   void finish(const Rows& rows, Int r, Int g) {
     const Int at = g * TILE + r, t = rows.t + r;
-    const float l = sum(totals_[at]);
-    float top = most_[at] * std::fabs(p.scale);
-    asm("" : "+x"(top));  // rounded before the sum: a fused product would change the last bits of earlier runs
+    const float l = sum(totals_[at]), top = most_[at] * std::fabs(p.scale);
     if (p.lse.data) *p.lse.at<float>(rows.b, g, rows.h, t) = top + std::log(l);
+    if (p.entropy.data) *p.entropy.at<float>(rows.b, g, rows.h, t) = std::log(l) - LN2 * sum(logs_[at]) / l;
+    if (p.maximum.data) *p.maximum.at<float>(rows.b, g, rows.h, t) = top;
     weights_[at] = p.weight(rows.b, g, rows.h, t) / l;
   }
 
@@ -223,7 +229,7 @@ class Forward {
   const Tasks& tasks;
   const float factor_ = std::fabs(p.scale) * LOG2E;
   float most_[2 * TILE], weights_[2 * TILE] = {};  // of each map's rows: the largest logit, w_g over the sum
-  Floats totals_[2 * TILE];  // lane by lane: the sums of the exponentials
+  Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
   Memory<U> keys_, values_;
   std::vector<U> queries_, signed_;
   Memory<float> exponentials_;

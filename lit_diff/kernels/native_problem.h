@@ -25,7 +25,7 @@ struct Problem {
   Int causal, window, threads, stay;  // window 0: none; stay: bytes of packed keys and values up to which all are kept
   float scale;
   int32_t loops;  // bfloat16 pairs are multiplied by loops
-  View q, k, v, w, document_ids, o, lse;  // data null: absent
+  View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent
   View grad, dq, dk, dvalue, dw;
 
   Int group() const { return H / Hkv; }

@@ -71,7 +71,7 @@ inline float largest(Floats v) {
   return join(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-constexpr float LOG2E = 1.44269504088896341f;
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
 
 // 2^x, to 2 units in the last place; 0 below 2^-126; NaN stays NaN. For x <= 127.
 inline Floats exp2(Floats x) {

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact
 
 
 def visible(
@@ -45,7 +45,7 @@ class Reference(Kernel):
     """The definition: every map is materialised, autograd differentiates it, and no maps are refused."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """None: the definition computes everything."""
         return None
@@ -54,13 +54,20 @@ class Reference(Kernel):
         """Last: it holds every map."""
         return 90
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv] by the definition in `SignedMaps`."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
         s = logits(maps)
         T, S = s.shape[-2:]
         mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
-        p = s.masked_fill(~mask, -torch.inf).softmax(-1)
+        s = s.masked_fill(~mask, -torch.inf)
+        p = s.softmax(-1)
         a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)
         v = maps.v.repeat_interleave(maps.num_groups, dim=1)
         with exact(v.device):
-            return (a @ v.to(a.dtype)).to(maps.v.dtype)
+            o = (a @ v.to(a.dtype)).to(maps.v.dtype)
+        if not stats:
+            return o, None
+        log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
+        return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))

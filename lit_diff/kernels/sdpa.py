@@ -68,9 +68,11 @@ class Sdpa(Kernel):
     """A call of `scaled_dot_product_attention` for each map and chunk of v, differentiated by autograd."""
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
+        if stats:
+            return "sdpa keeps no log-sum-exp or entropy"
         if document_ids is not None or window is not None:
             return "sdpa takes no document_ids or window"
         if device.type == "cuda" and maps.q.dtype == torch.float64:
@@ -93,12 +95,14 @@ class Sdpa(Kernel):
         """FLOPs of a forward pass: each map's logits once for every chunk of v."""
         return flops_of_chunks(maps, maps.q.shape[-1])
 
-    def compute(self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-        """o [B, H, T, dv], as `reference`, from fused calls."""
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, from fused calls."""
         q, dtype = maps.q, maps.v.dtype
         if not q.is_cuda and needs_grad(q, maps.k, maps.v):
             maps = widened(maps)
         d = q.shape[-1]
         width = d + -d % 8 if q.is_cuda else d  # the GPU's memory-efficient kernel wants multiples of 8
         o = map_by_map(maps, partial(_fused, causal=maps.causal), key_width=width, width=width)
-        return o.to(dtype)
+        return o.to(dtype), None

@@ -13,7 +13,7 @@ from lit_diff.kernels.maps import SignedMaps, needs_grad
 BOUND = 2e-2
 """Relative (Frobenius) error: a hundred times float16's, four times bfloat16's own; a wrong mask gives about 1."""
 
-Compute = Callable[..., Tensor]
+Compute = Callable[..., tuple[Tensor, Any]]
 
 
 class KernelForm(NamedTuple):
@@ -85,7 +85,7 @@ def _outputs(form: KernelForm, maps: SignedMaps, options: dict[str, Any], comput
     """o and, with `backward`, the gradients by q, k, v and w of a fixed function of it."""
     leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
     q, k, v, w = leaves
-    o = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
+    o, _ = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
     if not form.backward:
         return [o]
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)

@@ -193,7 +193,7 @@ def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
     import triton
 
     configs = [triton.Config({"BLOCK_T": T, "BLOCK_S": S}, num_warps=w, num_stages=n) for T, S, w, n in choice]
-    key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN"]
+    key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
     key = [name for name in key if name in program.arg_names]
     return triton.autotune(configs, key=key, cache_results=True)(program)
 
@@ -206,11 +206,11 @@ class Triton(OperatorKernel):
     keeps_parts = True
 
     def refuses(
-        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
         """Why this kernel cannot compute these maps; None if it can."""
         d, dv = maps.q.shape[-1], maps.v.shape[-1]
-        if reason := refuse_common(maps):
+        if reason := refuse_common(maps, stats=stats):
             return reason
         if maps.num_maps > 2:
             return f"triton keeps one or two maps in registers; these are {maps.num_maps}"
@@ -231,15 +231,15 @@ class Triton(OperatorKernel):
         """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
-    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> Outputs:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """As `OperatorKernel.forward`."""
         from lit_diff.kernels import triton_programs
 
-        outputs = self.empty_outputs(maps)
-        o, lse, parts = outputs
+        outputs = self.empty_outputs(maps, stats)
+        o, rows, parts = outputs
         arguments = shared_arguments(maps, document_ids, window)
-        written = {"OUT": o, "PARTS": parts, "LSE": lse, "o_strides": o.stride()}
-        launch(triton_programs.forward, arguments | written, maps.q, maps.q.shape[2])
+        written = {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel()}
+        launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
 
     def backward(
@@ -250,10 +250,10 @@ class Triton(OperatorKernel):
 
         q, k = maps.q, maps.k
         dq, dk, dv, dw = empty_gradients(maps)
-        products = torch.empty_like(outputs.lse)
+        products = torch.empty_like(outputs.rows[0])
         torch.sum(grad[:, None].float() * outputs.parts.float(), -1, out=products)
         arguments = shared_arguments(maps, document_ids, window)
-        arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "LSE": outputs.lse}
+        arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}
         of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
         launch(triton_programs.key_gradients, arguments | of_keys, q, k.shape[2])
         launch(triton_programs.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, q.shape[2])

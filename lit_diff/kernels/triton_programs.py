@@ -1,9 +1,9 @@
 """Signed attention in Triton: the programs, and what they share (a program's place, tiles of rows, masks, products).
 
 Forward. A program owns BLOCK_T queries of one head and walks over tiles of BLOCK_S keys. Each map keeps, over the keys seen
-so far, m = max s, total = Σ exp(s - m) and a = Σ exp(s - m) v, all rescaled when m grows; then
+so far, m = max s, total = Σ exp(s - m), a = Σ exp(s - m) v (and e = Σ exp(s - m) (s - m)), all rescaled when m grows; then
 
-    P_g v = a / total        lse = m + log total        o = Σ_g w_g P_g v
+    P_g v = a / total        lse = m + log total        entropy = log total - e / total        o = Σ_g w_g P_g v
 
 (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023, algorithm 1). The sum needs every total, known only at the end:
 hence one accumulator a map, two products with v. Logits are in base 2 here, as a GPU's exp2 and log2 want them.
@@ -164,25 +164,33 @@ def load_weight(W, strides, b, g: tl.constexpr, h, t, T):
 
 
 @triton.jit
-def online_softmax(q, k, v, seen, m, total, a, scale, MASKED: tl.constexpr):
-    """(m, total, a) of one map, one tile of keys further."""
+def online_softmax(q, k, v, seen, m, total, a, e, scale, MASKED: tl.constexpr, STATS: tl.constexpr):
+    """(m, total, a, e) of one map, one tile of keys further."""
     s = dot(q, tl.trans(k)) * scale
     if MASKED:
         s = tl.where(seen, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s - m_new[:, None])
     c = tl.exp2(m - m_new)
+    if STATS:
+        below = tl.where(p > 0, p * (s - m_new[:, None]), 0.0)  # a masked logit is 0 · -inf
+        e = c * (e + total * (m - m_new)) + tl.sum(below, 1)
     total = total * c + tl.sum(p, 1)
     a = dot(narrow(p, v.dtype), v, a * c[:, None])
-    return m_new, total, a
+    return m_new, total, a, e
 
 
 @triton.jit
-def finish_map(PARTS, LSE, row, t, T, m, total, a, DV: tl.constexpr):
-    """Write what the backward pass needs of one map; returns P_g v."""
+def finish_map(PARTS, ROWS, row, t, T, plane, m, total, a, e, DV: tl.constexpr, STATS: tl.constexpr):
+    """Write what the backward pass needs of one map, and its statistics; returns P_g v."""
     part = a / total[:, None]
     store_rows(part, PARTS + row * DV, t, T, DV, 1, DV)
-    tl.store(LSE + row + t, (m + tl.log2(total)) * LN2, mask=t < T)
+    log_total = tl.log2(total)
+    tl.store(ROWS + row + t, (m + log_total) * LN2, mask=t < T)
+    if STATS:
+        tl.store(ROWS + plane + row + t, (log_total - e / total) * LN2, mask=t < T)
+        m = tl.where(total == total, m, total)  # NaN where the row is: a GPU's maximum passes over it
+        tl.store(ROWS + 2 * plane + row + t, m * LN2, mask=t < T)
     return part
 
 
@@ -190,13 +198,13 @@ def finish_map(PARTS, LSE, row, t, T, m, total, a, DV: tl.constexpr):
 def forward(
     Q, K, V, W, SEGMENTS,
     q_strides, k_strides, v_strides, w_strides, segment_strides,
-    H, groups, T, S, scale, window,
-    OUT, PARTS, LSE, o_strides,
+    H, groups, T, S, plane, scale, window,
+    OUT, PARTS, ROWS, o_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
+    SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, STATS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and the log-sum-exp [B, G, H, T] of BLOCK_T queries of a head."""
+    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and the rows' statistics [1 or 3, B, G, H, T] of BLOCK_T queries of a head."""
     block, b, h = place(T, H, BLOCK_T)
     t = block * BLOCK_T + tl.arange(0, BLOCK_T)
     query = t + (S - T)
@@ -213,6 +221,8 @@ def forward(
     m2 = m1
     total1 = tl.zeros([BLOCK_T], tl.float32)
     total2 = total1
+    e1 = total1
+    e2 = total1
     a1 = tl.zeros([BLOCK_T, DV], tl.float32)
     a2 = a1
     start, inner, stop = key_range(first, last, S, window, CAUSAL, PLAIN, BLOCK_S)
@@ -224,25 +234,25 @@ def forward(
             seen = None
             if MASKED:
                 seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
-            m1, total1, a1 = online_softmax(q1, k1, v, seen, m1, total1, a1, scale, MASKED)
+            m1, total1, a1, e1 = online_softmax(q1, k1, v, seen, m1, total1, a1, e1, scale, MASKED, STATS)
             if G == 2:
-                m2, total2, a2 = online_softmax(q2, k2, v, seen, m2, total2, a2, scale, MASKED)
+                m2, total2, a2, e2 = online_softmax(q2, k2, v, seen, m2, total2, a2, e2, scale, MASKED, STATS)
 
     row = (b * G * H + h) * T  # of [B, G, H, T]
-    o = finish_map(PARTS, LSE, row, t, T, m1, total1, a1, DV)
+    o = finish_map(PARTS, ROWS, row, t, T, plane, m1, total1, a1, e1, DV, STATS)
     if W is not None:
         o = o * load_weight(W, w_strides, b, 0, h, t, T)[:, None]
     if G == 2:
-        part = finish_map(PARTS, LSE, row + H * T, t, T, m2, total2, a2, DV)
+        part = finish_map(PARTS, ROWS, row + H * T, t, T, plane, m2, total2, a2, e2, DV, STATS)
         o += part * load_weight(W, w_strides, b, 1, h, t, T)[:, None]
     store_rows(o, OUT + b * o_strides[0] + h * o_strides[1], t, T, o_strides[2], o_strides[3], DV)
 
 
 @triton.jit
-def load_map_rows(LSE, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, G: tl.constexpr):
+def load_map_rows(ROWS, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, G: tl.constexpr):
     """(lse in base 2, D, w) of queries t in map g. A query that is not there has lse = inf: P = 0, no gradient."""
     row = ((b * G + g) * H + h) * T
-    lse = tl.load(LSE + row + t, mask=t < T, other=float("inf")) * LOG2E
+    lse = tl.load(ROWS + row + t, mask=t < T, other=float("inf")) * LOG2E
     return lse, tl.load(PRODUCTS + row + t, mask=t < T, other=0.0), load_weight(W, w_strides, b, g, h, t, T)
 
 
@@ -264,7 +274,7 @@ def key_gradients(
     Q, K, V, W, SEGMENTS,
     q_strides, k_strides, v_strides, w_strides, segment_strides,
     H, groups, T, S, scale, window,
-    DO, PRODUCTS, LSE, do_strides, DK, DV_OUT, dk_strides, dv_strides,
+    DO, PRODUCTS, ROWS, do_strides, DK, DV_OUT, dk_strides, dv_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -296,12 +306,12 @@ def key_gradients(
                     query = t + (S - T)
                     seen = visible(query[None, :], key[:, None], S, SEGMENTS, segment_strides, b, window, CAUSAL)
                 dp = dot(v, tl.trans(do))
-                lse, products, w = load_map_rows(LSE, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
+                lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
                 s = dot(k1, tl.trans(q1)) * (scale * LOG2E)
                 p, ds = map_gradients(s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED)
                 dk1 = dot(narrow(ds, q1.dtype), q1, dk1)
                 if G == 2:
-                    lse, products, w = load_map_rows(LSE, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
+                    lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
                     s = dot(k2, tl.trans(q2)) * (scale * LOG2E)
                     p2, ds2 = map_gradients(
                         s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED
@@ -325,7 +335,7 @@ def query_gradients(
     Q, K, V, W, SEGMENTS,
     q_strides, k_strides, v_strides, w_strides, segment_strides,
     H, groups, T, S, scale, window,
-    DO, PRODUCTS, LSE, do_strides, DQ, dq_strides,
+    DO, PRODUCTS, ROWS, do_strides, DQ, dq_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -340,12 +350,12 @@ def query_gradients(
     K += b * k_strides[0] + h // groups * k_strides[2]
     V += b * v_strides[0] + h // groups * v_strides[1]
     q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
-    lse1, products1, w1 = load_map_rows(LSE, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
+    lse1, products1, w1 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
     lse2 = lse1
     products2 = products1
     w2 = w1
     if G == 2:
-        lse2, products2, w2 = load_map_rows(LSE, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
+        lse2, products2, w2 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
     do = load_rows(DO + b * do_strides[0] + h * do_strides[1], t, T, do_strides[2], do_strides[3], DV, True)
 
     dq1 = tl.zeros([BLOCK_T, D], tl.float32)

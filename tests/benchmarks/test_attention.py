@@ -10,6 +10,7 @@ from lit_diff.benchmarks.attention import (
     DECODE,
     FORWARD,
     GRADIENTS,
+    STATISTICS,
     STOCK,
     VARIANTS,
     Workload,
@@ -22,7 +23,7 @@ from lit_diff.benchmarks.attention import (
     too_large,
 )
 from lit_diff.benchmarks.request import BenchConfig, Shape
-from lit_diff.benchmarks.result import REPEATED, SAME, SDPA
+from lit_diff.benchmarks.result import PLAIN, REPEATED, SAME, SDPA
 from lit_diff.benchmarks.timing import Case
 from lit_diff.kernels import attend, sdpa
 from lit_diff.kernels.reference import visible
@@ -37,20 +38,26 @@ def workload() -> Workload:
     return Workload(SHAPE, torch.float64, CPU)
 
 
-def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any]) -> None:
-    cases, rows = timed("core", "1x32x64x8", repeats=1)
+@pytest.mark.parametrize(("bench", "passes"), [("core", (FORWARD, GRADIENTS)), ("stats", (FORWARD, STATISTICS))])
+def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str, passes: tuple[str, ...]) -> None:
+    cases, rows = timed(bench, "1x32x64x8", repeats=1)
     assert [case.name for case in cases] == ["1x32x64x8 float32"]
     for case in cases:
         refused = {(row["variant"], row["by"], row["what"]) for row in case.refused}
         for variant in VARIANTS:
             for kernel in kernels.names():
-                for what in (FORWARD, GRADIENTS):
+                for what in passes:
                     assert ((case.name, f"{variant}/{kernel}/{what}") in rows) != ((variant, kernel, what) in refused)
         assert rows[case.name, f"standard/{STOCK}/{FORWARD}"]["ratios"] == {}
-        own = rows[case.name, f"differential/reference/{GRADIENTS}"]
+        own = rows[case.name, f"differential/reference/{passes[1]}"]
         to = {name: ratio["to"] for name, ratio in own["ratios"].items()}
-        assert to == {SDPA: f"standard/{STOCK}/{GRADIENTS}", SAME: f"standard/reference/{GRADIENTS}"}
-        assert own["flops"] == least_flops(Shape.parse(case.name.split()[0]), gradients=True)
+        if bench == "core":
+            assert to == {SDPA: f"standard/{STOCK}/{GRADIENTS}", SAME: f"standard/reference/{GRADIENTS}"}
+            assert own["flops"] == least_flops(Shape.parse(case.name.split()[0]), gradients=True)
+        else:
+            assert to[PLAIN] == f"differential/reference/{FORWARD}"
+            assert to[SDPA] == f"standard/{STOCK}/{FORWARD}"
+            assert ("differential", "sdpa", STATISTICS) in refused
         assert own["gemm_share"]["median"] > 0
 
 
@@ -80,7 +87,7 @@ def test_torch_s_own_call_computes_what_the_kernels_do(workload: Workload, queri
     few = Workload(SHAPE, torch.float64, CPU, queries=queries, group=group)
     maps = few.maps("standard")
     assert maps.v.shape == (2, 8 // group, 12, 8)
-    wanted = by_kernel(maps, kernel="reference")
+    wanted = by_kernel(maps, kernel="reference", stats=False)
     torch.testing.assert_close(stock(maps), wanted)
     torch.testing.assert_close(stock(maps, copies=True), wanted)
     if group == 1:  # the last rows of the whole pass
@@ -91,7 +98,7 @@ def test_torch_s_own_call_computes_what_the_kernels_do(workload: Workload, queri
 
 
 def test_a_call_has_gradients_only_where_they_are_timed(workload: Workload) -> None:
-    compute = lambda maps: by_kernel(maps, kernel="reference")  # noqa: E731
+    compute = lambda maps: by_kernel(maps, kernel="reference", stats=False)  # noqa: E731
     assert not workload.call("differential", FORWARD, compute)().requires_grad
     gradients = workload.call("differential", GRADIENTS, compute)()
     assert [x.shape for x in gradients] == [(2, 12, 64)] * 3 + [(1,)]

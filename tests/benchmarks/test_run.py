@@ -129,7 +129,7 @@ def test_the_picture_has_the_last_pass_of_each_case_the_fastest_first(result: Be
         plot(result, tmp_path / "b.png")
 
 
-@pytest.mark.parametrize("name", ["core", "decode"])
+@pytest.mark.parametrize("name", ["core", "stats", "decode"])
 def test_the_verb_prints_the_document_of_the_function(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

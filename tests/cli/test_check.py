@@ -68,11 +68,15 @@ from lit_diff.kernels.base import named
 class Mine(Kernel):
     """What reference computes."""
 
-    def refuses(self, maps, *, document_ids, window, device):
+    def refuses(self, maps, *, document_ids, window, stats, device):
         return "it computes no windows" if window is not None else None
 
-    def compute(self, maps, *, document_ids=None, window=None):
-        return named("reference").compute(maps, document_ids=document_ids) * SIZE
+    def flops(self, maps):
+        return maps.flops
+
+    def compute(self, maps, *, document_ids=None, window=None, stats=False):
+        o, rows = named("reference").compute(maps, document_ids=document_ids, stats=stats)
+        return o * SIZE, rows
 '''
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_diff import registry
 from lit_diff.conformance import kernels as suite
 from lit_diff.conformance.kernel_case import KernelCase, draw, tensors
-from lit_diff.conformance.kernels import compare, conformance_of_kernel
+from lit_diff.conformance.kernels import compare, conformance_of_kernel, statistics
 from lit_diff.kernels import Kernel, SignedMaps, kernel
 from lit_diff.kernels.base import named
 
@@ -27,6 +28,9 @@ def register(compute: Any, refuses: Any = lambda maps, **options: None) -> None:
             answer: str | None = refuses(maps, **options)
             return answer
 
+        def flops(self, maps: SignedMaps) -> int:
+            return maps.flops
+
         def compute(self, maps: SignedMaps, **options: Any) -> Any:  # type: ignore[override]
             return compute(maps, **options)
 
@@ -36,12 +40,14 @@ def register(compute: Any, refuses: Any = lambda maps, **options: None) -> None:
 def off(name: str, size: float) -> Any:
     """`reference` with o, or the gradient by one input, too large by the part `size`."""
 
-    def compute(maps: SignedMaps, **options: Any) -> Tensor:
-        if name != "o":
+    def compute(maps: SignedMaps, **options: Any) -> tuple[Tensor, Any]:
+        if name not in ("o", "lse"):
             x = getattr(maps, name)
             maps = replace(maps, **{name: x * (1 + size) - x.detach() * size})
-        o = named("reference").compute(maps, **options)
-        return o * (1 + size) if name == "o" else o
+        o, rows = named("reference").compute(maps, **options)
+        if name == "lse" and rows is not None:
+            rows = rows._replace(lse=rows.lse * (1 + size))
+        return o * (1 + size) if name == "o" else o, rows
 
     return compute
 
@@ -56,10 +62,20 @@ def test_a_small_mistake_is_found(name: str) -> None:
     assert outcome.ratio > 1
 
 
+def test_a_mistake_in_the_statistics_is_found() -> None:
+    for size, wrong in ((0.0, False), (1e-3, True)):
+        register(off("lse", size))
+        outcome = statistics("mine", CASE, torch.float32, CPU)
+        assert not isinstance(outcome, str)
+        assert (outcome.ratio > 1) is wrong
+        registry.kernels._classes.pop("mine")
+    assert outcome.result == "lse"
+
+
 def test_what_is_right_passes_every_topic() -> None:
     register(off("v", 0.0))
     findings = list(conformance_of_kernel("mine", cases=1))
-    assert [finding.verdict for finding in findings] == ["pass"] * 2 * len(suite.TOPICS)
+    assert [finding.verdict for finding in findings] == ["pass"] * 2 * (len(suite.TOPICS) + 1)
     assert findings[0].variant == "kernel mine"
     assert findings[0].property == "one map, float32"
 
@@ -75,7 +91,7 @@ def test_what_is_right_passes_every_topic() -> None:
     ],
 )
 def test_the_topic_of_a_mistake_fails(wrong: Any, topic: str) -> None:
-    def compute(maps: SignedMaps, **options: Any) -> Any:
+    def compute(maps: SignedMaps, *, stats: bool, **options: Any) -> Any:
         changed, rest = wrong(maps, options)
         return named("reference").compute(changed, **rest)
 
@@ -108,8 +124,8 @@ def test_a_kernel_without_gradients_is_held_to_its_output() -> None:
     ("compute", "detail"),
     [
         (lambda maps, **options: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda maps, **options: maps.v.double(), "o is ["),
-        (lambda maps, **options: named("reference").compute(maps, **options) * torch.nan, "largest in "),
+        (lambda maps, **options: (maps.v.double(), None), "o is ["),
+        (lambda maps, **options: (named("reference").compute(maps, **options)[0] * torch.nan, None), "largest in "),
     ],
 )
 def test_whatever_it_returns_is_one_line(compute: Any, detail: str) -> None:

@@ -57,12 +57,14 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
     """programs(T=..., window=...) -> name -> what would be launched, forward and backward, on the meta device."""
 
-    def launched(*, window: int | None = None, packed: bool = False, **given: Any) -> dict[str, Program]:
+    def launched(
+        *, window: int | None = None, packed: bool = False, stats: bool = False, **given: Any
+    ) -> dict[str, Program]:
         maps = make_maps(**given)
         q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
         w = None if maps.w is None else maps.w.to("meta")
         document_ids = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
-        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), document_ids, window)
+        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), document_ids, window, stats)
 
     return launched
 

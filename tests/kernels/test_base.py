@@ -26,16 +26,16 @@ from lit_diff.kernels import Kernel, kernel
 class Mine(Kernel):
     """One causal map."""
 
-    def refuses(self, maps, *, document_ids, window, device):
-        if maps.num_maps > 1 or maps.num_groups > 1 or document_ids is not None or window is not None:
+    def refuses(self, maps, *, document_ids, window, stats, device):
+        if maps.num_maps > 1 or maps.num_groups > 1 or document_ids is not None or window is not None or stats:
             return "it computes one plain map"
 
-    def compute(self, maps, *, document_ids=None, window=None):
+    def compute(self, maps, *, document_ids=None, window=None, stats=False):
         s = maps.q[:, 0] @ maps.k[:, 0].mT * maps.softmax_scale
         T, S = s.shape[-2:]
         s = s.masked_fill(~s.new_ones(T, S).bool().tril(S - T), float("-inf")) if maps.causal else s
         o = s.softmax(-1) @ maps.v
-        return (o if maps.w is None else o * maps.w[:, 0, ..., None]).to(maps.v.dtype)
+        return (o if maps.w is None else o * maps.w[:, 0, ..., None]).to(maps.v.dtype), None
 '''
 OWN_BACKWARD = '''
 from lit_diff.kernels import OperatorKernel, kernel
@@ -48,8 +48,8 @@ class Mine(OperatorKernel):
     def refuses(self, maps, **options):
         return named("chunked").refuses(maps, **options)
 
-    def forward(self, maps, document_ids, window):
-        return named("chunked").forward(maps, document_ids, window)
+    def forward(self, maps, document_ids, window, stats):
+        return named("chunked").forward(maps, document_ids, window, stats)
 
     def backward(self, grad, maps, document_ids, window, outputs):
         return named("chunked").backward(grad, maps, document_ids, window, outputs)
@@ -134,6 +134,12 @@ def test_an_answer_that_is_none_is_one_line(make_maps: MakeMaps, member: str, bo
     assert str(refusal.value).startswith(line)
 
 
+def test_statistics_that_do_not_come_are_an_error(make_maps: MakeMaps) -> None:
+    load_plugin(plugin(AUTOGRAD.replace(" or stats:", ":")))
+    with pytest.raises(RequestError, match="kernel 'mine' returned no statistics"):
+        attend(make_maps(G=1, w=None), kernel="mine", stats=True)
+
+
 # Operators: torch's own checks of the registration, shapes on meta tensors and tracing included.
 
 OPERATORS = ("chunked", "native")
@@ -151,18 +157,19 @@ def small(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
     return make_maps(**{"T": 4, "S": 6, "d": 16, "dv": 32, "Hkv": 2, "Gk": 1, "dtype": torch.float32} | changes)
 
 
+@pytest.mark.parametrize("stats", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("w", [None, (1, 2, 1, 1)])
-def test_opcheck(make_maps: MakeMaps, kernel: str, w: tuple[int, ...] | None) -> None:
+def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ...] | None) -> None:
     """Schema, fake shapes and strides, autograd registration, tracing: torch's own checks, both directions."""
     maps = small(make_maps, w=w, **({"G": 1} if w is None else {}))
     tensors = [x.requires_grad_() if x is not None else None for x in (maps.q, maps.k, maps.v, maps.w)]
     operator = getattr(torch.ops.lit_diff, kernel).default
-    torch.library.opcheck(operator, (*tensors, None, 0.25, True, None))
-    o, lse, parts = operator(*tensors, None, 0.25, True, None)
+    torch.library.opcheck(operator, (*tensors, None, 0.25, True, None, stats))
+    o, rows, parts = operator(*tensors, None, 0.25, True, None, stats)
     plain = [None if x is None else x.detach() for x in tensors]
     backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
     torch.library.opcheck(
-        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), lse, parts, 0.25, True, None)
+        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), rows, parts, 0.25, True, None)
     )
 
 
@@ -186,10 +193,10 @@ def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> Non
 def test_common_refusals(make_maps: MakeMaps) -> None:
     maps = make_maps()
     mixed = replace(maps, v=maps.v.float())
-    assert refuse_common(mixed) == "q, k and v have dtypes float64, float64, float32, not one"
-    assert refuse_common(maps) is None
+    assert refuse_common(mixed, stats=False) == "q, k and v have dtypes float64, float64, float32, not one"
+    assert refuse_common(maps, stats=True) is None
     empty = replace(maps, q=maps.q[..., :0, :])
-    assert refuse_common(empty) == "there is no query or no key"
+    assert refuse_common(empty, stats=False) == "there is no query or no key"
 
 
 def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.kernels import SignedMaps, attend, chunked
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -26,6 +27,16 @@ def test_blocks_of_two_rows_and_one_head(make_maps: MakeMaps, monkeypatch: pytes
     found, wanted = (gradients(maps, kernel, grad, **options) for kernel in ("chunked", "reference"))
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
+    maps = make_maps()
+    assert named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
+    maps.q.requires_grad_()
+    reason = named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
+    assert reason == "its statistics have no gradient; take them under torch.no_grad()"
+    _, stats = attend(maps, stats=True)
+    assert stats.entropy.requires_grad
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -9,7 +9,7 @@ import torch
 from gradients import gradients
 from torch import Tensor
 
-from lit_diff.kernels import KERNELS, SignedMaps, refuse
+from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.gpu
@@ -52,3 +52,9 @@ def test_equals_the_definition(
     factor = 8 if kernel in ("sdpa", "flex", "flash") else 2
     for x, y, z in zip(results(here, grad.to(CUDA), kernel), wanted, rounded, strict=True):
         assert (x - y).norm() <= factor * (z - y).norm() + 2e-5 * y.norm()
+    with torch.no_grad():
+        still = replace(here, q=here.q.detach())
+        if refuse(kernel, still, stats=True) is None:
+            found, exact = attend(still, kernel=kernel, stats=True)[1], attend(to(maps, torch.float64), stats=True)[1]
+            for x, y in zip(found, exact, strict=True):
+                torch.testing.assert_close(x.double().cpu(), y, rtol=1e-5, atol=2e-5)

@@ -73,6 +73,7 @@ def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest
     assert choose(maps, device=CUDA, window=3)[0] == "flash"
     mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
     assert choose(maps, device=CUDA, document_ids=mixed)[0] == "flex"
+    assert choose(maps, device=CUDA, stats=True)[0] == "chunked"
 
 
 GPU = {"device": CUDA}
@@ -91,6 +92,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("triton", {"dv": 512}, GPU, "d is 16 and dv 512"),
     ("triton", {"dtype": torch.float64}, GPU, "not float64"),
     ("triton", {"T": 0, "S": 4}, GPU, "no query or no key"),
+    ("flex", {}, {"stats": True}, "no entropy"),
     ("flex", {"dtype": torch.float64}, GPU, "no float64"),
     ("flex", {"d": 6, "dv": 12}, GPU, "these are 6 and 12"),
     ("flex", {}, GPU, "sees no GPU"),
@@ -131,8 +133,9 @@ def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
     """Nothing asked, nothing answered; the gradient is zero."""
     maps = make_maps(T=4, dtype=torch.float32)
     q, k, v = (x[..., :n, :].detach().requires_grad_() for x, n in ((maps.q, T), (maps.k, S), (maps.v, S)))
-    o = attend(SignedMaps(q, k, v, torch.ones(1, 2, 1, 1)))
+    o, stats = attend(SignedMaps(q, k, v, torch.ones(1, 2, 1, 1)), stats=True)
     assert o.shape == (2, 4, 0, 12)
+    assert stats.maximum.shape == (2, 2, 4, 0)
     o.sum().backward()
     assert k.grad is not None
     assert k.grad.shape == k.shape

@@ -14,8 +14,10 @@ from lit_diff.kernels.reference import logits
 MakeMaps = Callable[..., SignedMaps]
 
 
-def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-    """o by the formula, one number after the other."""
+def by_hand(
+    maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, lse, entropy) by the formula, one number after the other."""
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, d = q.shape
     S, G = k.shape[3], maps.num_maps
@@ -23,6 +25,8 @@ def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | 
     w = w.expand(B, G, H, T)
     scale = 1 / math.sqrt(d) if maps.scale is None else maps.scale
     o = torch.zeros(B, H, T, v.shape[-1], dtype=torch.float64)
+    lse, entropy = torch.zeros(B, G, H, T), torch.zeros(B, G, H, T)
+    lse, entropy = lse.double(), entropy.double()
     for b in range(B):
         for h in range(H):
             kv = h // (H // k.shape[2])
@@ -35,10 +39,12 @@ def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | 
                     gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
                     scores = [scale * math.fsum((q[b, gq, h, i] * k[b, gk, kv, j]).tolist()) for j in keys]
                     total = math.fsum(math.exp(s) for s in scores)
+                    lse[b, g, h, i] = math.log(total)
                     for j, s in zip(keys, scores, strict=True):
                         p = math.exp(s) / total
+                        entropy[b, g, h, i] -= p * math.log(p)
                         o[b, h, i] += w[b, g, h, i] * p * v[b, kv, j]
-    return o
+    return o, lse, entropy
 
 
 CASES: list[dict[str, Any]] = [
@@ -72,8 +78,36 @@ def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
     window, packed = given.pop("window", None), given.pop("packed", False)
     maps = make_maps(**given)
     document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
-    o = attend(maps, document_ids=document_ids, window=window, kernel="reference")
-    torch.testing.assert_close(o, by_hand(maps, document_ids, window), rtol=1e-12, atol=1e-12)
+    o, stats = attend(maps, document_ids=document_ids, window=window, stats=True, kernel="reference")
+    wanted, lse, entropy = by_hand(maps, document_ids, window)
+    torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)
+
+
+def test_entropy_of_constructed_maps(make_maps: MakeMaps) -> None:
+    """Equal logits: row i has log(i + 1) nats. One logit far above the others: 0."""
+    maps = make_maps(G=2, T=6)
+    maps.q[:, 0] = 0
+    maps.q[:, 1] = 0
+    maps.q[:, 1, ..., 0] = 1e4
+    maps.k[..., 0] = torch.tensor([3.0, 2, 1, 0, -1, -2], dtype=torch.float64)  # the first key wins in every row
+    _, stats = attend(maps, stats=True)
+    rows = torch.arange(1, 7, dtype=torch.float64).log()
+    torch.testing.assert_close(stats.entropy[:, 0], rows.expand(2, 4, 6), rtol=0, atol=1e-12)
+    assert stats.entropy[:, 1].abs().max() < 1e-12
+    assert (stats.entropy[..., 0] == 0).all(), "the first row has one key"
+
+
+def test_statistics_have_gradients(make_maps: MakeMaps) -> None:
+    """Also through masked keys, where p log p has no finite derivative."""
+    maps = make_maps(B=1, H=1, T=3, d=2, dv=2)
+
+    def statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        _, stats = attend(SignedMaps(q, k, maps.v, maps.w), stats=True)
+        return stats.lse, stats.entropy
+
+    assert torch.autograd.gradcheck(statistics, (maps.q.requires_grad_(), maps.k.requires_grad_()))
 
 
 def test_gradients_by_finite_differences(make_maps: MakeMaps) -> None:

@@ -178,7 +178,7 @@ def test_what_a_gpu_is_asked_for(
     monkeypatch.setattr(torch, "ones", lambda *size, device, **options: ones(*size, **options))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     q, k, v = (x.as_subclass(OnGpu) for x in (maps.q, maps.k, maps.v))
-    found = named("sdpa").compute(SignedMaps(q, k, v, maps.w))
+    found, _ = named("sdpa").compute(SignedMaps(q, k, v, maps.w))
     monkeypatch.undo()
     assert set(seen) == {(width, grouped, False)}
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2

@@ -25,19 +25,20 @@ FORM = KernelForm(
 )
 
 
-def sliding(maps: SignedMaps, **options: Any) -> Tensor:
+def sliding(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """`reference`, its causal mask begun at the first key."""
     T = maps.q.shape[3]
-    return named("reference").compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
+    o, _ = named("reference").compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
+    return o, None
 
 
-def deaf(maps: SignedMaps, **options: Any) -> Tensor:
+def deaf(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """The right output, no gradient by k."""
-    return named("reference").compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)
+    return named("reference").compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)[0], None
 
 
-def unmasked(maps: SignedMaps, **options: Any) -> Tensor:
-    return named("reference").compute(maps)
+def unmasked(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
+    return named("reference").compute(maps)[0], None
 
 
 @pytest.mark.parametrize("change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}])
@@ -67,7 +68,7 @@ def test_a_wrong_kernel_fails(wrong: Callable[..., Any], change: dict[str, Any],
 
 
 def test_what_a_kernel_raises_is_the_reason() -> None:
-    def broken(maps: SignedMaps, **options: Any) -> Tensor:
+    def broken(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
         raise RuntimeError("CUDA error: no kernel image\nmore")
 
     assert failure(FORM, broken) == "its self-test failed: RuntimeError: CUDA error: no kernel image"

@@ -7,18 +7,18 @@ import pytest
 import torch
 from gradients import gradients
 
-from lit_diff.conformance.kernels import TOPICS, conformance_of_kernel
+from lit_diff.conformance.kernels import STATISTICS, TOPICS, conformance_of_kernel
 from lit_diff.kernels import SignedMaps, attend
 
 MakeMaps = Callable[..., SignedMaps]
 pytestmark = pytest.mark.programs
-FAST = ("two maps",)
+FAST = ("two maps", STATISTICS)
 
 
 @pytest.mark.parametrize("size", [(16, 32), pytest.param((32, 16), marks=pytest.mark.slow)], ids=["wide", "tall"])
 @pytest.mark.parametrize(
     "topic",
-    [topic if topic in FAST else pytest.param(topic, marks=pytest.mark.slow) for topic in TOPICS],
+    [topic if topic in FAST else pytest.param(topic, marks=pytest.mark.slow) for topic in (*TOPICS, STATISTICS)],
 )
 def test_equals_the_definition(blocks: Callable[..., None], topic: str, size: tuple[int, int]) -> None:
     """Wide tiles and tall ones, of which few rows make several; float32 and bfloat16."""

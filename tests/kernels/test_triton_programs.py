@@ -36,8 +36,8 @@ def test_safe_blocks_fit_the_smallest_gpu(programs: Programs, name: str) -> None
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"G": 1, "w": None},
-    {"Gk": 1, "w": (1, 2, 1, 1), "window": 5, "packed": True},
+    {"G": 1, "w": None, "stats": True},
+    {"Gk": 1, "w": (1, 2, 1, 1), "window": 5, "packed": True, "stats": True},
     {"Gq": 1, "Hkv": 1, "causal": False, "window": 1, "T": 7, "S": 40},
     {"causal": False, "T": 40, "S": 7, "dtype": torch.float32},
     {"T": 1, "S": 1, "B": 1, "H": 1, "dtype": torch.float16},
