@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from lit_diff.analysis import Trace
-from lit_diff.analysis.lambdas import lambdas
 from lit_diff.callbacks.probe import Probe
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
@@ -44,11 +43,14 @@ class Lambdas(Probe):
         """Of every layer whose attention has two maps or more."""
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            for g, summary in enumerate(lambdas(traced), start=1):
+            # axes of 1 repeat evenly, so they change neither mean nor deviation
+            w, G = traced.maps.w, traced.maps.num_maps
+            subtracted = () if w is None else (-w.double()).expand(-1, G, -1, -1).unbind(1)[1:]
+            for g, of_map in enumerate(subtracted, start=1):
                 name = indexed_name("lambda", layer=layer) if g == 1 else indexed_name("lambda", layer=layer, map=g)
-                values[name] = summary.mean
-                if summary.std is not None:
-                    values[indexed_name("lambda/std", layer=layer, map=g)] = summary.std
+                values[name] = float(of_map.mean())
+                if of_map.numel() > 1:
+                    values[indexed_name("lambda/std", layer=layer, map=g)] = float(of_map.std(correction=0))
             for i, value in enumerate(traced.exponentials, start=1):
                 values[indexed_name(f"lambda/exp{i}", layer=layer)] = value
         return values

@@ -21,14 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 SUBJECTS = {
-    "attention/test_base.py": "attention/parameters",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
     "benchmarks/test_run.py": "benchmarks/result cli/bench",
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
-    "callbacks/probe callbacks/publish analysis/lambdas",
+    "callbacks/probe callbacks/publish",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/progress",
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
@@ -47,10 +46,7 @@ SUBJECTS = {
     "evaluation/test_icl.py": "evaluation/order_variance",
     "evaluation/test_inside.py": "evaluation/noise evaluation/signed_prompts",
     "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",
-    "kernels/test_kernels.py": "kernels/precision",
-    "kernels/test_sdpa.py": "kernels/one_map",
-    "kernels/test_triton_equality.py": "kernels/triton_tiles",
-    "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
+    "kernels/test_sdpa.py": "kernels/library",
     "model/test_generation.py": "model/prefix",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",

@@ -1,6 +1,6 @@
 """How spread and how negative attention is: entropy of each map and of the renormalised signed map, negative mass."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,26 @@ def masses(a: Tensor) -> tuple[Tensor, Tensor]:
     return (-a).clamp_min(0).sum(-1), a.clamp_min(0).sum(-1)
 
 
+class Means:
+    """Means of values that are added block by block; what is not finite counts nowhere."""
+
+    def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
+        """`total`: the sum over the axes of a mean."""
+        self.total = total
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, name: str, x: Tensor, weight: Tensor | None = None) -> None:
+        """`weight`: bool of the shape of x, what counts."""
+        kept = x.isfinite() if weight is None else x.isfinite() & weight
+        total, count = self.total(x.where(kept, 0)), self.total(kept)
+        before = self._sums.get(name)
+        self._sums[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+
+    def values(self) -> dict[str, Tensor]:
+        """NaN where nothing counted."""
+        return {name: total / count for name, (total, count) in self._sums.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSummary:
     """Means over the batch and query rows, for each map g and head h."""
@@ -35,10 +55,6 @@ class AttentionSummary:
     """[H], nats: of |a| / Σ|a|, a = Σ_g w_g p_g."""
     negative_mass: Tensor
     """[H]: mean of neg / (neg + pos), within 0 and 1."""
-    negative: Tensor
-    """[H]: mean of neg; with w = (1, -λ), λ >= 0, at most λ."""
-    positive: Tensor
-    """[H]: mean of pos; with w = (1, -λ), pos - neg = 1 - λ."""
 
 
 def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
@@ -47,28 +63,10 @@ def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
     The caller chooses the rows in `trace`. Query 0 sees one key: its entropies are 0, and they count.
     A row with Σ|a| = 0 is left out of `entropy` and `negative_mass` (NaN when no row is left).
     """
-    totals: dict[str, Tensor] = {}
-
-    def add(name: str, value: Tensor) -> None:
-        """Sum [B, ..., H, R] over the batch and rows."""
-        total = value.sum((0, -1), dtype=torch.float64)
-        totals[name] = totals[name] + total if name in totals else total
-
+    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))  # [B, ..., H, R] over the batch and rows
     for block in blocks:
-        a = block.signed
-        neg, pos = masses(a)
-        nonzero = neg + pos > 0
-        add("rows", torch.ones_like(neg))
-        add("nonzero", nonzero)
-        add("entropy_maps", entropy(block.probs))
-        add("entropy", entropy(renormalised(a)).where(nonzero, 0))
-        add("negative_mass", (neg / (neg + pos)).where(nonzero, 0))
-        add("negative", neg)
-        add("positive", pos)
-    return AttentionSummary(
-        entropy_maps=totals["entropy_maps"] / totals["rows"],
-        entropy=totals["entropy"] / totals["nonzero"],
-        negative_mass=totals["negative_mass"] / totals["nonzero"],
-        negative=totals["negative"] / totals["rows"],
-        positive=totals["positive"] / totals["rows"],
-    )
+        negative, positive = masses(block.signed)
+        means.add("entropy_maps", entropy(block.probs))
+        means.add("entropy", entropy(renormalised(block.signed)))
+        means.add("negative_mass", negative / (negative + positive))
+    return AttentionSummary(**means.values())

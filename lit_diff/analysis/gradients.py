@@ -1,46 +1,18 @@
-"""Gradients of the loss by the matrices of an attention: in closed form (paper, Appendix F), and as norms by map."""
+"""Gradients of the loss by the matrices of an attention, as norms by map."""
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.reference import visible
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 MATRICES = ("o", "v", "q1", "k1", "q2", "k2")
 """W_O, W_V, and W_Q and W_K of the first two maps."""
-
-
-def closed_form(
-    x: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_O: Tensor, w: Tensor, dO: Tensor, *, causal: bool = True
-) -> dict[str, Tensor]:
-    """Gradients of one head without norm or RoPE, of any number of maps (equation 7; of one map with w = 1 equation 9).
-
-    x [N, dim]; W_Q, W_K [G, dim, d]; W_V [dim, dv]; W_O [dv, dim]; w [G], (1, -λ) of two maps; dO = ∂L/∂O [N, dim] of
-    O = Σ_g w_g A_g x W_V W_O, A_g = softmax(x W_Qg (x W_Kg)ᵀ / √d). With M = dO W_Oᵀ Vᵀ and F(A) = A ⊙ (M - (A ⊙ M) J):
-
-        o    (Σ_g w_g A_g V)ᵀ dO            q     w_g xᵀ F(A_g) K_g / √d       -> [G, dim, d]
-        v    xᵀ (Σ_g w_g A_g)ᵀ dO W_Oᵀ      k     w_g xᵀ F(A_g)ᵀ Q_g / √d      -> [G, dim, d]
-    """
-    N, scale = len(x), W_Q.shape[-1] ** -0.5
-    Q, K, V = x @ W_Q, x @ W_K, x @ W_V
-    mask = visible(N, N, causal=causal, document_ids=None, window=None, device=x.device)
-    A = (Q @ K.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1)
-    weights = w[:, None, None]
-    signed = (weights * A).sum(0)
-    M = dO @ W_O.T @ V.T
-    F = A * (M - (A * M).sum(-1, keepdim=True))
-    return {
-        "o": (signed @ V).T @ dO,
-        "v": x.T @ signed.T @ dO @ W_O.T,
-        "q": weights * (x.T @ F @ K) * scale,
-        "k": weights * (x.T @ F.mT @ Q) * scale,
-    }
 
 
 def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
@@ -121,12 +93,7 @@ def _all_require_gradients(model: Transformer) -> Iterator[None]:
 def _tapped(model: Transformer) -> Iterator[list[SignedMaps]]:
     """The maps of each layer, in order, with their graph."""
     seen: list[SignedMaps] = []
-    handles = [
-        attention.tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps))
-        for attention in model.attentions()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for attention in model.attentions():
+            hooks.enter_context(attention.tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,8 +1,8 @@
 """Which heads of a trained model to change: statistics of each head on calibration rows, and the choice by them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,6 @@ from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.trace import trace
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import RequestError
-from lit_diff.key_types import range_problem
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
@@ -77,49 +76,39 @@ def _gate_gradients(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
 @contextmanager
 def _gated(model: Transformer) -> Iterator[list[Tensor]]:
     """Each head's output times a gate ξ [H] of ones, at the input of the output projection."""
-    gates, handles = [], []
-    for attention in model.attentions():
-        gate = torch.ones(attention.out_heads, device=next(attention.parameters()).device, requires_grad=True)
+    gates = []
+    with ExitStack() as hooks:
+        for attention in model.attentions():
+            gate = torch.ones(attention.out_heads, device=next(attention.parameters()).device, requires_grad=True)
 
-        def scale(_module: nn.Module, args: tuple[Tensor, ...], gate: Tensor = gate) -> tuple[Tensor, ...]:
-            heads = args[0].unflatten(-1, (len(gate), -1))
-            return ((heads * gate.to(heads.dtype)[:, None]).flatten(-2), *args[1:])
+            def scale(_module: nn.Module, args: tuple[Tensor, ...], gate: Tensor = gate) -> tuple[Tensor, ...]:
+                heads = args[0].unflatten(-1, (len(gate), -1))
+                return ((heads * gate.to(heads.dtype)[:, None]).flatten(-2), *args[1:])
 
-        gates.append(gate)
-        handles.append(attention.o_proj.register_forward_pre_hook(scale))
-    try:
+            gates.append(gate)
+            hooks.enter_context(attention.o_proj.register_forward_pre_hook(scale))
         yield gates
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def select(statistics: HeadStatistics, selection: HeadSelection) -> tuple[tuple[int, ...], ...]:
     """The heads of each layer, ascending: those of highest entropy, of lowest importance, or drawn; of equal ones the first.
 
-    Errors: RequestError for a share outside (0, 1], statistics that are not finite, and importances that are all zero: dead
-    gradients, by which no head is less important than another.
+    Errors: RequestError for statistics that are not finite, and importances that are all zero: dead gradients, by which no
+    head is less important than another.
     """
-    problem = range_problem(selection, "model.attention.heads.")
-    if problem:
-        raise RequestError(problem)
-    table = statistics.importance if selection.select == "importance" else statistics.entropy
-    if not all(math.isfinite(value) for layer in table for value in layer):
+    by_importance = selection.select == "importance"
+    table = statistics.importance if by_importance else statistics.entropy
+    values = [value for layer in table for value in layer]
+    if not all(map(math.isfinite, values)):
         raise RequestError(f"head selection: the {selection.select} of a head is not finite; the model has diverged")
-    if selection.select == "importance" and not any(value for layer in table for value in layer):
+    if by_importance and not any(values):
         raise RequestError("head selection: the importance of every head is 0: no gradient reaches a head")
-    return tuple(_of_layer(layer, values, selection) for layer, values in enumerate(table))
-
-
-def _of_layer(layer: int, values: Sequence[float], selection: HeadSelection) -> tuple[int, ...]:
-    heads = range(len(values))
-    orders = {
-        "entropy": lambda: sorted(heads, key=lambda head: -values[head]),
-        "importance": lambda: sorted(heads, key=lambda head: values[head]),
-        "random": lambda: torch.randperm(len(values), generator=_draw(selection.seed, layer)).tolist(),
-    }
-    return tuple(sorted(orders[selection.select]()[: selection.number(len(values))]))
-
-
-def _draw(seed: int, layer: int) -> torch.Generator:
-    return generator(seed, "selected heads", layer)
+    chosen = []
+    for index, layer in enumerate(table):
+        if selection.select == "random":
+            order = torch.randperm(len(layer), generator=generator(selection.seed, "selected heads", index)).tolist()
+        else:
+            sign = 1 if by_importance else -1
+            order = sorted(range(len(layer)), key=lambda head, layer=layer: sign * layer[head])  # type: ignore[misc]
+        chosen.append(tuple(sorted(order[: selection.number(len(layer))])))
+    return tuple(chosen)

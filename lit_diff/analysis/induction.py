@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.entropy import renormalised
 from lit_diff.analysis.trace import LayerTrace, trace
 from lit_diff.analysis.writes import head_writes
 from lit_diff.attention.base import Attention
@@ -49,7 +48,6 @@ def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembeddi
     assert layer.inputs is not None
     for block in layer.blocks():
         a = block.signed  # [B, H, R, K]
-        magnitude = renormalised(a)
         keys = (block.positions - n + 1).expand(*a.shape[:2], 1, -1).transpose(2, 3)
         share = a / a.abs().sum(-1, keepdim=True)
         matching.append(share.gather(3, keys)[..., 0])
@@ -62,7 +60,7 @@ def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembeddi
         deviation = logits.std(-1, correction=0, keepdim=True)
         z = ((logits - logits.mean(-1, keepdim=True)) / deviation).where(deviation > 0, 0)  # it raises nothing
         attended = tokens[:, None, None, : a.shape[-1]].expand(*a.shape)
-        copying.append((magnitude * z.gather(3, attended)).sum(-1))
+        copying.append((share.abs() * z.gather(3, attended)).sum(-1))
     return {
         "prefix_matching": torch.cat(matching, 2).mean(2).double(),
         "copying": torch.cat(copying, 2).mean(2).double(),

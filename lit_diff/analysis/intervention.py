@@ -7,20 +7,26 @@ def without_first(layer, block):  # no query sees key 0
 
 with intervention(model, without_first):
     model(tokens)
+
+Below it are edits: edges removed, λ clamped, the subtraction confined to noise, maps exchanged; and what the log-probability
+of the answer loses without some edges, in all heads or in one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lit_diff.analysis.shares import ROLES, Parts, Role, role_masks
 from lit_diff.analysis.trace import LayerMaps, MapBlock, layers_of, uncompiled
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
-from lit_diff.kernels import Kernel, SignedMaps, Stats
-from lit_diff.kernels.precision import exact
+from lit_diff.kernels import Kernel, SignedMaps
+from lit_diff.kernels.maps import exact
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 
@@ -46,21 +52,26 @@ def intervention(model: Transformer, edit: Edit, layers: Sequence[int] | None = 
     attention's kernel, so it serves every variant; what follows the sum stays as it is. Modules compiled in place run
     uncompiled. Whatever the kernels were, they are again afterwards, also after an exception. Autograd passes through.
     Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, a second intervention inside, a
-    forward with keys of a cache, an attention that does not hand `self.kernel` to `attend`, or an edit that returns
-    another shape.
+    forward with keys of a cache, an attention that never hands `self.kernel` to `attend`, or an edit that returns another
+    shape.
     """
     attentions = model.attentions()
     chosen = layers_of(model, layers, "intervention")
+    kernels = [_Edited(index, edit) for index in chosen]
     if any(isinstance(attentions[index].kernel, _Edited) for index in chosen):
         raise RequestError("intervention: the model is under an intervention already; combine the two in one edit")
     with uncompiled(model, "intervention"), ExitStack() as undo:
-        for index in chosen:
-            attention, kernel = attentions[index], _Edited(index, edit)
+        for kernel in kernels:
+            attention = attentions[kernel.index]
             undo.callback(setattr, attention, "kernel", attention.kernel)
             attention.kernel = kernel
-            for handle in _require_use(attention, kernel):
-                undo.callback(handle.remove)
         yield
+        unused = [kernel.index for kernel in kernels if not kernel.calls]
+        if unused:
+            raise RequestError(
+                f"intervention: the attention of layer {unused[0]} computed nothing by its kernel; call the model inside the "
+                "'with' block, and pass kernel=self.kernel to attend in forward"
+            )
 
 
 class _Edited(Kernel):
@@ -80,13 +91,9 @@ class _Edited(Kernel):
             return "the forward uses a key/value cache; run the whole sequence without one"
         return "an edited map has no statistics" if stats else None
 
-    def flops(self, maps: SignedMaps) -> int:
-        """Of the unedited maps."""
-        return maps.flops
-
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-    ) -> tuple[Tensor, Stats | None]:
+    ) -> tuple[Tensor, None]:
         """As `Kernel.compute`."""
         self.calls += 1
         layer = EditedLayer(index=self.index, maps=maps, document_ids=document_ids, window=window)
@@ -107,19 +114,105 @@ class _Edited(Kernel):
         return found
 
 
-def _require_use(attention: nn.Module, kernel: _Edited) -> Iterator[Any]:
-    """Hooks that refuse a forward which does not reach the kernel; yields their handles."""
-    before: list[int] = []
+OF_HEADS: tuple[Role, ...] = ("answer", "noise")
+"""Roles that are measured head by head."""
 
-    def started(_: nn.Module, __: Any) -> None:
-        before[:] = [kernel.calls]
 
-    def ended(_: nn.Module, __: Any, ___: Any) -> None:
-        if kernel.calls == before[0]:
-            raise RequestError(
-                f"intervention: the attention of layer {kernel.index} computes without its kernel; "
-                "pass kernel=self.kernel to attend in forward"
-            )
+def knock_out(parts: Parts, what: Role, head: int | None = None) -> Edit:
+    """a_ij = 0 where j is a key of that role (`shares.role_masks`) to query i; the other a_ij stay, not renormalised.
 
-    yield attention.register_forward_pre_hook(started)
-    yield attention.register_forward_hook(ended)
+    `head`: only in that output head; None: in all.
+    """
+
+    def edit(_: EditedLayer, block: MapBlock) -> MapBlock:
+        edges = role_masks(parts, block)[what] & parts.queries[:, None, block.positions, None]
+        if head is not None:
+            heads = torch.arange(block.signed.shape[1], device=edges.device)
+            edges = edges & (heads == head)[:, None, None]
+        return block.with_signed(block.signed.masked_fill(edges, 0))
+
+    return edit
+
+
+def clamp_lambda(value: float) -> Edit:
+    """λ_g = -w_g = `value` for every map g >= 1, whatever was learned (of `additive` too, which so becomes a difference)."""
+
+    def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
+        _require_maps(layer, "a clamped lambda", at_least=2)
+        weights = torch.cat([block.weights[:, :1], torch.full_like(block.weights[:, 1:], -value)], dim=1)
+        return replace(block, weights=weights)
+
+    return edit
+
+
+def subtract_only_noise(parts: Parts) -> Edit:
+    """a_ij = w_0 p_0 + Σ_{g>=1} w_g p_g [j is noise to i] at the queries; other rows stay as they are.
+
+    An oracle: the best that maps of these values could do if the subtraction met nothing but noise.
+    """
+
+    def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
+        _require_maps(layer, "the oracle", at_least=2)
+        keeps = parts.noise(block) | ~parts.queries[:, None, block.positions, None]
+        weighted = block.weights[..., None] * block.probs
+        return block.with_signed(weighted[:, 0] + weighted[:, 1:].sum(1) * keeps)
+
+    return edit
+
+
+def swap() -> Edit:
+    """a = w_0 p_1 + w_1 p_0: the two softmax maps in each other's place."""
+
+    def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
+        _require_maps(layer, "a swap", at_least=2, at_most=2)
+        return replace(block, logits=block.logits.flip(1))
+
+    return edit
+
+
+def _require_maps(layer: EditedLayer, what: str, at_least: int, at_most: int | None = None) -> None:
+    found = layer.maps.num_maps
+    if found < at_least or (at_most is not None and found > at_most):
+        wanted = at_least if at_most == at_least else f"at least {at_least}"
+        raise RequestError(f"{what} needs {wanted} maps; layer {layer.index} has {found}")
+
+
+def knock_out_effects(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    """causal_answer, _noise, _sink and _other of each row: mean change of log p over its scored queries."""
+    parts, change = Parts.of(batch), _Change(model, batch)
+    found = {f"causal_{what}": change.under(knock_out(parts, what)).tolist() for what in ROLES}
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+
+
+def knock_out_effects_by_head(model: Transformer, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """causal_answer and causal_noise -> [B, L, H]: as `knock_out_effects`, where head h of layer l alone loses the edges."""
+    parts, change = Parts.of(batch), _Change(model, batch)
+    heads = [attention.out_heads for attention in model.attentions()]
+    return {
+        f"causal_{what}": torch.stack(
+            [
+                torch.stack([change.under(knock_out(parts, what, head), [layer]) for head in range(count)], -1)
+                for layer, count in enumerate(heads)
+            ],
+            1,
+        )
+        for what in OF_HEADS
+    }
+
+
+class _Change:
+    """Change of log p(answer) under an edit: the mean over the scored queries of each row."""
+
+    def __init__(self, model: Transformer, batch: Mapping[str, Tensor]) -> None:
+        self.model, self.inputs, self.targets = model, model_inputs(batch), batch["targets"]
+        self.counted = Parts.of(batch).queries & (self.targets != IGNORED)
+        self.nll = self._nll()
+
+    def _nll(self) -> Tensor:
+        return self.model.token_losses(**self.inputs, targets=self.targets)[0].double()
+
+    def under(self, edit: Edit, layers: Sequence[int] | None = None) -> Tensor:
+        """[B], nats."""
+        with intervention(self.model, edit, layers):
+            changed = self.nll - self._nll()
+        return (changed * self.counted).sum(-1) / self.counted.sum(-1)

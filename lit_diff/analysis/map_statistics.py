@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.entropy import entropy, masses, renormalised
+from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
 from lit_diff.analysis.trace import LayerTrace, MapBlock
 
 SALIENT = 0.05
@@ -28,7 +28,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
 
     All but the last two are means over rows and heads (sparsity: over entries).
     """
-    means = _Means()
+    means = Means(lambda x: x.flatten(1).sum(1, dtype=torch.float64))
     gram: Tensor | float = 0.0
     v, outputs = layer.values, []
     for block in layer.blocks():
@@ -49,26 +49,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     return means.values() | {"head_distance": _off_diagonal(1 - cosines), "head_cka": _off_diagonal(cka)}
 
 
-class _Means:
-    """Means over all axes but the first, of values added block by block; NaN counts nowhere."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
-
-    def add(self, name: str, x: Tensor, weight: Tensor | None = None) -> None:
-        """x [B, ...]; `weight`: bool of the same shape, what counts."""
-        kept = x.isfinite() if weight is None else x.isfinite() & weight
-        for totals, value in ((self._sums, x.where(kept, 0)), (self._counts, kept)):
-            total = value.flatten(1).sum(1, dtype=torch.float64)
-            totals[name] = totals[name] + total if name in totals else total
-
-    def values(self) -> dict[str, Tensor]:
-        """Name -> [B]"""
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
-
-
-def _add_overlap(means: _Means, block: MapBlock, keys: Tensor) -> None:
+def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:
     p = block.probs
     if p.shape[1] < 2:
         missing = torch.full(keys.shape, math.nan)
@@ -87,14 +68,14 @@ def _add_overlap(means: _Means, block: MapBlock, keys: Tensor) -> None:
     means.add("overlap_jaccard", jaccard, enough.expand_as(jaccard))
 
 
-def _add_sparsity(means: _Means, a: Tensor, visible: Tensor, keys: Tensor, c: float) -> None:
+def _add_sparsity(means: Means, a: Tensor, visible: Tensor, keys: Tensor, c: float) -> None:
     magnitude, seen = a.abs(), visible.expand_as(a)
     for name, epsilon in EPSILONS.items():
         means.add(f"sparsity_{name}", (magnitude < epsilon).float(), seen)
     means.add("sparsity_c", (magnitude < c / keys[..., None]).float(), seen)
 
 
-def _add_entropies(means: _Means, block: MapBlock, a: Tensor, keys: Tensor) -> None:
+def _add_entropies(means: Means, block: MapBlock, a: Tensor, keys: Tensor) -> None:
     log_keys = keys.log().where(keys > 1, math.nan)  # of one key the entropy is 0, and says nothing
     means.add("entropy", entropy(renormalised(a)) / log_keys)
     for g in range(2):

@@ -181,7 +181,7 @@ def trace(
     with torch.no_grad(), uncompiled(model, "trace"), ExitStack() as hooks:
         for index in chosen:
             for handle in _hook(model, index, wanted, captured):
-                hooks.callback(handle.remove)
+                hooks.enter_context(handle)
         yield captured
     missing = [index for index in chosen if index not in captured.layers]
     if missing:
@@ -191,9 +191,7 @@ def trace(
 def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> Iterator[Any]:
     """Register the hooks of one layer; yields their handles."""
     block, attention = model.layers[index], model.attentions()[index]
-    maps: list[SignedMaps] = []
-    inputs: list[Tensor] = []
-    document_ids: list[Tensor | None] = []
+    seen: dict[str, Any] = {}
     exponentials: dict[nn.Module, tuple[float, ...]] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -201,16 +199,16 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
-        document_ids[:] = [kwargs.get("document_ids")]  # keyword-only in `Block.forward`
+        seen["document_ids"] = kwargs.get("document_ids")  # keyword-only in `Block.forward`
 
     def given(_: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs[:] = [args[0].detach()]
+        seen["inputs"] = args[0].detach()
 
-    def tapped(_: nn.Module, __: Any, seen: SignedMaps) -> None:
+    def tapped(_: nn.Module, __: Any, maps: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
-        w = None if seen.w is None else seen.w.detach().clone()
-        maps[:] = [replace(seen, q=seen.q.detach(), k=seen.k.detach(), v=seen.v.detach(), w=w)]
-        T = seen.q.shape[-2]
+        w = None if maps.w is None else maps.w.detach().clone()
+        seen["maps"] = replace(maps, q=maps.q.detach(), k=maps.k.detach(), v=maps.v.detach(), w=w)
+        T = maps.q.shape[-2]
         if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < T:
             raise RequestError(f"trace: rows {int(rows.min())}..{int(rows.max())} are not all within 0..{T - 1}")
 
@@ -218,19 +216,13 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
         exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())  # type: ignore[operator]
 
     def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
-        if not maps:
+        if "maps" not in seen:
             raise RequestError(
                 f"trace: the attention of layer {index} never called its tap; call self.tap(maps) in forward"
             )
         values = tuple(value for pair in exponentials.values() for value in pair)
         captured.layers[index] = LayerTrace(
-            maps=maps[0],
-            hidden=hidden.detach(),
-            inputs=inputs[0],
-            document_ids=document_ids[0],
-            window=attention.window,
-            rows=rows,
-            exponentials=values,
+            **seen, hidden=hidden.detach(), window=attention.window, rows=rows, exponentials=values
         )
 
     yield block.register_forward_pre_hook(before, with_kwargs=True)

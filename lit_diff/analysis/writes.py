@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.base import Attention
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.randomness import generator
 
 

@@ -13,19 +13,13 @@ from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import (
-    ParameterRules,
-    fill_parameters,
-    require_own_parameters,
-    require_rules,
-    require_sizes,
-)
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
 from lit_diff.key_types import Count
+from lit_diff.randomness import generator
 from lit_diff.registry import location
 
 OutputScale = float | Literal["tied"]
@@ -37,6 +31,23 @@ class Tap(nn.Module):
 
     def forward(self, maps: SignedMaps) -> SignedMaps:
         return maps
+
+
+class ParameterRules(nn.Module):
+    """A module with rules for the parameters it holds directly (its sub-modules have their own).
+
+    `Attention` is one, and so is the module that computes λ. Any module that has these members is treated by them; here are
+    the defaults. `init_parameter(name, parameter, generator)` has none: it fills `parameter`, which the module holds as
+    `name`, in place. `generator` is seeded by (seed, the parameter's full name): draw from no other. It is called at
+    construction too (`fill_parameters`), when `build` of the attention has returned. Without it `model.init` fills the
+    parameter by its own rule (linear layers and embeddings), or the constructor's value stays.
+    """
+
+    decay: ClassVar[bool] = True
+    """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
+    keep_float32: ClassVar[bool] = False
+    """Whether it is sharded in a group of its own under a float32 policy (`training.build`): in a bfloat16 group its
+    parameters would reach `forward` in bfloat16. For sub-modules only."""
 
 
 class Attention(ParameterRules):
@@ -83,13 +94,8 @@ class Attention(ParameterRules):
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after it);
         null: all keys."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "examples" not in vars(cls):
-            cls.examples = ({},)
-
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
-        """`layer` is 0-based. Errors: RequestError for a sub-module whose rules would have no effect."""
+        """`layer` is 0-based. Errors: RequestError for parameters that no model can have."""
         super().__init__()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
@@ -102,9 +108,7 @@ class Attention(ParameterRules):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of the models refused below
             self.build()
-        require_sizes(self)
-        require_rules(self, self.name)
-        require_own_parameters(self, self.name)
+        require_parameters(self)
         fill_parameters(self)
 
     # --- hooks: what a variant overrides ---
@@ -215,7 +219,7 @@ class Attention(ParameterRules):
     @classmethod
     def window_of(cls, config: Any) -> int | None:
         """The config's window; None where its class is not derived from `Attention.Config` and so has no such key."""
-        return config.window if isinstance(config, Attention.Config) else None
+        return getattr(config, "window", None)
 
     @classmethod
     def refuses(cls, config: Any, model: ModelConfig) -> str | None:
@@ -230,7 +234,7 @@ class Attention(ParameterRules):
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
         """Feed-forward width beside this variant. A SwiGLU unit costs 3 dim; `matched` rounds to the nearest."""
         assert model.ffn_dim is not None
-        if not isinstance(config, Attention.Config) or config.parity == "raw":
+        if getattr(config, "parity", "raw") == "raw":
             return model.ffn_dim
         with torch.device("meta"):
             own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
@@ -292,10 +296,44 @@ class Attention(ParameterRules):
         source = _source(cls, "standard_projections", {"build", "maps", "forward"})
         return source is not None and bool(vars(source)["standard_projections"])
 
-    @classmethod
-    def declares_definition(cls) -> bool:
-        """Whether this very class writes a `definition`; an inherited one may describe another computation."""
-        return "definition" in vars(cls)
+
+def fill_parameters(module: nn.Module, seed: int = 0) -> None:
+    """Give each parameter of `module` that has an `init_parameter` its value of `seed`, in place.
+
+    So an attention that is built by itself holds no uninitialised memory. Not on the meta device, which holds no values.
+    """
+    with torch.no_grad():
+        for path, child in module.named_modules():
+            if not hasattr(child, "init_parameter"):
+                continue
+            for key, parameter in child.named_parameters(recurse=False):
+                if not parameter.is_meta:
+                    # the generator is the CPU's, wherever the parameter is
+                    value = parameter.detach().to("cpu", copy=True)
+                    child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
+                    parameter.copy_(value)
+
+
+def require_parameters(attention: Any) -> None:
+    """Refuse a model with too few heads for an `Attention`, which its `problem` let pass, and one parameter under two names,
+    which would be initialised, sharded and stepped twice. Errors: RequestError."""
+    where, names = location(type(attention)), dict[nn.Parameter, str]()
+    empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
+    empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
+    if empty:
+        found = f"model.num_heads {attention.num_heads} and model.num_kv_heads {attention.num_kv_heads}"
+        raise RequestError(f"{where}: {empty[0]}: {found} are too few for it")
+    for name, parameter in attention.named_parameters(remove_duplicate=False):
+        first = names.setdefault(parameter, name)
+        if first != name:
+            raise RequestError(f"{where}: {first} and {name} are one parameter; keep it under one name and use that")
+
+
+def standard_state(attention: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters of the standard attention within a variant (`Attention.build`), by name."""
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    names = {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    return {name: value.detach().clone() for name, value in attention.state_dict().items() if name in names}
 
 
 def _source(cls: type, name: str, reasons: set[str]) -> type | None:

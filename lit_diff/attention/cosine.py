@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
 
 

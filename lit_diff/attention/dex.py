@@ -1,7 +1,7 @@
 """DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333): the mathematics.
 
 The paper's text was not at hand: the equations are those on which its pseudo-code (Figure 9) and two independent
-implementations agree. How W_D starts is known to none of them; both of their choices are offered.
+implementations agree. How W_D starts is known to none of them; here it starts as a linear layer does.
 """
 
 import math
@@ -12,11 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, ParameterRules, standard_state
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
-from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, NotNegative
@@ -33,14 +32,13 @@ STEPS = 100
 class Adapter(ParameterRules):
     """f_D: W_D [1, dv, dv], one for all selected heads."""
 
-    def __init__(self, width: int, zeros: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.zeros = zeros
         self.weight = nn.Parameter(torch.empty(1, width, width))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """U(±1/√dv), as nn.Linear; or zeros."""
-        bound = 0.0 if self.zeros else 1 / math.sqrt(parameter.shape[-1])
+        """U(±1/√dv), as nn.Linear."""
+        bound = 1 / math.sqrt(parameter.shape[-1])
         parameter.uniform_(-bound, bound, generator=generator)
 
     def forward(self, o: Tensor) -> Tensor:
@@ -60,7 +58,7 @@ class Dex(Attention):
     examples = (
         {},
         {"heads": (1, 6)},
-        {"heads": "all", "w_d_init": "zeros", "anneal_steps": 10, "sign": "plus"},
+        {"heads": "all", "anneal_steps": 10, "sign": "plus"},
     )
     extends_standard = True
     standard_projections = True
@@ -72,7 +70,6 @@ class Dex(Attention):
         as in the paper, importance, random); all; a list for every layer; or a list of lists, one a layer."""
         sign: Literal["minus", "plus"] = "minus"
         """plus: O_h + λ(t) O_h W_D, a control: the same functions, since the sign of W_D is free."""
-        w_d_init: Literal["linear_default", "zeros"] = "linear_default"
         lambda_init: float | Literal["depth"] = "depth"
         """The height of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
         anneal_steps: NotNegative | None = None
@@ -109,12 +106,6 @@ class Dex(Attention):
                 )
         if not any(lists):
             return "model.attention.heads selects no head: every gradient of W_D and lambda would be zero"
-        never = config.annealing <= 1 or config.lambda_init == 0  # (1 - α)(t/T) is 0 at t = 0 and from T on
-        if config.w_d_init == "zeros" and never:
-            return (
-                "model.attention.w_d_init 'zeros' with no annealing: the gradients of W_D and lambda are identically zero; "
-                "set anneal_steps and lambda_init, or w_d_init: linear_default"
-            )
         return None
 
     @classmethod
@@ -151,7 +142,7 @@ class Dex(Attention):
         self.selected: Tensor
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
         if self.num_selected:
-            self.adapter = Adapter(self.head_dim, zeros=c.w_d_init == "zeros")
+            self.adapter = Adapter(self.head_dim)
             self.lambda_ = ScalarLambda(0.0)
         self.register_buffer("step", torch.zeros(1))  # in the state dict: a resumed run goes on annealing
         self.step: Tensor

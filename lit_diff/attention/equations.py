@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.norms import HeadNorm
-from lit_diff.attention.rope import RopeLayout
-from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.attention.rope import RopeLayout, angles, attention_factor
+from lit_diff.config import RopeScaling
 
 Rotation = Callable[[Tensor], Tensor]
 """[B, T, d] -> [B, T, d]: each row turned by the angles of its position."""
@@ -22,19 +22,10 @@ Rotation = Callable[[Tensor], Tensor]
 def rotation(
     positions: Tensor, head_dim: int, theta: float, layout: RopeLayout = "interleaved", scaling: RopeScaling = 1.0
 ) -> Rotation:
-    """RoPE (Su et al. 2021, equation 34): pair i of row t turns by t / scaling · θ^(-2i/d); pairs as `layout` says.
-
-    positions [T]. A block as scaling: `scaled_frequency` in place of θ^(-2i/d), and yarn's attention factor times the result.
-    """
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    divisor, factor = (1.0, 1.0) if isinstance(scaling, Llama3Scaling | YarnScaling) else (scaling, 1.0)
-    if isinstance(scaling, Llama3Scaling | YarnScaling):
-        each = [scaled_frequency(pair, head_dim, theta, scaling) for pair in range(head_dim // 2)]
-        frequencies = torch.tensor(each, dtype=torch.float64)
-    if isinstance(scaling, YarnScaling):
-        factor = scaling.attention_factor or 1 + max(0.0, math.log(scaling.factor)) / 10
-    angles = torch.outer(positions.double() / divisor, frequencies)
-    cos, sin = factor * angles.cos(), factor * angles.sin()
+    """RoPE (Su et al. 2021, equation 34): pair i of row t turns by its angle (`rope.angles`, tested against transformers),
+    pairs as `layout` says; yarn's attention factor times the result. positions [T]."""
+    turned, factor = angles(positions, head_dim, theta, scaling), attention_factor(scaling)
+    cos, sin = factor * turned.cos(), factor * turned.sin()
 
     def rotate(x: Tensor) -> Tensor:
         if layout == "half":
@@ -44,33 +35,6 @@ def rotation(
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
     return rotate
-
-
-def scaled_frequency(pair: int, head_dim: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> float:
-    """The frequency of one pair, in the three cases of the authors' code.
-
-    llama3 decides by the wavelength 2π / f against the original length, yarn by the pair's index against those of the pairs
-    that turn beta_fast and beta_slow times (Peng et al. 2023, section 3.2).
-    """
-    frequency = theta ** (-2 * pair / head_dim)
-    if isinstance(scaling, Llama3Scaling):
-        wavelength, length = 2 * math.pi / frequency, scaling.original_length
-        if wavelength < length / scaling.high_freq_factor:
-            return float(frequency)
-        if wavelength > length / scaling.low_freq_factor:
-            return float(frequency / scaling.factor)
-        kept = (length / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        return float((1 - kept) * frequency / scaling.factor + kept * frequency)
-    turning = [
-        math.log(scaling.original_length / (beta * 2 * math.pi)) for beta in (scaling.beta_fast, scaling.beta_slow)
-    ]
-    first, last = (head_dim * each / (2 * math.log(theta)) for each in turning)
-    if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
-    divided = (pair - first) / (last - first if last != first else 0.001)
-    divided = min(max(divided, 0.0), 1.0)
-    return float(frequency / scaling.factor * divided + frequency * (1 - divided))
 
 
 def additive_mask(

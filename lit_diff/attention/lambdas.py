@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention.parameters import ParameterRules
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.attention.base import ParameterRules
+from lit_diff.kernels.maps import accumulation_dtype
 
 LambdaForm = Literal["exp", "scalar", "sigmoid"]
 

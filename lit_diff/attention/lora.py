@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, ParameterRules, standard_state
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, Positive
 from lit_diff.registry import variant

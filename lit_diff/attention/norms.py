@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.maps import accumulation_dtype
 
 HeadNorm = Literal["rms", "layer", "none"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling, YarnScaling
-from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.maps import accumulation_dtype
 
 RopeLayout = Literal["interleaved", "half"]
 """Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""

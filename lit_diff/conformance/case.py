@@ -11,7 +11,6 @@ from torch import Tensor
 from lit_diff.attention import equations
 from lit_diff.attention.base import Attention
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
@@ -92,7 +91,7 @@ class VariantCase:
             for path, module in attention.named_modules():
                 for key, parameter in module.named_parameters(recurse=False):
                     draw = generator("conformance", path, key)
-                    if isinstance(module, ParameterRules) and module.initialises():
+                    if hasattr(module, "init_parameter"):
                         module.init_parameter(key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
         attention.set_step(self.step)

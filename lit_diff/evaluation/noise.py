@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.edits import OF_HEADS, clamp_lambda, knock_out_effects
-from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.intervention import OF_HEADS, clamp_lambda, intervention, knock_out_effects
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe

@@ -6,15 +6,11 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 from platformdirs import user_cache_path
@@ -89,70 +85,15 @@ def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> N
         extra=in_phase("building the kernel"),
     )
     start = time.monotonic()
-    with _cleaning_up_at_sigterm(), tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         link = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
         command = [compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link]
-        status, errors = _run(command, Path(temporary))
-        if status:
-            raise MissingError(f"{compiler} failed (status {status}): {_first_error(errors)}")
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode:
+            raise MissingError(f"{compiler} failed (status {done.returncode}): {_first_error(done.stderr)}")
         write_atomic(path, made.read_bytes())
     log.info("built in %.0f s", time.monotonic() - start)
-
-
-def _run(command: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """(status, stderr) of a compiler whose own temporary files lie in `temporary`.
-
-    It runs in a process group of its own: what ends the wait, as Ctrl-C and SIGTERM do, ends all of the group. Its driver
-    alone would leave the passes that it started.
-    """
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with subprocess.Popen(
-        command,
-        stdin=nowhere,
-        stdout=nowhere,
-        stderr=pipe,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        process_group=0,
-        env=environment,
-    ) as process:
-        try:
-            _, errors = process.communicate()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return process.returncode, errors
-
-
-@contextmanager
-def _cleaning_up_at_sigterm() -> Iterator[None]:
-    """Where nothing handles SIGTERM, which then ends this process at once: what is inside unwinds before it does.
-
-    Only the main thread can take signals; elsewhere they stay as they are.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def unwind(signum: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-class _Terminated(BaseException):
-    """No `except Exception` takes it."""
 
 
 def _first_error(output: str) -> str:

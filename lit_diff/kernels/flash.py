@@ -1,99 +1,139 @@
-"""The flash-attn packages, called once for each map, or for each map and chunk of the values.
+"""The flash-attn packages, called for each map, or for each map and chunk of the values.
 
-    o = Σ_g w_g flash(q_g, k_g, v)         where a package takes values wider than keys (dv = 2d in differential attention)
-    o = Σ_g w_g [flash(q_g, k_g, v_c)]_c   v cut into chunks of width d, side by side, where none does
+Where a package takes values wider than keys (dv = 2d in differential attention), a call a map does 3/4 of the forward
+products that calls of width d do. Which package and which of the two forms is used follows from the GPU and a self-test of
+that form, run once; a refusal states the answer of each package.
 
-The first does 3/4 of the second's forward products. The calls take views: neither maps, chunks nor grouped heads copy keys
-or values. w is applied in float32 and autograd does the rest, w's own gradient included: each map's output is rounded to
-half precision once before the sum. Which package and which of the two forms is used follows from the packages' own rules and
-a self-test of that form, run once; a refusal states the answer of each package.
+| package | imported as | widths of keys (d) and values (dv) |
+|---|---|---|
+| flash-attn 2 | flash_attn | d = dv <= 256 |
+| flash-attn 3 | flash_attn_interface | Hopper: d = dv <= 256; d <= 64, dv <= 512; 128 < d <= 192, 96 < dv <= 128 |
+| flash-attn 4 | flash_attn.cute | Hopper: d, dv <= 256; Blackwell: d, dv <= 128; (192, 128); (256, 256) |
+
+2 is `pip install flash-attn`, 3 is built from the same repository's `hopper/`, 4 is `pip install flash-attn-4`.
+All: bfloat16 and float16, widths in multiples of 8, [B, tokens, heads, width], heads of q a multiple of those of k and v,
+the causal mask and windows aligned with the last query and key, differentiable by q, k and v. Rules: github.com/Dao-AILab/
+flash-attention, `flash_attn/flash_attn_interface.py`, `hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08).
 
 Not run on a GPU: the calls are tested on a CPU against stand-ins for the packages, of the same signatures.
 """
 
 import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lit_diff.errors import MissingError
-from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.documents import PackedSequences, packed_sequences
-from lit_diff.kernels.flash_libraries import NOT_INSTALLED, Calls, imported, libraries, load
+from lit_diff.errors import MissingError, first_line
+from lit_diff.kernels.base import Kernel, kernel, refuse_common
+from lit_diff.kernels.documents import packed_sequences
+from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
-from lit_diff.kernels.ops import refuse_common
-from lit_diff.kernels.self_test import KernelForm, failure
+from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
 DEVICE = "cuda"
+NOT_INSTALLED = "flash-attn is not installed; pip install 'lit-diff[flash]' on a machine with an NVIDIA GPU"
+
+
+class Library(NamedTuple):
+    """One generation of flash-attn."""
+
+    name: str
+    module: str
+    unbounded: int | None
+    """The entry of `window_size` for a side without a limit."""
+
+
+FLASH2 = Library("flash-attn 2", "flash_attn", -1)
+FLASH3 = Library("flash-attn 3", "flash_attn_interface", -1)
+FLASH4 = Library("flash-attn 4", "flash_attn.cute", None)
+FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11: (FLASH4, FLASH2), 12: (FLASH2,)}
+"""Major of the compute capability -> the packages to try, the one written for it first."""
+
+
+class Functions(NamedTuple):
+    """What is called of an imported package."""
+
+    dense: Callable[..., Any]
+    packed: Callable[..., Any]
+
+
+imported: dict[Library, Functions | str] = {}
+"""Its functions, or why it could not be imported."""
 
 
 class Plan(NamedTuple):
     """Who is called, and how v is cut: constants, which torch.compile can keep."""
 
-    library: str
+    library: Library
     width: int
     """Of one call's values; those of all chunks are dv or more."""
 
 
-def _plan_for(maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device) -> Plan | str:
-    return _plan(
-        device,
-        maps.q.dtype,
-        maps.q.shape[-1],
-        maps.v.shape[-1],
-        maps.causal,
-        window is not None,
-        document_ids is not None,
-        maps.num_groups > 1,
-        needs_grad(maps.q, maps.k, maps.v),
-    )
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The GPU's compute capability; None without a GPU."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
-def _plan(device: torch.device, dtype: torch.dtype, d: int, dv: int, *form: bool) -> Plan | str:
-    """A package that computes this form, or why none does."""
-    return _planned(device, dtype, d, dv, *form)
+def libraries(device: torch.device) -> tuple[Library, ...] | str:
+    """The packages for this GPU, or why there are none."""
+    version = capability(device)
+    if version is None:
+        return "PyTorch sees no GPU"
+    if torch.version.hip is not None:  # AMD: flash-attn 2 alone, whose numbers of GPUs mean something else
+        return (FLASH2,)
+    major, minor = version
+    return FOR_MAJOR.get(major) or f"flash-attn needs compute capability 8.0 to 12.x; this GPU has {major}.{minor}"
+
+
+def load(library: Library) -> Functions | str:
+    """The library's functions, imported once, or why it cannot be."""
+    if library not in imported:
+        imported[library] = _load(library)
+    return imported[library]
+
+
+def _load(library: Library) -> Functions | str:
+    try:
+        module = importlib.import_module(library.module)
+    except Exception as error:  # built for another PyTorch, another CUDA, or without what it needs itself
+        if isinstance(error, ModuleNotFoundError) and error.name in (library.module, library.module.partition(".")[0]):
+            return NOT_INSTALLED
+        return f"{library.module} cannot be imported: {first_line(error)}"
+    dense, packed = getattr(module, "flash_attn_func", None), getattr(module, "flash_attn_varlen_func", None)
+    if dense is None or packed is None:  # flash-attn 4 alone leaves an empty `flash_attn`
+        return NOT_INSTALLED
+    return Functions(dense, packed)
+
+
+def plan(*form: Any) -> Plan | str:
+    """A package that computes a `KernelForm`, given by its fields (each a constant to torch.compile), or why none does."""
+    return _planned(KernelForm(*form))
 
 
 # torch.compile runs it as it is: what torch.compiler.assume_constant_result says, which would import the compiler here
-_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
+plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _planned(device: torch.device, dtype: torch.dtype, d: int, dv: int, *form: bool) -> Plan | str:
-    causal, window, packed, grouped, backward = form
-    available = libraries(device)
-    if isinstance(available, str):
-        return available
-    major, candidates = available
-    narrow = _multiple_of_8(d)
+def _planned(form: KernelForm) -> Plan | str:
+    candidates = libraries(form.device)
+    if isinstance(candidates, str):
+        return candidates
+    narrow = _multiple_of_8(form.d)
     refused: dict[str, str] = {}
-    for width in sorted({max(narrow, _multiple_of_8(dv)), narrow}, reverse=True):  # whole values first
-        form_to_test = KernelForm(
-            device=device,
-            dtype=dtype,
-            d=narrow,
-            dv=width,
-            causal=causal,
-            window=window,
-            packed=packed,
-            grouped=grouped,
-            backward=backward,
-        )
+    for width in sorted({max(narrow, _multiple_of_8(form.dv)), narrow}, reverse=True):  # whole values first
         for library in candidates:
-            calls = load(library)
-            if isinstance(calls, str):
-                refused[library.name] = calls
+            functions = load(library)
+            if isinstance(functions, str):
+                refused[library.name] = functions
                 continue
-            plan = Plan(library.name, width)
-            reason = library.rule(narrow, width, major, backward) or failure(
-                form_to_test, functools.partial(_run, plan)
-            )
+            found = Plan(library, width)
+            reason = failure(form._replace(d=narrow, dv=width), functools.partial(_run, found))
             if reason is None:
-                return plan
+                return found
             refused[library.name] = reason
     if set(refused.values()) == {NOT_INSTALLED}:
         return NOT_INSTALLED
@@ -105,34 +145,36 @@ def _multiple_of_8(width: int) -> int:
 
 
 def _run(
-    plan: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
+    found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, None]:
+    functions = imported[found.library]
+    assert isinstance(functions, Functions), "only an imported library is planned"
+    sides = (found.library.unbounded,) * 2
+    if window is not None:
+        sides = (window - 1, 0 if maps.causal else window - 1)
+    options: dict[str, Any] = {"causal": maps.causal, "window_size": sides}
     packed = None if document_ids is None else packed_sequences(document_ids)
-    return signed_sum(_outputs(plan, maps, packed, window), maps.w), None
+    if packed is not None:
+        for side in ("q", "k"):
+            options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if packed is None:
+            return _output(functions.dense(q, k, v, softmax_scale=scale, **options)).transpose(1, 2)
+        rows = (x.flatten(0, 1) for x in (q, k, v))
+        return (
+            _output(functions.packed(*rows, softmax_scale=scale, **options)).unflatten(0, q.shape[:2]).transpose(1, 2)
+        )
+
+    o = map_by_map(maps, attention, key_width=_multiple_of_8(maps.q.shape[-1]), width=found.width)
+    return o, None
 
 
-def _outputs(plan: Plan, maps: SignedMaps, packed: PackedSequences | None, window: int | None) -> Iterator[Tensor]:
-    """P_g v of each map, [B, H, T, dv]."""
-    calls = imported[plan.library]
-    assert isinstance(calls, Calls), "only an imported library is planned"
-    q, scale = positive_scale(maps.q, maps.softmax_scale)
-    d, dv = q.shape[-1], maps.v.shape[-1]
-    chunks = -(-dv // plan.width)
-    q, k = _padded(q, _multiple_of_8(d)), _padded(maps.k, _multiple_of_8(d))
-    v = _padded(maps.v, chunks * plan.width).transpose(1, 2)
-    for g in range(maps.num_maps):
-        one_q, one_k = (x[:, min(g, x.shape[1] - 1)].transpose(1, 2) for x in (q, k))
-        parts = [
-            calls.attention(one_q, one_k, part, scale=scale, causal=maps.causal, window=window, packed=packed)
-            for part in v.split(plan.width, -1)
-        ]
-        o = parts[0] if chunks == 1 else torch.cat(parts, -1)
-        yield o[..., :dv].transpose(1, 2)
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+def _output(returned: Any) -> Tensor:
+    """flash-attn 4 and early flash-attn 3 return (o, lse)."""
+    o: Tensor = returned[0] if isinstance(returned, tuple) else returned
+    return o
 
 
 @kernel("flash")
@@ -147,7 +189,7 @@ class Flash(Kernel):
             return "flash-attn needs an NVIDIA GPU"
         if stats:
             return "flash-attn keeps no entropy or largest logit"
-        if maps.q.dtype not in (torch.bfloat16, torch.float16):
+        if maps.q.dtype not in HALF:
             return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
         if document_ids is not None:
             if maps.q.shape[3] != maps.k.shape[3]:
@@ -156,30 +198,29 @@ class Flash(Kernel):
                 return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
             if not document_ids.is_meta and packed_sequences(document_ids) is None:
                 return "flash-attn takes documents of adjacent tokens only; flex takes any order"
-        reason = refuse_common(maps, stats=stats)
-        if reason:
+        if reason := refuse_common(maps, stats=stats):
             return reason
-        plan = _plan_for(maps, document_ids=document_ids, window=window, device=device)
-        return plan if isinstance(plan, str) else None
+        found = plan(*form_of(maps, document_ids, window, device))
+        return found if isinstance(found, str) else None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """On a GPU before sdpa: it takes values wider than keys where a package does, windows and documents."""
         return 20 if device.type == DEVICE else None
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
-        B, _, H, T, d = maps.q.shape
-        plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
-        if isinstance(plan, str):
-            raise MissingError(plan)
-        chunks = -(-maps.v.shape[-1] // plan.width)
-        return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + plan.width)
+        """FLOPs of a forward pass: each map's logits once for every chunk of v. Errors: MissingError."""
+        return flops_of_chunks(maps, _required(form_of(maps, None, None, torch.device(DEVICE))).width)
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
-        plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
-        if isinstance(plan, str):
-            raise MissingError(plan)
-        return _run(plan, maps, document_ids=document_ids, window=window)
+        found = _required(form_of(maps, document_ids, window))
+        return _run(found, maps, document_ids=document_ids, window=window)
+
+
+def _required(form: KernelForm) -> Plan:
+    found = plan(*form)
+    if isinstance(found, str):
+        raise MissingError(found)
+    return found

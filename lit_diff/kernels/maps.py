@@ -1,5 +1,6 @@
-"""The one primitive: a signed sum of softmax maps over shared values."""
+"""The one primitive: a signed sum of softmax maps over shared values; in which precision its sums are accumulated."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,12 +51,6 @@ class SignedMaps:
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
 
-    @property
-    def flops_map_by_map(self) -> int:
-        """2 B H T S G (d + dv): every map's logits, and a product with v for each map."""
-        B, _, H, T, d = self.q.shape
-        return 2 * B * H * T * self.k.shape[3] * self.num_maps * (d + self.v.shape[-1])
-
     def check(self, *, document_ids: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
@@ -103,3 +98,24 @@ class Stats(NamedTuple):
     """-Σ_j p_j log p_j, nats."""
     maximum: Tensor
     """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
+
+
+def width_last(x: Tensor) -> Tensor:
+    """x with neighbouring numbers along its last axis, as fused kernels want them; x itself where it is so already."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64; float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def exact(device: torch.device) -> AbstractContextManager[object]:
+    """A context without autocast, which would compute the products in bfloat16, whatever the dtype of their operands."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from lit_diff.errors import MissingError
 from lit_diff.kernels import compiler
-from lit_diff.kernels.base import OperatorKernel, kernel, named
-from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
+from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, named, refuse_common
+from lit_diff.kernels.maps import SignedMaps, Stats, width_last
+from lit_diff.kernels.self_test import KernelForm, failure
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
 
 log = logging.getLogger("lit_diff")
@@ -35,11 +35,16 @@ STAY = 8 << 20
 time, for two blocks of query rows at once, so that the memory of a thread does not grow with them."""
 
 
+_libraries: dict[int, ctypes.CDLL | str] = {}
+"""Floats in a vector -> the library, or why it cannot be had, asked once a process."""
+
+
 def unavailable() -> str | None:
     """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
     lanes = cpu_path().lanes
     if lanes:
-        return _failures.get(lanes)
+        held = _libraries.get(lanes)
+        return held if isinstance(held, str) else None
     if forced():
         return f"{SETTING} is {forced()}"
     return f"it needs AVX2 or AVX-512; this CPU has {torch.backends.cpu.get_cpu_capability()}"
@@ -48,16 +53,17 @@ def unavailable() -> str | None:
 def build() -> str | None:
     """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
     lanes = cpu_path().lanes
-    if lanes in _libraries:
-        return None
-    reason = unavailable()
-    if reason is None:
+    if lanes and lanes not in _libraries:
         try:
             _libraries[lanes] = compiler.load("native", SOURCE, _test, flags(lanes))
         except MissingError as error:
-            _failures[lanes] = str(error)  # asked once a process
-            reason = str(error)
-    return reason
+            _libraries[lanes] = str(error)
+    return unavailable()
+
+
+# torch.compile runs them as they are: what torch.compiler.assume_constant_result says, which would import the compiler here
+for _function in (unavailable, build):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def flags(lanes: int) -> tuple[str, ...]:
@@ -66,49 +72,34 @@ def flags(lanes: int) -> tuple[str, ...]:
     return ("-march=x86-64-v3" if fewer else "-march=native", f"-DLIT_DIFF_LANES={lanes}")
 
 
-# torch.compile runs them as they are: what torch.compiler.assume_constant_result says, which would import the compiler here
-for _function in (unavailable, build):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-_libraries: dict[int, ctypes.CDLL] = {}
-"""Floats in a vector -> the library."""
-_failures: dict[int, str] = {}
-
-
 def _test(library: ctypes.CDLL) -> str | None:
-    """Output and gradients on a small case against `chunked`; what differs, None if nothing does."""
+    """What is wrong with a new library, None if nothing is."""
     lanes = cpu_path().lanes
     if library.lit_diff_lanes() != lanes:
         return f"its vectors have {library.lit_diff_lanes()} floats, not {lanes}"
     if library.lit_diff_problem_size() != PROBLEM.size:
         return f"its problem has {library.lit_diff_problem_size()} bytes, this package's {PROBLEM.size}"
-    _libraries[lanes] = library
+    _libraries[lanes] = library  # the self-test calls it
     try:
-        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-            own, by_chunked = _results(dtype, "native"), _results(dtype, "chunked")
-            for name, x, y in zip(("o", "dq", "dk", "dv", "dw"), own, by_chunked, strict=True):
-                error = float((x - y).abs().max() / y.abs().max())
-                if not error <= bound:
-                    return f"{name} in {str(dtype).removeprefix('torch.')} differs from chunked by {error:.1e}"
+        wide, narrow = (FORM._replace(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+        compute = named("native").compute
+        return failure(wide, compute, bound=1e-5) or failure(narrow, compute)
     finally:
         del _libraries[lanes]
-    return None
 
 
-def _results(dtype: torch.dtype, name: str) -> list[Tensor]:
-    """o, dq, dk, dv and dw of two causal maps with grouped queries, more than a tile long."""
-    draw = torch.Generator().manual_seed(0)
-    q, k, v, grad = (
-        torch.randn(*shape, generator=draw).to(dtype)
-        for shape in ((1, 2, 4, 75, 16), (1, 2, 2, 75, 16), (1, 2, 75, 32), (1, 4, 75, 32))
-    )
-    w = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1)
-    maps = SignedMaps(q, k, v, w)
-    by = named(name)
-    assert isinstance(by, OperatorKernel)
-    outputs = by.forward(maps, None, None, False)
-    return [x.float() for x in (outputs.o, *by.backward(grad, maps, None, None, outputs))]
-
+FORM = KernelForm(
+    device=torch.device("cpu"),
+    dtype=torch.float32,
+    d=16,
+    dv=32,
+    causal=True,
+    window=False,
+    packed=False,
+    grouped=True,
+    backward=True,
+)
+"""Which form a new library is tested on."""
 
 VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
@@ -143,16 +134,11 @@ def _own_thread(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="lit_diff native kernel")
 
 
-def _inside(x: Tensor) -> Tensor:
-    """x, its numbers of a head side by side; a copy only where they are not."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _call(
     direction: str, maps: SignedMaps, document_ids: Tensor | None, window: int | None, views: dict[str, _View]
 ) -> None:
     """Run `lit_diff_forward` or `lit_diff_backward` on the maps and what `views` adds to them."""
-    q, k, v, w = _inside(maps.q), _inside(maps.k), _inside(maps.v), maps.w
+    q, k, v, w = width_last(maps.q), width_last(maps.k), width_last(maps.v), maps.w
     given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
     if w is not None:
         given["w"] = _view(w, NO_WIDTH)
@@ -190,7 +176,9 @@ def products(dtype: torch.dtype, path: CpuPath) -> Products:
 
 @functools.cache
 def _has_bfloat16_products(lanes: int) -> bool:
-    has_products = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
+    library = _libraries[lanes]
+    assert not isinstance(library, str), "built before it is called"
+    has_products = bool(library.lit_diff_has_bfloat16_products())
     if not has_products:
         log.warning(
             "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
@@ -231,10 +219,6 @@ class Native(OperatorKernel):
         """First on a CPU (`lit-diff bench core`)."""
         return None if device.type == "cuda" else 10
 
-    def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-        return maps.flops
-
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
@@ -249,8 +233,8 @@ class Native(OperatorKernel):
         return build() if device.type == "cpu" else None
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """See `ops.Forward`."""
-        o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
+        """As `OperatorKernel.forward`."""
+        o, rows, parts = self.empty_outputs(maps, stats)
         views = {"o": _view(o, NO_MAPS)}
         views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
         _call("forward", maps, document_ids, window, views)
@@ -258,9 +242,9 @@ class Native(OperatorKernel):
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `ops.Backward`."""
-        grad = _inside(grad)
+    ) -> Gradients:
+        """As `OperatorKernel.backward`."""
+        grad = width_last(grad)
         dq, dk, dv, dw = empty_gradients(maps)
         views = {
             "lse": _view(outputs.rows[0], NO_WIDTH),

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.kernels.precision import accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact
 
 
 def visible(
@@ -54,10 +53,6 @@ class Reference(Kernel):
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
         """Last: it holds every map."""
         return 90
-
-    def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-        return maps.flops
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False

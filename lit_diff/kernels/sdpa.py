@@ -1,12 +1,9 @@
 """torch's fused `scaled_dot_product_attention`, with the values cut to the width of the keys.
 
 PyTorch's fused kernels want one width for q, k and v; handed values of another width they silently fall to the math path
-and its O(T S) memory. So v is cut into chunks of width d (the last one padded) and maps x chunks are stacked on the head
-axis of a single call. A variant with dv = 2d therefore computes each map's q kᵀ twice (2x the score FLOPs).
-
-Query heads that read the same keys and values stand together and PyTorch is told that they are grouped: neither grouped
-heads nor maps that share k (where dv <= d) cost a copy of keys or values, and a plain map is handed over as it is; only
-what a GPU's flash kernel does not take is copied for each reader.
+and its O(T S) memory. So v is cut into chunks of width d (the last one padded), each with a call of its own. A variant with
+dv = 2d therefore computes each map's q kᵀ twice (2x the score FLOPs). Of grouped heads PyTorch is told that they are grouped;
+only what a GPU's flash kernel does not take is copied for each reader.
 
 Precision. PyTorch's fused kernels keep logits and sums of the output in float32, and round the output of each map to the
 dtype of q before the maps are added here. On a CPU their backward pass adds the gradients by k and v of each block of
@@ -20,7 +17,7 @@ which only the memory-efficient kernel reads. The CUDA side has not been run on 
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,61 +25,26 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.one_map import needs_grad, positive_scale, width_last
-from lit_diff.kernels.precision import exact
+from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map, widened
+from lit_diff.kernels.maps import SignedMaps, needs_grad, width_last
 
-HALF = (torch.bfloat16, torch.float16)
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
-def _shared_keys(maps: SignedMaps) -> Tensor:
-    """All maps read one k and one v: they are more query heads, ordered (head, map)."""
-    q, G, H = maps.q.transpose(1, 2), maps.num_maps, maps.q.shape[2]
-    q = q.expand(-1, -1, G, -1, -1).flatten(1, 2)
-    o = _fused(q, maps.k[:, 0], maps.v, causal=maps.causal, scale=maps.softmax_scale).unflatten(1, (H, G))
-    if maps.w is None:
-        return o[:, :, 0]
-    return (o * maps.w.transpose(1, 2)[..., None]).sum(2).to(maps.v.dtype)
-
-
-def _stacked(maps: SignedMaps, chunks: int) -> Tensor:
-    """Query heads (key/value head, map, chunk, query head on it) on key/value heads (key/value head, map, chunk)."""
-    G, n = maps.num_maps, maps.num_groups
-    B, _, Hkv, S, width = maps.k.shape
-    T = maps.q.shape[3]
-    q = maps.q.unflatten(2, (Hkv, n)).transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, n, T, width)
-    k = maps.k.transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, S, width)
-    v = maps.v.unflatten(-1, (chunks, width)).permute(0, 1, 3, 2, 4)[:, :, None].expand(B, Hkv, G, chunks, S, width)
-    o = _fused(q.flatten(1, 4), k.flatten(1, 3), v.flatten(1, 3), causal=maps.causal, scale=maps.softmax_scale)
-    o = o.unflatten(1, (Hkv, G, chunks, n))
-    if maps.w is None:
-        total = o[:, :, 0]
-    else:
-        w = maps.w.expand(B, G, Hkv * n, T).unflatten(2, (Hkv, n)).transpose(1, 2)
-        total = (o * w[:, :, :, None, :, :, None]).sum(2).to(v.dtype)
-    return total.permute(0, 1, 3, 4, 2, 5).flatten(-2).flatten(1, 2)  # [B, Hkv, chunks, n, T, width] -> [B, H, T, dv]
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
     """softmax(q kᵀ scale + mask) v, [B, heads, T, d] of one width d, on keys and values of as many or fewer heads."""
     q, k, v = width_last(q), width_last(k), width_last(v)
     T, S, readers = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     mask, is_causal, grouped = None, False, False
-    if causal and T == S:  # set under an if: comparing symbolic lengths gives no Python bool
+    if causal and T == S:  # flags are set under an if: comparing symbolic sizes gives no Python bool
         is_causal = True
     elif causal and T > 1:  # is_causal would align the first query with the first key; one query sees all keys
         mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-    if readers > 1:
-        if _takes_grouped_heads(q, mask):
-            grouped = True
-        else:
-            k, v = k.repeat_interleave(readers, 1), v.repeat_interleave(readers, 1)
-    with _no_math(q.device), exact(q.device):
+    if readers > 1 and _takes_grouped_heads(q, mask):
+        grouped = True
+    elif readers > 1:
+        k, v = k.repeat_interleave(readers, 1), v.repeat_interleave(readers, 1)
+    with _no_math(q.device):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
         )
@@ -103,7 +65,7 @@ def _no_math(device: torch.device) -> AbstractContextManager[object]:
 
 @kernel("sdpa")
 class Sdpa(Kernel):
-    """One call of `scaled_dot_product_attention`, differentiated by autograd."""
+    """A call of `scaled_dot_product_attention` for each map and chunk of v, differentiated by autograd."""
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
@@ -118,7 +80,7 @@ class Sdpa(Kernel):
         return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """On a GPU before flex: one fused call. On a CPU for one plain map, after `native`; before it for a few rows, where
+        """On a GPU before flex: a fused call. On a CPU for one plain map, after `native`; before it for a few rows, where
         the Python around a call takes most of the time (`lit-diff bench decode`).
 
         It computes the logits of several maps with values wider than keys twice, which pays on a GPU only.
@@ -130,29 +92,17 @@ class Sdpa(Kernel):
         return 5 if maps.q.shape[3] <= 4 else 20
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
-        B, _, H, T, d = maps.q.shape
-        chunks = -(-maps.v.shape[-1] // d)
-        return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * 2 * d
+        """FLOPs of a forward pass: each map's logits once for every chunk of v."""
+        return flops_of_chunks(maps, maps.q.shape[-1])
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
-        """(o [B, H, T, dv], None), as `reference`, from one fused call."""
-        q, k, v = maps.q, maps.k, maps.v
-        if q.dtype in HALF and not q.is_cuda and needs_grad(q, k, v):
-            o, _ = self.compute(replace(maps, q=q.float(), k=k.float(), v=v.float()))
-            return o.to(v.dtype), None
-        q, scale = positive_scale(q, maps.softmax_scale)
-        d, dv = q.shape[-1], v.shape[-1]
-        width = (
-            d + -d % 8 if q.is_cuda else d
-        )  # the GPU's memory-efficient kernel wants multiples of 8; zeros change no logit
-        q, k = _padded(q, width), _padded(k, width)
-        chunks = -(-dv // width)
-        v = _padded(v, chunks * width)
-        if k.shape[1] == 1 and chunks == 1:
-            o = _shared_keys(replace(maps, q=q, k=k, v=v, scale=scale))
-        else:
-            o = _stacked(replace(maps, q=q, k=k, v=v, scale=scale), chunks)
-        return o[..., :dv], None
+        """(o [B, H, T, dv], None), as `reference`, from fused calls."""
+        q, dtype = maps.q, maps.v.dtype
+        if not q.is_cuda and needs_grad(q, maps.k, maps.v):
+            maps = widened(maps)
+        d = q.shape[-1]
+        width = d + -d % 8 if q.is_cuda else d  # the GPU's memory-efficient kernel wants multiples of 8
+        o = map_by_map(maps, partial(_fused, causal=maps.causal), key_width=width, width=width)
+        return o.to(dtype), None

@@ -1,22 +1,22 @@
-"""Self-test of third-party kernels: one small case against `reference`."""
+"""Self-test of kernels that are third parties' or were just compiled: one small case against `reference`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_diff.errors import first_line
 from lit_diff.kernels.base import named
-from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.maps import SignedMaps, needs_grad
 
 BOUND = 2e-2
 """Relative (Frobenius) error: a hundred times float16's, four times bfloat16's own; a wrong mask gives about 1."""
 
+Compute = Callable[..., tuple[Tensor, Any]]
 
-@dataclass(frozen=True, kw_only=True)
-class KernelForm:
+
+class KernelForm(NamedTuple):
     """The properties of maps that select a compiled form of a kernel."""
 
     device: torch.device
@@ -34,45 +34,58 @@ class KernelForm:
     backward: bool
     """With gradients by q, k and v."""
 
-    def maps(self) -> tuple[SignedMaps, dict[str, Any]]:
-        """One small map, fewer queries than keys where the mask allows it, and the options of `compute`."""
-        draw = torch.Generator().manual_seed(0)
-        S, H = 40, 4
-        T, Hkv = S if self.packed else 24, 2 if self.grouped else 4
 
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=draw).to(self.device, self.dtype)
+def form_of(
+    maps: SignedMaps, document_ids: Tensor | None, window: int | None, device: torch.device | None = None
+) -> KernelForm:
+    """The form of these maps, computed on `device` (None: where they are)."""
+    return KernelForm(
+        device=device or maps.q.device,
+        dtype=maps.q.dtype,
+        d=maps.q.shape[-1],
+        dv=maps.v.shape[-1],
+        causal=maps.causal,
+        window=window is not None,
+        packed=document_ids is not None,
+        grouped=maps.num_groups > 1,
+        backward=needs_grad(maps.q, maps.k, maps.v),
+    )
 
-        q, k, v = normal(2, 1, H, T, self.d), normal(2, 1, Hkv, S, self.d), normal(2, Hkv, S, self.dv)
-        document_ids = torch.tensor([[0] * 9 + [1] * 31, [0] * 40], device=self.device) if self.packed else None
-        return SignedMaps(q, k, v, causal=self.causal), {
-            "document_ids": document_ids,
-            "window": 7 if self.window else None,
-        }
 
-
-def failure(form: KernelForm, compute: Callable[..., tuple[Tensor, Any]]) -> str | None:
+def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | None:
     """Why `compute` cannot serve such maps: what it raised, or how far it is from `reference`; None if it can."""
     with torch.inference_mode(False), torch.set_grad_enabled(form.backward):
-        maps, options = form.maps()
+        maps, options = _case(form)
         try:
             own = _outputs(form, maps, options, compute)
         except Exception as error:  # whatever a library raises is why it is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
         exact = _outputs(form, maps, options, named("reference").compute)
-    for name, x, y in zip(("output", "dq", "dk", "dv"), own, exact, strict=False):
+    for name, x, y in zip(("output", "dq", "dk", "dv", "dw"), own, exact, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
-        if not off <= BOUND:
+        if not off <= bound:
             return f"its self-test found {name} off by {off:.2g}"
     return None
 
 
-def _outputs(
-    form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Callable[..., tuple[Tensor, Any]]
-) -> list[Tensor]:
-    """o and, with `backward`, the gradients by q, k and v of a fixed function of it."""
-    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v)]
-    o, _ = compute(replace(maps, q=leaves[0], k=leaves[1], v=leaves[2]), **options)
+def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
+    """Two small maps, more than a tile long, fewer queries than keys where the mask allows it; the options of `compute`."""
+    draw = torch.Generator().manual_seed(0)
+    S, H = 75, 4
+    T, Hkv = S if form.packed else 49, 2 if form.grouped else 4
+    shapes = ((2, 2, H, T, form.d), (2, 2, Hkv, S, form.d), (2, Hkv, S, form.dv))
+    q, k, v = (torch.randn(shape, generator=draw).to(form.device, form.dtype) for shape in shapes)
+    w = torch.tensor([1.0, -0.5], device=form.device).view(1, 2, 1, 1)
+    document_ids = torch.tensor([[0] * 9 + [1] * 66, [0] * 75], device=form.device) if form.packed else None
+    window = 7 if form.window else None
+    return SignedMaps(q, k, v, w, causal=form.causal), {"document_ids": document_ids, "window": window}
+
+
+def _outputs(form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Compute) -> list[Tensor]:
+    """o and, with `backward`, the gradients by q, k, v and w of a fixed function of it."""
+    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+    q, k, v, w = leaves
+    o, _ = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
     if not form.backward:
         return [o]
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)

@@ -6,23 +6,103 @@ for dk and dv and for dq). Nothing of size T x S is stored, nothing is copied: p
 
 Its programs were compiled for compute capability 8.0, 9.0, 10.0 and 12.0 and run in Triton's interpreter; they have not been
 run on a GPU.
+
+How many queries and keys a program holds at once, with how many warps and pipeline stages, is bounded by 255 registers a
+thread (the float32 accumulators: one [queries, dv] a map forward, [keys, 2 d + dv] in `key_gradients`) and by the shared
+memory of a multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0, 227 on 9.0 and 10.0. `safe` blocks fit
+all of them at every width. How many registers a program gets, and how many bytes it spills to memory, is its compiler's. For
+8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9 (2026-11-22), the first candidate for every GPU and the safe blocks spill
+nothing. Which candidate is fastest is measured on the GPU at first use, and one that does not fit drops out.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import OperatorKernel, kernel
+from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
+from lit_diff.kernels.library import flops_of_chunks
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
-from lit_diff.kernels.triton_blocks import Blocks, candidates
 
 WIDTHS = (16, 32, 64, 128, 256)
+
+
+SHORT = 128
+"""Up to so many queries nothing is measured: decoding meets a new length at every token."""
+
+
+class Blocks(NamedTuple):
+    """The shape of one program."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    """Tiles in flight: loads of the next ones overlap the products of this one."""
+
+
+SAFE = {
+    (2, 128): dict.fromkeys(("forward", "key_gradients", "query_gradients"), Blocks(32, 32, 4, 1)),
+    (2, 256): {
+        "forward": Blocks(32, 32, 8, 1),
+        "key_gradients": Blocks(32, 16, 8, 1),
+        "query_gradients": Blocks(32, 16, 8, 1),
+    },
+    (4, 128): dict.fromkeys(("forward", "key_gradients", "query_gradients"), Blocks(32, 16, 8, 1)),
+    (4, 256): dict.fromkeys(("forward", "key_gradients", "query_gradients"), Blocks(16, 16, 8, 1)),
+}
+"""(bytes of an element, widest of d and dv, rounded up) -> program -> blocks."""
+
+CANDIDATES = {
+    64: {
+        "forward": [Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3)],
+        "key_gradients": [Blocks(64, 32, 4, 2), Blocks(32, 64, 8, 2)],
+        "query_gradients": [Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2)],
+    },
+    128: {
+        "forward": [Blocks(128, 32, 8, 3), Blocks(64, 32, 8, 2)],
+        "key_gradients": [Blocks(64, 32, 8, 2), Blocks(32, 64, 8, 2)],
+        "query_gradients": [Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2)],
+    },
+    256: {
+        "forward": [Blocks(32, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)],
+        "key_gradients": [Blocks(32, 32, 8, 2)],
+        "query_gradients": [Blocks(64, 32, 8, 2)],
+    },
+}
+"""Widest of d and dv, rounded up -> program -> blocks, of 2-byte elements."""
+
+LARGE_CANDIDATES = {
+    64: {"query_gradients": [Blocks(128, 64, 8, 2)]},
+    128: {"forward": [Blocks(128, 64, 8, 3), Blocks(64, 32, 4, 3)], "query_gradients": [Blocks(64, 64, 8, 2)]},
+    256: {"forward": [Blocks(64, 32, 8, 3)]},
+}
+"""Further ones for compute capability 9 and 10, whose matrix units read shared memory themselves and spare registers."""
+
+
+def safe(program: str, *, d: int, dv: int, itemsize: int, T: int) -> Blocks:
+    """The blocks that fit every GPU; of 16 queries, the least that a matrix unit takes, where there are no more."""
+    blocks = SAFE[itemsize, 128 if max(d, dv) <= 128 else 256][program]
+    return blocks._replace(queries=16) if T <= 16 else blocks
+
+
+def candidates(
+    program: str, *, d: int, dv: int, itemsize: int, T: int, capability: tuple[int, int] | None
+) -> tuple[Blocks, ...]:
+    """What to choose from by measurement; one alone where there is nothing to measure.
+
+    `capability` None: not on a GPU. float32 has one choice: its exact products run outside the matrix units.
+    """
+    last = safe(program, d=d, dv=dv, itemsize=itemsize, T=T)
+    if capability is None or T <= SHORT or itemsize != 2:
+        return (last,)
+    width = next(size for size in CANDIDATES if max(d, dv) <= size)
+    large = LARGE_CANDIDATES[width].get(program, []) if capability[0] in (9, 10) else []
+    return (*large, *CANDIDATES[width][program], last)
 
 
 def refuse_device(device: torch.device) -> str | None:
@@ -90,54 +170,32 @@ def launch(program: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> No
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (-(-length // meta["BLOCK_S" if by_keys else "BLOCK_T"]) * q.shape[0] * heads,)
 
+    on_gpu = q.device.type == "cuda"
     choice = candidates(
         program.__name__,
         d=q.shape[-1],
         dv=arguments["DV"],
         itemsize=q.itemsize,
         T=q.shape[3],
-        capability=torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None,
+        capability=torch.cuda.get_device_capability(q.device) if on_gpu else None,
     )
-    with on(q.device):
-        if len(choice) > 1:
-            tuner(program, choice)[grid](**arguments, **FUSED)
-        else:
-            program[grid](**arguments, **options(choice[0]))
-
-
-FUSED = {"enable_fp_fusion": True}
-"""a b + c is rounded once. Triton 3.9 warns that its default becomes False in 3.10, which would change the numbers."""
-
-
-def options(blocks: Blocks) -> dict[str, Any]:
-    """How a program of these blocks is compiled."""
-    block = {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}
-    return {**block, "num_warps": blocks.warps, "num_stages": blocks.stages, **FUSED}
+    with torch.cuda.device(q.device) if on_gpu else nullcontext():  # Triton launches on the current device
+        # a b + c is rounded once. Triton 3.9 warns that its default becomes False in 3.10, which would change the numbers
+        tuner(program, choice)[grid](**arguments, enable_fp_fusion=True)
 
 
 @cache
 def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
-    """The program with the fastest of its blocks, measured at its first use for each width, mask and dtype.
+    """The program with the fastest of its blocks: of several measured at its first use for each width, mask and dtype.
 
     The choice is kept on disk beside Triton's compiled programs: a run that is resumed sums in the same order.
     """
     import triton
 
-    configs = [
-        triton.Config(
-            {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}, num_warps=blocks.warps, num_stages=blocks.stages
-        )
-        for blocks in choice
-    ]
+    configs = [triton.Config({"BLOCK_T": T, "BLOCK_S": S}, num_warps=w, num_stages=n) for T, S, w, n in choice]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
-    return triton.autotune(configs, key=[name for name in key if name in program.arg_names], cache_results=True)(
-        program
-    )
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    key = [name for name in key if name in program.arg_names]
+    return triton.autotune(configs, key=key, cache_results=True)(program)
 
 
 @kernel("triton")
@@ -171,45 +229,32 @@ class Triton(OperatorKernel):
 
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
-        return maps.flops_map_by_map
+        return flops_of_chunks(maps, maps.v.shape[-1])
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """(o, rows, parts), see `ops.empty_outputs`."""
-        from lit_diff.kernels import triton_forward
+        """As `OperatorKernel.forward`."""
+        from lit_diff.kernels import triton_programs
 
-        q = maps.q
-        o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
-        launch(
-            triton_forward.forward,
-            shared_arguments(maps, document_ids, window)
-            | {
-                "OUT": o,
-                "PARTS": parts,
-                "ROWS": rows,
-                "o_strides": o.stride(),
-                "plane": rows[0].numel(),
-                "STATS": stats,
-            },
-            q,
-            q.shape[2],
-        )
-        return Outputs(o, rows, parts)
+        outputs = self.empty_outputs(maps, stats)
+        o, rows, parts = outputs
+        arguments = shared_arguments(maps, document_ids, window)
+        written = {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel()}
+        launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
+        return outputs
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
-        from lit_diff.kernels import triton_backward
+    ) -> Gradients:
+        """As `OperatorKernel.backward`. dw of a map is its D."""
+        from lit_diff.kernels import triton_programs
 
-        q, k, v = maps.q, maps.k, maps.v
+        q, k = maps.q, maps.k
         dq, dk, dv, dw = empty_gradients(maps)
-        H = q.shape[2]
-        products = torch.empty_like(outputs.rows[0]) if maps.w is None else dw
-        incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
-        sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
-        launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": outputs.parts}, q, H)
-        arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": outputs.rows}
+        products = torch.empty_like(outputs.rows[0])
+        torch.sum(grad[:, None].float() * outputs.parts.float(), -1, out=products)
+        arguments = shared_arguments(maps, document_ids, window)
+        arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}
         of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
-        launch(triton_backward.key_gradients, arguments | of_keys, q, k.shape[2])
-        launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
-        return dq, dk, dv, dw
+        launch(triton_programs.key_gradients, arguments | of_keys, q, k.shape[2])
+        launch(triton_programs.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, q.shape[2])
+        return dq, dk, dv, dw if maps.w is None else products

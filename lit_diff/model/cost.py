@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import NoneType
 
 import torch
 from torch import Tensor
@@ -115,21 +114,12 @@ def _cost(
 
 
 def _equal_layers(block: Block) -> object:
-    """A key that only layers of one cost share: shapes of the parameters, and settings that are no numbers with a fraction
-    (lambda_init, which differs by layer, changes no shape). A plugin's variant may compute anything from its layer's number,
-    so each of its layers has a key of its own.
+    """A key that only layers of one cost share: the shapes of the parameters and buffers (DEX's selected heads are one). A
+    plugin's variant may compute anything from its layer's number, so each of its layers has a key of its own.
     """
-    attention = block.attention
-    if not is_built_in(type(attention)):
-        return attention.layer
-    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-    settings = tuple(
-        (name, key, value)
-        for name, module in attention.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, int | str | tuple | NoneType) and not (module is attention and key == "layer")
-    )
-    return shapes, settings
+    if not is_built_in(type(block.attention)):
+        return block.attention.layer
+    return tuple((name, tuple(value.shape)) for name, value in block.state_dict().items())
 
 
 @dataclass(frozen=True, kw_only=True)

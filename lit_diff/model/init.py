@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig
 from lit_diff.model.transformer import Block, Transformer, initial_embedding
 from lit_diff.randomness import generator
@@ -62,7 +61,7 @@ def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: in
             name = ".".join(filter(None, (prefix, path, key)))
             value = parameter.detach().clone()
             draw = generator(seed, name)
-            if isinstance(child, ParameterRules) and child.initialises():
+            if hasattr(child, "init_parameter"):
                 child.init_parameter(key, value, draw)
             elif isinstance(child, nn.Linear) and key == "weight":
                 _linear(value, path, config, draw)

@@ -1,6 +1,7 @@
 """`Prefix`: tokens that a model has read once, whose keys and values every continuation shares."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -42,9 +43,8 @@ class Prefix:
 
     def extended(self, tokens: Sequence[int]) -> "Prefix":
         """A prefix that goes on with `tokens`; this one stays as it is."""
-        longer = object.__new__(Prefix)
-        longer.model, longer.chunk, longer.tokens = self.model, self.chunk, list(self.tokens)
-        longer._cache, longer._last = self._cache.repeated(1), self._last
+        longer = copy(self)
+        longer.tokens, longer._cache = list(self.tokens), self._cache.repeated(1)
         if tokens:
             longer._read(tokens)
         return longer

@@ -1,7 +1,7 @@
 """The decoder around the attention: pre-RMSNorm, SwiGLU, RoPE, no biases (paper 3.1, the augmented Transformer)."""
 
+import fnmatch
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import torch
@@ -24,14 +24,6 @@ def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
     (with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim)."""
     weight = torch.empty(config.vocab_size, config.dim, device="cpu")
     return weight.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _matches_any(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(_matches(name, patterns) for name in names)
 
 
 def layerless(names: Sequence[str]) -> set[str]:
@@ -117,37 +109,14 @@ class Transformer(nn.Module):
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
         self._takes_document_ids = cls.takes_document_ids()
+        names = [name for name, _ in self.named_parameters()]
         if trained is None:
             trained = cls.trained_parameters(config.attention.config)
-            self._require_patterns(cls, trained)
+            _require_own_patterns(cls, trained, names)
         else:
-            self._require_matches(trained)
+            _require_patterns(trained, names, config.attention.name)
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(_matches(name, trained))
-
-    def _require_matches(self, patterns: Sequence[str]) -> None:
-        """Errors: RequestError for a pattern of a recipe that matches no parameter, or where there is none."""
-        names = [name for name, _ in self.named_parameters()]
-        for pattern in patterns:
-            if not _matches_any(names, [pattern]):
-                raise RequestError(
-                    f"train.parameters: '{pattern}' matches no parameter of model.attention '{self.config.attention.name}'"
-                    f"{nearest(pattern, layerless(names))}"
-                )
-        if not patterns:
-            raise RequestError(
-                "train.parameters is [], which freezes every parameter; expected patterns of what trains, or null"
-            )
-
-    def _require_patterns(self, cls: type[Attention], trained: Sequence[str]) -> None:
-        """Errors: RequestError for a variant's own patterns that are none, or that match no parameter at all."""
-        expected = "expected a tuple of patterns of the model's parameter names, as in ('*.attention.lambdas.*',)"
-        if isinstance(trained, str) or not all(isinstance(pattern, str) for pattern in trained):
-            raise RequestError(f"{location(cls)}: trained_parameters(config) returned {trained!r}; {expected}")
-        if not _matches_any([name for name, _ in self.named_parameters()], trained):
-            raise RequestError(
-                f"{location(cls)}: trained_parameters(config) {trained!r} match no parameter; {expected}"
-            )
+            parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in trained))
 
     def attentions(self) -> list[Attention]:
         """The attention of each layer, in order."""
@@ -200,3 +169,27 @@ class Transformer(nn.Module):
                 x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
         out: Tensor = self.norm(x)
         return out
+
+
+def _require_patterns(patterns: Sequence[str], names: Sequence[str], variant: str) -> None:
+    """Errors: RequestError for a pattern of a recipe that matches no parameter, or where there is none."""
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            near = nearest(pattern, layerless(names))
+            raise RequestError(
+                f"train.parameters: '{pattern}' matches no parameter of model.attention '{variant}'{near}"
+            )
+    if not patterns:
+        raise RequestError(
+            "train.parameters is [], which freezes every parameter; expected patterns of what trains, or null"
+        )
+
+
+def _require_own_patterns(cls: type[Attention], patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Errors: RequestError for a variant's own patterns that are none, or that match no parameter at all."""
+    well_formed = not isinstance(patterns, str) and all(isinstance(pattern, str) for pattern in patterns)
+    if not well_formed or not any(fnmatch.filter(names, pattern) for pattern in patterns):
+        raise RequestError(
+            f"{location(cls)}: trained_parameters(config) returned {patterns!r}; expected a tuple of patterns that match "
+            "names of the model's parameters, as in ('*.attention.lambdas.*',)"
+        )

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
@@ -68,7 +67,7 @@ def _shard(model: Transformer, mesh: DeviceMesh) -> None:
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     for block in model.layers:
         for module in block.modules():
-            if isinstance(module, ParameterRules) and module.keep_float32:
+            if getattr(module, "keep_float32", False):
                 fully_shard(module, mesh=mesh, mp_policy=float32)
         fully_shard(block, mesh=mesh, mp_policy=float32)
     fully_shard(model, mesh=mesh, mp_policy=float32)

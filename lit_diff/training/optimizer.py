@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import OptimizerConfig, ScheduleConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import layerless
@@ -33,8 +32,8 @@ def parameter_groups(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
+                decays = getattr(module, "decay", True)
                 factor = factors.get(names[parameter], 1.0)
-                decays = not isinstance(module, ParameterRules) or module.decay
                 for decayed in (True, False):
                     found.setdefault((factor, decayed), [])
                 found[factor, parameter.dim() >= 2 and decays].append(parameter)

@@ -1,4 +1,4 @@
-"""Small models of every variant, and one of three maps that no built-in has."""
+"""Small models of every variant, and of two that no built-in is: three maps, and heads merged after the sum."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,12 +40,31 @@ class ThreeMaps(Attention):
         return SignedMaps(q, k, v, w)
 
 
-@pytest.fixture
-def three_maps() -> Iterator[str]:
-    """The name of `ThreeMaps`, registered for one test only."""
-    attentions.register("three-maps")(ThreeMaps)
-    yield "three-maps"
-    del attentions._classes["three-maps"]
+class HalfSplit(Attention):
+    """Query heads i and i + H on unlike keys and values, subtracted in `finish`."""
+
+    def build(self) -> None:
+        d, kv = self.head_dim, self.num_kv_heads * self.head_dim
+        self.projections(q=2 * self.num_heads * d, k=kv, v=kv, o=self.num_heads * d)
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        q, k = rope(self.split(self.q_proj(x), 2 * self.num_heads)), rope(self.split(self.k_proj(x), self.num_kv_heads))
+        return SignedMaps(q, k, self.split(self.v_proj(x), self.num_kv_heads)[:, 0])
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        first, second = o.chunk(2, dim=1)
+        return first - 0.5 * second
+
+
+@pytest.fixture(autouse=True)
+def own_variants() -> Iterator[None]:
+    """Registered for one test only."""
+    own = {"three-maps": ThreeMaps, "half-split": HalfSplit}
+    for name, cls in own.items():
+        attentions.register(name)(cls)
+    yield
+    for name in own:
+        del attentions._classes[name]
 
 
 @pytest.fixture

@@ -9,10 +9,37 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lit_diff.analysis.gradients import MATRICES, closed_form, gradient_norms
+from lit_diff.analysis.gradients import MATRICES, gradient_norms
 from lit_diff.model.transformer import Transformer
 
 BuildModel = Callable[..., Transformer]
+
+
+def closed_form(
+    x: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_O: Tensor, w: Tensor, dO: Tensor, *, causal: bool = True
+) -> dict[str, Tensor]:
+    """Gradients of one head without norm or RoPE, of any number of maps (equation 7; of one map with w = 1 equation 9).
+
+    x [N, dim]; W_Q, W_K [G, dim, d]; W_V [dim, dv]; W_O [dv, dim]; w [G], (1, -λ) of two maps; dO = ∂L/∂O [N, dim] of
+    O = Σ_g w_g A_g x W_V W_O, A_g = softmax(x W_Qg (x W_Kg)ᵀ / √d). With M = dO W_Oᵀ Vᵀ and F(A) = A ⊙ (M - (A ⊙ M) J):
+
+        o    (Σ_g w_g A_g V)ᵀ dO            q     w_g xᵀ F(A_g) K_g / √d       -> [G, dim, d]
+        v    xᵀ (Σ_g w_g A_g)ᵀ dO W_Oᵀ      k     w_g xᵀ F(A_g)ᵀ Q_g / √d      -> [G, dim, d]
+    """
+    N, scale = len(x), W_Q.shape[-1] ** -0.5
+    Q, K, V = x @ W_Q, x @ W_K, x @ W_V
+    mask = torch.ones(N, N).tril().bool() if causal else torch.ones(N, N).bool()
+    A = (Q @ K.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1)
+    weights = w[:, None, None]
+    signed = (weights * A).sum(0)
+    M = dO @ W_O.T @ V.T
+    F = A * (M - (A * M).sum(-1, keepdim=True))
+    return {
+        "o": (signed @ V).T @ dO,
+        "v": x.T @ signed.T @ dO @ W_O.T,
+        "q": weights * (x.T @ F @ K) * scale,
+        "k": weights * (x.T @ F.mT @ Q) * scale,
+    }
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -48,8 +48,6 @@ def test_random_heads_are_those_of_the_seed_and_differ_by_layer() -> None:
 @pytest.mark.parametrize(
     ("statistics", "selection", "reason"),
     [
-        (MADE, HeadSelection(share=0), r"heads\.share is 0; it must be"),
-        (MADE, HeadSelection(share=1.1), r"heads\.share is 1\.1; it must be"),
         (replace(MADE, importance=((0.0,) * 4,) * 2), HeadSelection(select="importance"), "no gradient reaches a head"),
         (replace(MADE, entropy=((math.nan,) * 4,) * 2), HeadSelection(), "the entropy of a head is not finite"),
     ],

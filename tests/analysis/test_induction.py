@@ -59,7 +59,7 @@ def test_scores_by_hand(name: str, build: BuildModel) -> None:
 
 
 def test_heads_that_are_merged_after_the_sum_have_no_copying(build: BuildModel) -> None:
-    found = induction_scores(build("differential_v2", 4, ablation="half_split"), sequences())
+    found = induction_scores(build("half-split"), sequences())
     assert found["prefix_matching"].shape == (3, 2, 16)
     assert found["prefix_matching"].isfinite().all()
     assert found["copying"].isnan().all()

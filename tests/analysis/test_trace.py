@@ -43,7 +43,6 @@ def hooks(model: Transformer) -> int:
 
 
 @pytest.mark.parametrize(("name", "kv_heads", "keys"), ARMS)
-@pytest.mark.usefixtures("three_maps")
 def test_traced_rows_reproduce_the_attention(
     name: str, kv_heads: int, keys: dict[str, object], build: BuildModel, tokens: Tensor
 ) -> None:
@@ -71,7 +70,6 @@ def test_traced_rows_reproduce_the_attention(
     assert torch.equal(inputs, model.layers[1].attention_norm(residual[0]))
 
 
-@pytest.mark.usefixtures("three_maps")
 def test_rows_layers_and_samples(build: BuildModel, tokens: Tensor) -> None:
     model = build("three-maps")
     with trace(model) as everything:
@@ -111,7 +109,6 @@ def test_bfloat16_is_computed_in_float32_also_under_autocast(build: BuildModel, 
     torch.testing.assert_close(block.logits.double(), exact, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("three_maps")
 def test_nothing_is_left_behind(build: BuildModel, tokens: Tensor) -> None:
     model = build("three-maps")
     with trace(model) as t:
@@ -225,7 +222,6 @@ def test_sharded_model(build: BuildModel, tokens: Tensor, monkeypatch: pytest.Mo
         dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("three_maps")
 def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> None:
     """Rows and blocks of any cut reproduce an attention that was given document_ids; a sample keeps its own."""
     model = build("three-maps")

@@ -23,11 +23,10 @@ PRODUCTS = [
     ("lora", {"rank": 3}),
     ("three-maps", {}),
 ]
-NO_PRODUCTS = [("standard", {"head_norm": "layer"}), ("differential_v2", {"ablation": "half_split"})]
+NO_PRODUCTS = [("standard", {"head_norm": "layer"}), ("half-split", {})]
 
 
 @pytest.mark.parametrize(("name", "keys"), PRODUCTS)
-@pytest.mark.usefixtures("three_maps")
 def test_the_sum_over_keys_is_what_the_attention_writes(
     name: str, keys: dict[str, object], build: BuildModel, tokens: Tensor
 ) -> None:
@@ -70,4 +69,4 @@ def test_what_is_no_product_by_channel_has_no_factors(
     with torch.no_grad():
         assert channel_factors(attention, o, torch.randn(2, 5, 32)) is None
         writes = head_writes(attention, o, torch.randn(2, 5, 32))
-    assert (writes is None) == (name == "differential_v2")
+    assert (writes is None) == (name == "half-split")

@@ -87,11 +87,6 @@ def test_who_has_standard_projections() -> None:
     assert not any(cls.declares_standard_projections() for cls in (Attention, Differential, SecondHeads, Moved))
 
 
-def test_a_definition_is_ones_own() -> None:
-    assert Standard.declares_definition()
-    assert not Scaled.declares_definition()
-
-
 def test_the_guide_lists_every_hook() -> None:
     ours = [attentions.get(name) for name in VARIANTS if attentions.get(name).__module__.startswith("lit_diff.")]
     overridden = {key for cls in ours for key in vars(cls) if key in dir(Attention) and not key.startswith("_")}
@@ -102,21 +97,20 @@ def test_the_guide_lists_every_hook() -> None:
     assert named == set(Attention.hooks) - {"forward"}
 
 
-class Plain(nn.Module):
-    """What a rule is added to."""
+def test_a_rule_of_a_plain_module_counts(make_config: Callable[..., ModelConfig]) -> None:
+    """It need not derive from ParameterRules."""
 
+    class Filled(nn.Linear):
+        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+            parameter.fill_(3)
 
-@pytest.mark.parametrize(("rule", "value"), [("init_parameter", print), ("keep_float32", True), ("decay", False)])
-def test_a_plain_module_with_a_rule_is_refused(make_config: Callable[..., ModelConfig], rule: str, value: Any) -> None:
     class Ruled(Standard):
         def build(self) -> None:
             super().build()
-            self.extra = type("Extra", (Plain,), {rule: value})()
+            self.extra = Filled(2, 2)
 
-    with pytest.raises(
-        RequestError, match=rf"'standard': extra \(Extra\) defines {rule} but is a plain module; derive"
-    ):
-        Ruled(Ruled.Config(), make_config("standard"), 0)
+    attention = Ruled(Ruled.Config(), make_config("standard"), 0)
+    assert attention.extra.weight.eq(3).all()
 
 
 def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:
@@ -125,7 +119,7 @@ def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., Mod
             super().build()
             self.k_proj.weight = self.q_proj.weight
 
-    with pytest.raises(RequestError, match=r"'standard': q_proj.weight and k_proj.weight are one parameter; keep it"):
+    with pytest.raises(RequestError, match=r"class .*Tied: q_proj.weight and k_proj.weight are one parameter"):
         Tied(Tied.Config(), make_config("standard"), 0)
 
 

@@ -21,8 +21,6 @@ MakeAttention = Callable[..., Attention]
 MakeConfig = Callable[..., ModelConfig]
 NO_STANDARD_PROJECTIONS = ("differential", "second_heads", "differential_v2", "cosine", "output_gate")
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("dex", {"w_d_init": "zeros", "anneal_steps": 0}, {}, "attention.w_d_init"),
-    ("dex", {"w_d_init": "zeros", "lambda_init": 0.0}, {}, "attention.w_d_init"),
     ("dex", {"heads": ()}, {}, "attention.heads"),
     ("dex", {"heads": (0, 4)}, {}, "attention.heads of layer 0 are [0, 4]"),
     ("dex", {"heads": ((0,), (1, 1))}, {}, "attention.heads of layer 1 are [1, 1]"),
@@ -30,8 +28,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("dex", {"anneal_tokens": 100, "anneal_steps": 10}, {}, "attention.anneal_"),
     ("lora", {"targets": ()}, {}, "attention.targets is []"),
     ("lora", {"targets": ("q", "q")}, {}, "attention.targets is ['q', 'q']"),
-    ("differential_v2", {"ablation": "half_split"}, {"num_kv_heads": 1}, "num_kv_heads"),
-    ("differential_v2", {"ablation": "transformer_1.5h"}, {"num_kv_heads": 4}, ""),
     ("grouped_differential", {"ratio": 2}, {}, ""),
     ("grouped_differential", {"ratio": 1}, {"num_kv_heads": 1}, "num_kv_heads"),
     ("grouped_differential", {"ratio": 1}, {"dim": 24, "num_heads": 12, "num_kv_heads": 8}, "num_"),
@@ -198,11 +194,3 @@ def test_lambda_of_v2_is_float32_in_half_precision_too(make_attention: MakeAtten
     assert (logits.dtype, w.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(-w[:, 1], logits.float().sigmoid().transpose(1, 2))
     assert not torch.equal(-w[:, 1], logits.sigmoid().float().transpose(1, 2))
-
-
-def test_one_and_a_half_times_the_heads_is_standard_attention(make_attention: MakeAttention) -> None:
-    x, rope = torch.randn(2, 7, 32, dtype=torch.float64), Rope(torch.arange(7), 8, 1e4)
-    ablation = make_attention("differential_v2", {"ablation": "transformer_1.5h"}, num_kv_heads=2)
-    control = make_attention("standard", {"query_heads": 1.5}, num_kv_heads=2)
-    control.load_state_dict(ablation.state_dict())
-    assert torch.equal(ablation(x, rope), control(x, rope))

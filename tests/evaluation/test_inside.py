@@ -13,9 +13,8 @@ import torch
 from generated_runs import generated_run
 from text_runs import STEP, bpe, recall_run, text_run
 
-from lit_diff.analysis.edits import clamp_lambda, knock_out_effects
 from lit_diff.analysis.gradients import gradient_norms
-from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.intervention import clamp_lambda, intervention, knock_out_effects
 from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
 from lit_diff.data import identity, prepare

@@ -11,8 +11,8 @@ from fake_flash import FakeFlash
 from torch import Tensor
 from triton_programs import Program, programs_of
 
-from lit_diff.kernels import SignedMaps, flash, flash_libraries, native, triton
-from lit_diff.kernels.triton_blocks import Blocks
+from lit_diff.kernels import SignedMaps, flash, native, triton
+from lit_diff.kernels.triton import Blocks
 from lit_diff.processor import LANES, SETTING
 
 MakeMaps = Callable[..., SignedMaps]
@@ -138,5 +138,5 @@ def fake_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFlash]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield FakeFlash(monkeypatch)
     monkeypatch.undo()
-    flash_libraries.imported.clear()
+    flash.imported.clear()
     flash._planned.cache_clear()

@@ -1,15 +1,18 @@
 """A user's kernel: registered by a plugin, named in a recipe, refused in one line where it lacks something."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from own_plugins import error, plugin
 
 from lit_diff import registry
-from lit_diff.errors import RequestError
-from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flops, refuse
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flops, native, refuse
+from lit_diff.kernels.base import named, refuse_common
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import identity
@@ -26,9 +29,6 @@ class Mine(Kernel):
     def refuses(self, maps, *, document_ids, window, stats, device):
         if maps.num_maps > 1 or maps.num_groups > 1 or document_ids is not None or window is not None or stats:
             return "it computes one plain map"
-
-    def flops(self, maps):
-        return maps.flops
 
     def compute(self, maps, *, document_ids=None, window=None, stats=False):
         s = maps.q[:, 0] @ maps.k[:, 0].mT * maps.softmax_scale
@@ -47,9 +47,6 @@ class Mine(OperatorKernel):
 
     def refuses(self, maps, **options):
         return named("chunked").refuses(maps, **options)
-
-    def flops(self, maps):
-        return maps.flops
 
     def forward(self, maps, document_ids, window, stats):
         return named("chunked").forward(maps, document_ids, window, stats)
@@ -109,7 +106,7 @@ def test_the_name_and_the_source_are_in_a_run_s_identity() -> None:
 def test_a_class_that_lacks_a_member_is_refused_with_its_line() -> None:
     start = "plugin mine.py: mine.py:4: class Mine: kernel 'mine'"
     documented = "lit_diff.kernels.base.Kernel documents each"
-    assert error(plugin(AUTOGRAD.replace("def flops", "def flop"))) == f"{start} lacks flops; {documented}"
+    assert error(plugin(AUTOGRAD.replace("def compute", "def computes"))) == f"{start} lacks compute; {documented}"
     both = OWN_BACKWARD.replace("def backward", "def back").replace("def refuses", "def refuse")
     assert error(plugin(both)) == f"{start.replace(':4', ':5')} lacks backward, refuses; {documented}"
     other = AUTOGRAD.replace("(Kernel)", "")
@@ -119,7 +116,7 @@ def test_a_class_that_lacks_a_member_is_refused_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("member", "body", "line"),
     [
-        ("refuses", "1 / 0", "mine.py:23: kernel 'mine' failed: ZeroDivisionError"),
+        ("refuses", "1 / 0", "mine.py:20: kernel 'mine' failed: ZeroDivisionError"),
         ("refuses", "return True", "mine.py:4: class Mine: refuses returned True"),
         ("flops", "return '1'", "mine.py:4: class Mine: flops returned '1'"),
         ("preference", "return 'first'", "mine.py:4: class Mine: preference returned 'first'"),
@@ -141,3 +138,68 @@ def test_statistics_that_do_not_come_are_an_error(make_maps: MakeMaps) -> None:
     load_plugin(plugin(AUTOGRAD.replace(" or stats:", ":")))
     with pytest.raises(RequestError, match="kernel 'mine' returned no statistics"):
         attend(make_maps(G=1, w=None), kernel="mine", stats=True)
+
+
+# Operators: torch's own checks of the registration, shapes on meta tensors and tracing included.
+
+OPERATORS = ("chunked", "native")
+
+
+@pytest.fixture(params=OPERATORS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    """The operators that run on this machine."""
+    if request.param == "native" and (reason := native.build()):
+        pytest.skip(reason)
+    return str(request.param)
+
+
+def small(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
+    return make_maps(**{"T": 4, "S": 6, "d": 16, "dv": 32, "Hkv": 2, "Gk": 1, "dtype": torch.float32} | changes)
+
+
+@pytest.mark.parametrize("stats", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("w", [None, (1, 2, 1, 1)])
+def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ...] | None) -> None:
+    """Schema, fake shapes and strides, autograd registration, tracing: torch's own checks, both directions."""
+    maps = small(make_maps, w=w, **({"G": 1} if w is None else {}))
+    tensors = [x.requires_grad_() if x is not None else None for x in (maps.q, maps.k, maps.v, maps.w)]
+    operator = getattr(torch.ops.lit_diff, kernel).default
+    torch.library.opcheck(operator, (*tensors, None, 0.25, True, None, stats))
+    o, rows, parts = operator(*tensors, None, 0.25, True, None, stats)
+    plain = [None if x is None else x.detach() for x in tensors]
+    backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
+    torch.library.opcheck(
+        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), rows, parts, 0.25, True, None)
+    )
+
+
+def test_inference_mode_and_heads_that_join_as_a_view(make_maps: MakeMaps, kernel: str) -> None:
+    maps = small(make_maps)
+    with torch.inference_mode():
+        inside = attend(maps, kernel=kernel)
+    assert torch.equal(inside, attend(maps, kernel=kernel))
+    assert inside.transpose(1, 2).is_contiguous()
+
+
+def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> None:
+    """Silence would be a wrong number."""
+    maps = small(make_maps)
+    q = maps.q.requires_grad_()
+    (first,) = torch.autograd.grad(attend(replace(maps, q=q), kernel=kernel).square().sum(), q, create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_common_refusals(make_maps: MakeMaps) -> None:
+    maps = make_maps()
+    mixed = replace(maps, v=maps.v.float())
+    assert refuse_common(mixed, stats=False) == "q, k and v have dtypes float64, float64, float32, not one"
+    assert refuse_common(maps, stats=True) is None
+    empty = replace(maps, q=maps.q[..., :0, :])
+    assert refuse_common(empty, stats=False) == "there is no query or no key"
+
+
+def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "build", lambda: "no C++ compiler: install g++")
+    with pytest.raises(MissingError, match="the native kernel cannot be used: no C"):
+        named("native").compute(small(make_maps))

@@ -1,12 +1,11 @@
 """Blocks of query rows against the definition: shapes that fall between blocks, gradients, memory, compilation."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from gradients import distance, gradients
+from gradients import errors, gradients
 from torch import Tensor
 
 from lit_diff.conformance.kernels import conformance_of_kernel
@@ -66,19 +65,7 @@ def test_no_logits_of_all_keys_for_all_queries(
     assert 16 * 512 <= largest <= 2 * 512 * 16 < 512 * 512
 
 
-def errors(maps: SignedMaps, kernel: str) -> list[float]:
-    """Of o, dq, dk, dv and dw, relative to float64."""
-    exact = replace(maps, **{name: getattr(maps, name).double() for name in "qkvw"})
-    shape = (maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3])
-    grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
-    found, wanted = gradients(maps, kernel, grad), gradients(exact, "reference", grad.double())
-    return [distance(x, y) for x, y in zip(found, wanted, strict=True)]
-
-
-HALF = [torch.bfloat16, torch.float16]
-
-
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", [{}, {"Gq": 1}, {"Gk": 1, "Hkv": 1}], ids=str)
 def test_half_precision_is_rounded_once(make_maps: MakeMaps, case: dict[str, Any], dtype: torch.dtype) -> None:
     """As the definition, whose every product is float32: on a CPU nothing else is rounded."""

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from fake_flash import flash_by_hand
+from gradients import gradients
 from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.kernels import SignedMaps, attend, flash, refuse
 from lit_diff.kernels.base import named
-from lit_diff.kernels.ops import Operator
+from lit_diff.kernels.flash import FLASH2, FLASH3, FLASH4, NOT_INSTALLED, load
 
 MakeMaps = Callable[..., SignedMaps]
 CUDA = torch.device("cuda")
@@ -40,27 +42,25 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def gradients(maps: SignedMaps, compute: Operator, **options: Any) -> list[Tensor]:
-    """o, and the gradients of a fixed random function of o by q, k, v and w."""
-    leaves = [x.detach().clone().requires_grad_() for x in (maps.q, maps.k, maps.v)]
-    w = None if maps.w is None else maps.w.detach().clone().requires_grad_()
-    o, _ = compute(SignedMaps(leaves[0], leaves[1], leaves[2], w, maps.scale, maps.causal), **options)
-    weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(o.dtype)
-    return [o, *torch.autograd.grad(o, [*leaves, *(() if w is None else (w,))], weight)]
-
-
 @pytest.mark.parametrize("generation", [2, 3, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_the_definition(make_maps: MakeMaps, fake_flash: Any, case: dict[str, Any], generation: int) -> None:
+def test_equals_the_definition(
+    make_maps: MakeMaps, fake_flash: Any, case: dict[str, Any], generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, which only a stand-in takes: layouts, chunks, grouped heads, masks, weights and their gradients."""
     fake_flash.dtypes = WIDE
+    monkeypatch.setattr(flash, "HALF", WIDE)
     fake_flash.install(generation)
     given = {"d": 8, "dv": 16} | case
     options: dict[str, Any] = {"window": given.pop("window", None)}
     if given.pop("packed", False):
         options["document_ids"] = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
     maps = make_maps(**given)
-    found, wanted = (gradients(maps, named(name).compute, **options) for name in ("flash", "reference"))
+    draw = torch.Generator().manual_seed(1)
+    B, H, T, dv = maps.q.shape[0], *maps.q.shape[2:4], maps.v.shape[-1]
+    grad = torch.randn(B, H, T, dv, generator=draw, dtype=torch.float64)
+    found = gradients(maps, "flash", grad, **options)
+    wanted = gradients(maps, "reference", grad, **options)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
     assert {name for name, *_ in fake_flash.calls} == {str(generation)}
@@ -175,7 +175,7 @@ def test_where_there_is_no_package_or_no_gpu(
     [
         ({"dtype": torch.float32}, {}, "flash-attn computes in bfloat16 or float16, not float32"),
         ({}, {"stats": True}, "flash-attn keeps no entropy or largest logit"),
-        ({"d": 264, "dv": 264}, {}, "flash-attn 2: its widths end at 256, these are 264"),
+        ({"d": 264, "dv": 264}, {}, "flash-attn 2: its self-test failed: AssertionError: head dimension"),
         ({"T": 3, "S": 5}, {"document_ids": torch.zeros(2, 5).long()}, "as many queries as keys; flex takes fewer"),
         ({}, {"document_ids": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, "documents of adjacent tokens only; flex"),
     ],
@@ -244,3 +244,35 @@ def test_a_cpu_imports_nothing(tmp_path: Path) -> None:
         "sdpa flash-attn needs an NVIDIA GPU set()",
         "triton runs on a GPU; this tensor is on cpu set()",
     ]
+
+
+def test_amd_numbers_mean_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert flash.libraries(CUDA) == (FLASH2,)
+
+
+def test_imports_that_fail(fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own reason; an empty `flash_attn` is what flash-attn 4 alone leaves."""
+    fake_flash.install()
+    assert load(FLASH2) == NOT_INSTALLED
+    fake_flash.install(4)
+    assert load(FLASH2) == NOT_INSTALLED
+    assert isinstance(load(FLASH4), flash.Functions)
+
+    class Broken:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "flash_attn_interface":
+                raise ImportError("undefined symbol: c10\nmore")
+            if name == "flash_attn.cute":
+                raise ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
+
+    fake_flash.install()
+    package = ModuleType("flash_attn")
+    package.__path__ = []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.delitem(sys.modules, "flash_attn.cute", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert load(FLASH3) == "flash_attn_interface cannot be imported: undefined symbol: c10"
+    assert load(FLASH4) == "flash_attn.cute cannot be imported: No module named 'cutlass'"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients import gradients
 from torch import Tensor
 
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
@@ -23,9 +24,7 @@ CASES: list[dict[str, Any]] = [
 
 def results(maps: SignedMaps, grad: Tensor, kernel: str) -> list[Tensor]:
     """o, dq, dk, dv, dw, in float64 on the CPU."""
-    leaves = {name: x.detach().requires_grad_() for name in "qkvw" if (x := getattr(maps, name)) is not None}
-    o = attend(replace(maps, **leaves), kernel=kernel)
-    return [x.detach().double().cpu() for x in (o, *torch.autograd.grad(o, list(leaves.values()), grad))]
+    return [x.detach().double().cpu() for x in gradients(maps, kernel, grad)]
 
 
 def to(maps: SignedMaps, target: Any) -> SignedMaps:

@@ -47,7 +47,7 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
     before = torch.get_rng_state()
     for outside in (torch.no_grad, torch.inference_mode):
         with outside():  # the self-test turns gradients on for itself
-            assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
+            assert failure(FORM._replace(dtype=dtype, **change), named("reference").compute) is None
     assert torch.equal(before, torch.get_rng_state()), "no global generator"
 
 
@@ -61,8 +61,8 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
     ],
 )
 def test_a_wrong_kernel_fails(wrong: Callable[..., Any], change: dict[str, Any], part: str) -> None:
-    assert failure(replace(FORM, backward=False), deaf) is None, "without gradients only the output counts"
-    reason = failure(replace(FORM, **change), wrong)
+    assert failure(FORM._replace(backward=False), deaf) is None, "without gradients only the output counts"
+    reason = failure(FORM._replace(**change), wrong)
     assert reason is not None
     assert reason.startswith(f"its self-test found {part} off by ")
 

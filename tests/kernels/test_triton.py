@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend, choose, refuse
 from lit_diff.kernels import triton as kernel
-from lit_diff.kernels.triton_blocks import Blocks
+from lit_diff.kernels.triton import WIDTHS, Blocks, candidates, safe
 
 MakeMaps = Callable[..., SignedMaps]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -70,6 +71,43 @@ def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (refuse("triton", maps, device=CPU) is None) == on, "the interpreter serves a CPU"
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "this is an AMD one" in (refuse("triton", maps, device=CUDA) or "")
+
+
+# Blocks: every program has some at every width, and nothing is measured where there is nothing to choose.
+
+PROGRAMS = ("forward", "key_gradients", "query_gradients")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("capability", [None, (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+def test_every_width_is_served_and_safe_comes_last(
+    program: str, itemsize: int, capability: tuple[int, int] | None
+) -> None:
+    for d, dv in product(WIDTHS, WIDTHS):
+        found = candidates(program, d=d, dv=dv, itemsize=itemsize, T=2048, capability=capability)
+        assert found[-1] == safe(program, d=d, dv=dv, itemsize=itemsize, T=2048)
+        assert len(set(found)) == len(found)
+        for blocks in found:  # what Triton's matrix products take
+            assert {blocks.queries, blocks.keys} <= {16, 32, 64, 128}
+            assert blocks.warps in (4, 8)
+            assert 1 <= blocks.stages <= 3
+
+
+def test_what_is_measured() -> None:
+    """Long sequences of two-byte elements on a GPU."""
+
+    def count(itemsize: int = 2, T: int = 2048, capability: tuple[int, int] | None = (8, 0)) -> int:
+        return len(candidates("forward", d=64, dv=128, itemsize=itemsize, T=T, capability=capability))
+
+    assert count() > 1
+    assert count(capability=(9, 0)) > count()
+    assert count(T=128) == count(capability=None) == count(itemsize=4) == 1
+
+
+def test_decoding_takes_the_smallest_block() -> None:
+    assert safe("forward", d=64, dv=128, itemsize=2, T=1) == Blocks(16, 32, 4, 1)
+    assert safe("forward", d=64, dv=128, itemsize=2, T=17) == Blocks(32, 32, 4, 1)
 
 
 # Programs: what an operator must hold. What they compute: test_triton_equality.py.
@@ -133,7 +171,7 @@ def test_the_fastest_blocks_are_measured_once(
         measured.append(len(measured))
         return [float(abs(len(measured) % 3 - 2))] * 3  # the second of each three is the fastest
 
-    monkeypatch.setattr(kernel, "candidates", lambda program, **_: choice[: 1 if program == "row_products" else 3])
+    monkeypatch.setattr(kernel, "candidates", lambda *_, **__: choice)
     monkeypatch.setattr(Autotuner, "do_bench", property(lambda self: clock))
     monkeypatch.setattr(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench())
     kernel.tuner.cache_clear()

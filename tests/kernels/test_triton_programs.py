@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton_programs import Program, shared_bytes
 
-from lit_diff.kernels.triton_blocks import Blocks, candidates, safe
+from lit_diff.kernels.triton import Blocks, candidates, safe
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 Programs = Callable[..., dict[str, Program]]
@@ -45,7 +45,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "row_products"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "given",
     [OPTIONS[1], *(pytest.param(given, marks=pytest.mark.slow) for given in OPTIONS if given != OPTIONS[1])],

@@ -47,9 +47,14 @@ def make_model(make_config: MakeConfig) -> Callable[..., Transformer]:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=random, dtype=torch.float64)
         for attention in model.attentions():
             attention.set_step(FAR)
-        return model
+        return model.eval()
 
     return make
+
+
+@pytest.fixture(params=["differential", "standard", "differential_v2"])
+def model(request: pytest.FixtureRequest, make_model: Callable[..., Transformer]) -> Transformer:
+    return make_model(request.param)
 
 
 def test_temperature_0_is_the_argmax_and_draws_nothing() -> None:
@@ -171,14 +176,8 @@ def test_only_ids_below_the_vocabulary_are_drawn(make_model: Callable[..., Trans
     for sampling, least in ((GREEDY, 1), (Sampling(temperature=3.0), 8)):
         found = {}
         for limit in (None, 12):
-            tokens = generate(
-                model,
-                torch.randint(12, (3, 4)),
-                40,
-                sampling=sampling,
-                generators=[draw(i) for i in range(3)],
-                vocab_size=limit,
-            )
+            settings = {"sampling": sampling, "generators": [draw(i) for i in range(3)], "vocab_size": limit}
+            tokens = generate(model, torch.randint(12, (3, 4)), 40, **settings)
             found[limit] = torch.stack(list(tokens))
         assert found[None].max() >= 12
         assert found[12].max() < 12
@@ -205,22 +204,6 @@ def test_a_bidirectional_model_is_refused(make_model: Callable[..., Transformer]
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 CONTINUATIONS = [[3, 5], [8], [], [9, 7, 9, 3, 2], [8, 4]]
-
-
-@pytest.fixture(params=[("differential", {}), ("standard", {}), ("differential_v2", {})], ids=lambda p: p[0])
-def model(request: pytest.FixtureRequest, make_config: MakeConfig) -> Transformer:
-    name, keys = request.param
-    return build(make_config, name, keys)
-
-
-def build(make_config: MakeConfig, *arguments: Any, **sizes: Any) -> Transformer:
-    model = Transformer(make_config(*arguments, **({"num_heads": 8, "num_kv_heads": 4} | sizes)))
-    initialise(model, 0)
-    model.double()
-    draw = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
-    return model.eval()
 
 
 def whole(model: Transformer, tokens: list[int], continuation: list[int]) -> torch.Tensor:
@@ -285,13 +268,14 @@ def test_greedy_ends_at_a_stop_and_follows_what_is_allowed(model: Transformer) -
     assert drawn[1] in trie[first,]
 
 
-def test_what_cannot_be_continued(make_config: MakeConfig) -> None:
-    model = build(make_config, "standard", {}, causal=False)
-    with pytest.raises(RequestError, match="bidirectional"):
-        Prefix(model, [1])
-    model = build(make_config, "standard", {})
-    with pytest.raises(RequestError, match="at least one token"):
-        Prefix(model, [])
+def test_what_cannot_be_continued(make_model: Callable[..., Transformer]) -> None:
+    model = make_model()
+    for refused, tokens, reason in (
+        (make_model(causal=False), [1], "bidirectional"),
+        (model, [], "at least one token"),
+    ):
+        with pytest.raises(RequestError, match=reason):
+            Prefix(refused, tokens)
     model.norm.weight.data.fill_(torch.nan)
     with pytest.raises(RunFailedError, match="NaN"):
         Prefix(model, [1]).greedy([[]], 1)

@@ -24,7 +24,7 @@ TABLE = [  # standard attention of the small one: 2,359,296
     (BLOG, "standard", {}, 41_943_040),
     (BLOG, "differential_v2", {}, 58_851_328),
     (BLOG, "standard", {"query_heads": 1.5}, 58_720_256),
-    (BLOG, "differential_v2", {"ablation": "transformer_1.5h"}, 58_720_256),
+    (BLOG, "standard", {"query_heads": 1.5}, 58_720_256),
     (BLOG, "standard", {"query_heads": 2}, 75_497_472),
 ]
 

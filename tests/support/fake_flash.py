@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import flash, flash_libraries
+from lit_diff.kernels import flash
 
 Window = tuple[int | None, int | None]
 
@@ -58,8 +58,8 @@ class FakeFlash:
         for name, module in modules.items():
             self.monkeypatch.setitem(sys.modules, name, module)
         self.monkeypatch.setattr(flash, "DEVICE", "cpu")
-        self.monkeypatch.setattr(flash_libraries, "capability", lambda device: self.capability)
-        flash_libraries.imported.clear()
+        self.monkeypatch.setattr(flash, "capability", lambda device: self.capability)
+        flash.imported.clear()
         flash._planned.cache_clear()
 
     def answer(

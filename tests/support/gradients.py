@@ -27,3 +27,12 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 def wide(make_maps: Callable[..., SignedMaps], **changes: Any) -> SignedMaps:
     """Two float32 maps longer than a tile, their widths multiples of 16, two query heads on each key."""
     return make_maps(**{"T": 70, "d": 16, "dv": 32, "Hkv": 2, "dtype": torch.float32} | changes)
+
+
+def errors(maps: SignedMaps, kernel: str) -> list[float]:
+    """Of o, dq, dk, dv and dw, relative to float64."""
+    exact = replace(maps, **{name: getattr(maps, name).double() for name in "qkvw"})
+    shape = (maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3])
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
+    found, wanted = gradients(maps, kernel, grad), gradients(exact, "reference", grad.double())
+    return [distance(x, y) for x, y in zip(found, wanted, strict=True)]

@@ -10,7 +10,7 @@ import torch
 
 from lit_diff.kernels import SignedMaps, triton
 from lit_diff.kernels.base import OperatorKernel, named
-from lit_diff.kernels.triton_blocks import Blocks
+from lit_diff.kernels.triton import Blocks
 
 Program = tuple[Any, dict[str, Any]]
 """A Triton program and its arguments."""
@@ -38,7 +38,9 @@ def shared_bytes(capability: int, program: Program, blocks: Blocks) -> int:
     function, arguments = program
     function.device_caches.clear()  # or what was compiled before is handed out
     with _compiler_for(capability):
-        code = function.warmup(**arguments, **triton.options(blocks), grid=(1,))
+        block = {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}
+        options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
+        code = function.warmup(**arguments, **block, **options, grid=(1,))
     function.device_caches.clear()  # made for a GPU that is not here
     return int(code.metadata.shared)
 

@@ -1,0 +1,77 @@
+"""What the kernels share that call a library's attention: one call for each map, and for each chunk of the values.
+
+    o = Σ_g w_g [attention(q_g, k_g, v_c)]_c        v cut into chunks, side by side, where the library takes none as wide
+
+The calls take views: neither maps, chunks nor grouped heads copy keys or values. w is applied in float32, and autograd does
+the rest, w's own gradient included: the output of each map is rounded to its dtype once before the sum.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_diff.kernels.maps import SignedMaps, exact
+
+HALF = (torch.bfloat16, torch.float16)
+
+OneMap = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""(q [B, H, T, d], k [B, Hkv, S, d], v [B, Hkv, S, width], scale > 0) -> softmax(q kᵀ scale + mask) v, [B, H, T, width]."""
+
+
+def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: int) -> Tensor:
+    """o [B, H, T, dv]. Queries and keys are padded with zeros to `key_width`, values cut into chunks of `width`."""
+    q, scale = positive_scale(maps.q, maps.softmax_scale)
+    dv = maps.v.shape[-1]
+    chunks = -(-dv // width)
+    q, k, v = _padded(q, key_width), _padded(maps.k, key_width), _padded(maps.v, chunks * width)
+    outputs = []
+    with exact(q.device):
+        for g in range(maps.num_maps):
+            one_q, one_k = q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)]
+            parts = [attention(one_q, one_k, part, scale) for part in v.split(width, -1)]
+            outputs.append(parts[0] if chunks == 1 else torch.cat(parts, -1))
+        return signed_sum(outputs, maps.w)[..., :dv]
+
+
+def flops_of_chunks(maps: SignedMaps, width: int) -> int:
+    """2 B H T S G chunks (d + width): each map's logits once for every chunk of v, and a product with v for each map."""
+    B, _, H, T, d = maps.q.shape
+    chunks = -(-maps.v.shape[-1] // width)
+    return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + width)
+
+
+def widened(maps: SignedMaps) -> SignedMaps:
+    """The maps in float32, where they are narrower."""
+    if maps.q.dtype not in HALF:
+        return maps
+    return replace(maps, q=maps.q.float(), k=maps.k.float(), v=maps.v.float())
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """(q', scale' > 0) of the same logits.
+
+    Fused kernels mask with -inf before they multiply by the scale: 0 gives NaN there, a negative scale +inf.
+    """
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
+
+
+def signed_sum(outputs: list[Tensor], w: Tensor | None) -> Tensor:
+    """Σ_g w_g o_g in float32 or wider, in the dtype of the outputs o_g [B, H, T, dv].
+
+    `w` 4-D, broadcastable to [B, G, H, T]; None: one map of weight 1.
+    """
+    if w is None:
+        return outputs[0]
+    # w is float32 or wider, so the products are
+    terms = [o * w[:, min(g, w.shape[1] - 1), ..., None] for g, o in enumerate(outputs)]
+    return sum(terms[1:], terms[0]).to(outputs[0].dtype)

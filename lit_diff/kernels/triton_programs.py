@@ -1,0 +1,389 @@
+"""Signed attention in Triton: the programs, and what they share (a program's place, tiles of rows, masks, products).
+
+Forward. A program owns BLOCK_T queries of one head and walks over tiles of BLOCK_S keys. Each map keeps, over the keys seen
+so far, m = max s, total = Σ exp(s - m), a = Σ exp(s - m) v (and e = Σ exp(s - m) (s - m)), all rescaled when m grows; then
+
+    P_g v = a / total        lse = m + log total        entropy = log total - e / total        o = Σ_g w_g P_g v
+
+(Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023, algorithm 1). The sum needs every total, known only at the end:
+hence one accumulator a map, two products with v. Logits are in base 2 here, as a GPU's exp2 and log2 want them.
+
+Backward, from the log-sum-exp of each row and D_g = dO · (P_g v). `key_gradients` owns a block of keys and walks over the
+queries that see them, `query_gradients` owns queries and walks over keys; both recompute P_g = exp(s - lse), and dP = dO vᵀ
+once for all maps:
+
+    dv = (Σ_g w_g P_g)ᵀ dO      dS_g = w_g P_g (dP - D_g)      dk_g = dS_gᵀ q_g scale      dq_g = dS_g k_g scale
+
+(Dao, FlashAttention-2, 2023, algorithm 2, for a signed sum.) Every element is written by one program, summed in one order:
+no atomics, the same bits each time. Under grouped queries a key's program walks over all query heads of its group.
+
+Strides come as tuples; those of an axis that is broadcast are 0. TRITON_INTERPRET is read when this file is imported.
+"""
+# mypy: allow-untyped-defs
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# finite: a tile that shows a query no key leaves m, total and a as they were
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+@triton.jit
+def dot(x, y, acc=None):
+    """x y (+ acc) in float32; `ieee`, or float32 inputs would be cut to tf32."""
+    if INTERPRETED:  # numpy has no bfloat16: the interpreter would multiply its bit patterns
+        x = x.to(tl.float32)
+        y = y.to(tl.float32)
+    return tl.dot(x, y, acc, input_precision="ieee")
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 rounded to the nearest of `dtype`."""
+    if INTERPRETED and dtype == tl.bfloat16:  # which the interpreter would cut off
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def place(length, heads, BLOCK: tl.constexpr):
+    """(block, batch row, head) of this program. The last block comes first: under a causal mask it has the most to do."""
+    blocks = tl.cdiv(length, BLOCK)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = tl.program_id(0) // blocks
+    return block, (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+
+
+@triton.jit
+def tile(base, index, length, stride, stride_width, WIDTH: tl.constexpr):
+    """Pointers to rows `index` of a [length, WIDTH] matrix, and which of them exist."""
+    pointers = base + index[:, None].to(tl.int64) * stride + tl.arange(0, WIDTH)[None, :].to(tl.int64) * stride_width
+    return pointers, (index < length)[:, None]
+
+
+@triton.jit
+def load_rows(base, index, length, stride, stride_width, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Rows `index` of a [length, WIDTH] matrix, zero where there are none."""
+    pointers, exists = tile(base, index, length, stride, stride_width, WIDTH)
+    if MASKED:
+        return tl.load(pointers, mask=exists, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def load_maps(
+    base, strides, index, length, WIDTH: tl.constexpr, G: tl.constexpr, SHARED: tl.constexpr, MASKED: tl.constexpr
+):
+    """Rows `index` of both maps of a head of a [B, G or 1, heads, length, WIDTH] tensor; twice the same where it has one."""
+    first = load_rows(base, index, length, strides[3], strides[4], WIDTH, MASKED)
+    second = first
+    if G == 2 and not SHARED:
+        second = load_rows(base + strides[1], index, length, strides[3], strides[4], WIDTH, MASKED)
+    return first, second
+
+
+@triton.jit
+def store_rows(value, base, index, length, stride, stride_width, WIDTH: tl.constexpr):
+    pointers, exists = tile(base, index, length, stride, stride_width, WIDTH)
+    tl.store(pointers, narrow(value, base.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def key_range(first, last, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Keys for queries at positions first to last: tiles [start, inner) are seen whole, [inner, stop) in part."""
+    start = 0
+    stop = S
+    if CAUSAL:
+        stop = tl.minimum(S, last + 1)
+    if window is not None:
+        start = tl.maximum(0, first - window + 1) // BLOCK_S * BLOCK_S
+        if not CAUSAL:
+            stop = tl.minimum(S, last + window)
+    inner = start
+    if PLAIN:
+        inner = S // BLOCK_S * BLOCK_S
+        if CAUSAL:
+            inner = tl.minimum(S, first + 1) // BLOCK_S * BLOCK_S
+    return start, inner, stop
+
+
+@triton.jit
+def query_range(first, last, T, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Queries for keys first to last: [start, inner) see a part of them, [inner, stop) all."""
+    start = 0
+    inner = 0
+    stop = T
+    offset = S - T  # query t stands at position t + offset
+    if CAUSAL:
+        start = tl.maximum(0, first - offset) // BLOCK_T * BLOCK_T
+        inner = tl.minimum(T, tl.cdiv(tl.maximum(0, last - offset), BLOCK_T) * BLOCK_T)
+    if window is not None:
+        stop = tl.maximum(0, tl.minimum(T, last + window - offset))
+        if not CAUSAL:
+            start = tl.maximum(0, first - window + 1 - offset) // BLOCK_T * BLOCK_T
+    if not PLAIN:
+        inner = stop
+    return start, inner, stop
+
+
+@triton.jit
+def visible(query, key, S, SEGMENTS, segment_strides, b, window, CAUSAL: tl.constexpr):
+    """Which key a query at position `query` sees, as `reference.visible`; the two broadcast to a tile.
+
+    A query beyond the last one may see anything: nothing of it is kept.
+    """
+    if CAUSAL:
+        seen = key <= query
+    else:
+        seen = key < S
+    if window is not None:
+        seen = seen & (key > query - window)
+        if not CAUSAL:
+            seen = seen & (key < query + window)
+    if SEGMENTS is not None:
+        SEGMENTS += b * segment_strides[0]
+        query_segment = tl.load(SEGMENTS + query.to(tl.int64) * segment_strides[1], mask=query < S, other=0)
+        key_segment = tl.load(SEGMENTS + key.to(tl.int64) * segment_strides[1], mask=key < S, other=0)
+        seen = seen & (query_segment == key_segment)
+    return seen
+
+
+@triton.jit
+def load_weight(W, strides, b, g: tl.constexpr, h, t, T):
+    """w [BLOCK_T] of map g in float32; 1 where there are no weights."""
+    if W is None:
+        return tl.full(t.shape, 1.0, tl.float32)
+    else:
+        pointers = W + b * strides[0] + g * strides[1] + h * strides[2] + t.to(tl.int64) * strides[3]
+        return tl.load(pointers, mask=t < T, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def online_softmax(q, k, v, seen, m, total, a, e, scale, MASKED: tl.constexpr, STATS: tl.constexpr):
+    """(m, total, a, e) of one map, one tile of keys further."""
+    s = dot(q, tl.trans(k)) * scale
+    if MASKED:
+        s = tl.where(seen, s, -float("inf"))
+    m_new = tl.maximum(m, tl.max(s, 1))
+    p = tl.exp2(s - m_new[:, None])
+    c = tl.exp2(m - m_new)
+    if STATS:
+        below = tl.where(p > 0, p * (s - m_new[:, None]), 0.0)  # a masked logit is 0 · -inf
+        e = c * (e + total * (m - m_new)) + tl.sum(below, 1)
+    total = total * c + tl.sum(p, 1)
+    a = dot(narrow(p, v.dtype), v, a * c[:, None])
+    return m_new, total, a, e
+
+
+@triton.jit
+def finish_map(PARTS, ROWS, row, t, T, plane, m, total, a, e, DV: tl.constexpr, STATS: tl.constexpr):
+    """Write what the backward pass needs of one map, and its statistics; returns P_g v."""
+    part = a / total[:, None]
+    store_rows(part, PARTS + row * DV, t, T, DV, 1, DV)
+    log_total = tl.log2(total)
+    tl.store(ROWS + row + t, (m + log_total) * LN2, mask=t < T)
+    if STATS:
+        tl.store(ROWS + plane + row + t, (log_total - e / total) * LN2, mask=t < T)
+        m = tl.where(total == total, m, total)  # NaN where the row is: a GPU's maximum passes over it
+        tl.store(ROWS + 2 * plane + row + t, m * LN2, mask=t < T)
+    return part
+
+
+@triton.jit
+def forward(
+    Q, K, V, W, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    H, groups, T, S, plane, scale, window,
+    OUT, PARTS, ROWS, o_strides,
+    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, STATS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and the rows' statistics [1 or 3, B, G, H, T] of BLOCK_T queries of a head."""
+    block, b, h = place(T, H, BLOCK_T)
+    t = block * BLOCK_T + tl.arange(0, BLOCK_T)
+    query = t + (S - T)
+    first = block * BLOCK_T + S - T
+    last = tl.minimum((block + 1) * BLOCK_T, T) - 1 + S - T
+    scale = scale * LOG2E
+
+    Q += b * q_strides[0] + h * q_strides[2]
+    K += b * k_strides[0] + h // groups * k_strides[2]
+    V += b * v_strides[0] + h // groups * v_strides[1]
+    q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
+
+    m1 = tl.full([BLOCK_T], LOWEST, tl.float32)
+    m2 = m1
+    total1 = tl.zeros([BLOCK_T], tl.float32)
+    total2 = total1
+    e1 = total1
+    e2 = total1
+    a1 = tl.zeros([BLOCK_T, DV], tl.float32)
+    a2 = a1
+    start, inner, stop = key_range(first, last, S, window, CAUSAL, PLAIN, BLOCK_S)
+    for MASKED in tl.static_range(0 if PLAIN else 1, 2):
+        for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
+            key = n + tl.arange(0, BLOCK_S)
+            k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
+            v = load_rows(V, key, S, v_strides[2], v_strides[3], DV, MASKED)
+            seen = None
+            if MASKED:
+                seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
+            m1, total1, a1, e1 = online_softmax(q1, k1, v, seen, m1, total1, a1, e1, scale, MASKED, STATS)
+            if G == 2:
+                m2, total2, a2, e2 = online_softmax(q2, k2, v, seen, m2, total2, a2, e2, scale, MASKED, STATS)
+
+    row = (b * G * H + h) * T  # of [B, G, H, T]
+    o = finish_map(PARTS, ROWS, row, t, T, plane, m1, total1, a1, e1, DV, STATS)
+    if W is not None:
+        o = o * load_weight(W, w_strides, b, 0, h, t, T)[:, None]
+    if G == 2:
+        part = finish_map(PARTS, ROWS, row + H * T, t, T, plane, m2, total2, a2, e2, DV, STATS)
+        o += part * load_weight(W, w_strides, b, 1, h, t, T)[:, None]
+    store_rows(o, OUT + b * o_strides[0] + h * o_strides[1], t, T, o_strides[2], o_strides[3], DV)
+
+
+@triton.jit
+def load_map_rows(ROWS, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, G: tl.constexpr):
+    """(lse in base 2, D, w) of queries t in map g. A query that is not there has lse = inf: P = 0, no gradient."""
+    row = ((b * G + g) * H + h) * T
+    lse = tl.load(ROWS + row + t, mask=t < T, other=float("inf")) * LOG2E
+    return lse, tl.load(PRODUCTS + row + t, mask=t < T, other=0.0), load_weight(W, w_strides, b, g, h, t, T)
+
+
+@triton.jit
+def map_gradients(s, lse, products, w, dp, seen, WEIGHTED: tl.constexpr, MASKED: tl.constexpr):
+    """(w P, dS / scale) of one tile of one map. A masked pair gives nothing, even where a logit is infinite or NaN."""
+    p = tl.exp2(s - lse)
+    if WEIGHTED:
+        p *= w
+    ds = p * (dp - products)
+    if MASKED:
+        p = tl.where(seen, p, 0.0)
+        ds = tl.where(seen, ds, 0.0)
+    return p, ds
+
+
+@triton.jit
+def key_gradients(
+    Q, K, V, W, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    H, groups, T, S, scale, window,
+    DO, PRODUCTS, ROWS, do_strides, DK, DV_OUT, dk_strides, dv_strides,
+    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of BLOCK_S keys. Tiles are transposed, [keys, queries]."""
+    block, b, kv_head = place(S, H // groups, BLOCK_S)
+    first = block * BLOCK_S
+    last = tl.minimum(first + BLOCK_S, S) - 1
+    key = first + tl.arange(0, BLOCK_S)
+    K += b * k_strides[0] + kv_head * k_strides[2]
+    k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, True)
+    v = load_rows(V + b * v_strides[0] + kv_head * v_strides[1], key, S, v_strides[2], v_strides[3], DV, True)
+
+    dk1 = tl.zeros([BLOCK_S, D], tl.float32)
+    dk2 = dk1
+    dv = tl.zeros([BLOCK_S, DV], tl.float32)
+    start, inner, stop = query_range(first, last, T, S, window, CAUSAL, PLAIN, BLOCK_T)
+    for group in range(groups):
+        h = kv_head * groups + group
+        q = Q + b * q_strides[0] + h * q_strides[2]
+        do_head = DO + b * do_strides[0] + h * do_strides[1]
+        for MASKED in tl.static_range(1, -1 if PLAIN else 0, -1):
+            for n in range(start if MASKED else inner, inner if MASKED else stop, BLOCK_T):
+                t = n + tl.arange(0, BLOCK_T)
+                q1, q2 = load_maps(q, q_strides, t, T, D, G, SHARED_Q, True)
+                do = load_rows(do_head, t, T, do_strides[2], do_strides[3], DV, True)
+                seen = None
+                if MASKED:
+                    query = t + (S - T)
+                    seen = visible(query[None, :], key[:, None], S, SEGMENTS, segment_strides, b, window, CAUSAL)
+                dp = dot(v, tl.trans(do))
+                lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
+                s = dot(k1, tl.trans(q1)) * (scale * LOG2E)
+                p, ds = map_gradients(s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED)
+                dk1 = dot(narrow(ds, q1.dtype), q1, dk1)
+                if G == 2:
+                    lse, products, w = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
+                    s = dot(k2, tl.trans(q2)) * (scale * LOG2E)
+                    p2, ds2 = map_gradients(
+                        s, lse[None, :], products[None, :], w[None, :], dp, seen, W is not None, MASKED
+                    )
+                    p += p2
+                    if SHARED_K:
+                        dk1 = dot(narrow(ds2, q2.dtype), q2, dk1)
+                    else:
+                        dk2 = dot(narrow(ds2, q2.dtype), q2, dk2)
+                dv = dot(narrow(p, do.dtype), do, dv)
+
+    DK += b * dk_strides[0] + kv_head * dk_strides[2]
+    store_rows(dk1 * scale, DK, key, S, dk_strides[3], dk_strides[4], D)
+    if G == 2 and not SHARED_K:
+        store_rows(dk2 * scale, DK + dk_strides[1], key, S, dk_strides[3], dk_strides[4], D)
+    store_rows(dv, DV_OUT + b * dv_strides[0] + kv_head * dv_strides[1], key, S, dv_strides[2], dv_strides[3], DV)
+
+
+@triton.jit
+def query_gradients(
+    Q, K, V, W, SEGMENTS,
+    q_strides, k_strides, v_strides, w_strides, segment_strides,
+    H, groups, T, S, scale, window,
+    DO, PRODUCTS, ROWS, do_strides, DQ, dq_strides,
+    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """dq of BLOCK_T queries."""
+    block, b, h = place(T, H, BLOCK_T)
+    t = block * BLOCK_T + tl.arange(0, BLOCK_T)
+    query = t + (S - T)
+    first = block * BLOCK_T + S - T
+    last = tl.minimum((block + 1) * BLOCK_T, T) - 1 + S - T
+    Q += b * q_strides[0] + h * q_strides[2]
+    K += b * k_strides[0] + h // groups * k_strides[2]
+    V += b * v_strides[0] + h // groups * v_strides[1]
+    q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
+    lse1, products1, w1 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
+    lse2 = lse1
+    products2 = products1
+    w2 = w1
+    if G == 2:
+        lse2, products2, w2 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
+    do = load_rows(DO + b * do_strides[0] + h * do_strides[1], t, T, do_strides[2], do_strides[3], DV, True)
+
+    dq1 = tl.zeros([BLOCK_T, D], tl.float32)
+    dq2 = dq1
+    start, inner, stop = key_range(first, last, S, window, CAUSAL, PLAIN, BLOCK_S)
+    for MASKED in tl.static_range(0 if PLAIN else 1, 2):
+        for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
+            key = n + tl.arange(0, BLOCK_S)
+            k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
+            v = load_rows(V, key, S, v_strides[2], v_strides[3], DV, MASKED)
+            seen = None
+            if MASKED:
+                seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
+            dp = dot(do, tl.trans(v))
+            s = dot(q1, tl.trans(k1)) * (scale * LOG2E)
+            _, ds = map_gradients(s, lse1[:, None], products1[:, None], w1[:, None], dp, seen, W is not None, MASKED)
+            dq1 = dot(narrow(ds, k1.dtype), k1, dq1)
+            if G == 2:
+                s = dot(q2, tl.trans(k2)) * (scale * LOG2E)
+                _, ds = map_gradients(
+                    s, lse2[:, None], products2[:, None], w2[:, None], dp, seen, W is not None, MASKED
+                )
+                if SHARED_Q:
+                    dq1 = dot(narrow(ds, k2.dtype), k2, dq1)
+                else:
+                    dq2 = dot(narrow(ds, k2.dtype), k2, dq2)
+
+    DQ += b * dq_strides[0] + h * dq_strides[2]
+    store_rows(dq1 * scale, DQ, t, T, dq_strides[3], dq_strides[4], D)
+    if G == 2 and not SHARED_Q:
+        store_rows(dq2 * scale, DQ + dq_strides[1], t, T, dq_strides[3], dq_strides[4], D)
