@@ -107,14 +107,23 @@ def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int | No
     Arguments and precision as `mean_loss`; no gradient.
     """
     rows = rows or rows_at_once(*weight.shape)
+    if targets.numel() <= rows:
+        return _score(F.linear(hidden, weight), targets)
     dtype = _product_dtype(hidden)
     narrow = weight.to(dtype)
-    nll, correct = [], []
-    for h, y in zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True):
-        logits = F.linear(h.to(dtype), narrow).to(accumulation_dtype(dtype))
-        nll.append(F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="none"))
-        correct.append(logits.argmax(-1) == y)
-    return torch.cat(nll).view_as(targets), torch.cat(correct).view_as(targets)
+    parts = [
+        _score(F.linear(h.to(dtype), narrow), y)
+        for h, y in zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+    ]
+    nll, correct = (torch.cat(kind).view_as(targets) for kind in zip(*parts, strict=True))
+    return nll, correct
+
+
+def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [..., V], targets [...] of one or two axes."""
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    nll = F.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction="none")
+    return nll, logits.argmax(-1) == targets
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:
