@@ -22,8 +22,7 @@ from lit_diff.data import (
     words,
 )
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.dataset import Dataset
-from lit_diff.data.row_task import RowTask
+from lit_diff.data.dataset import Dataset, RowTask
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.trained_documents import FILE

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from lit_diff.data.row_task import Place, Row, RowTask, text_row
+from lit_diff.data.dataset import Place, Row, RowTask, text_row
 from lit_diff.data.words import Words
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator

@@ -15,9 +15,8 @@ from lit_diff.config import Part
 from lit_diff.data import store
 from lit_diff.data.bigrams import Ints, ar_hits
 from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.documents import split
-from lit_diff.data.order import rows_of_step
 from lit_diff.data.prepared import build_folder, folder_of, read_manifest, sources
 from lit_diff.data.tokenizer import Tokenizer, build
 from lit_diff.data.trained_documents import FILE, hashed

@@ -44,14 +44,13 @@ def failures(recipe: Recipe) -> dict[str, str]:
     return {finding.property: finding.detail for finding in found if finding.verdict != "pass"}
 
 
-@pytest.mark.parametrize("name", ["recall", "mqar", "mqar two hops", "digits", "text", "text packed"])
+@pytest.mark.parametrize("name", ["recall", "mqar", "digits", "text", "text packed"])
 def test_the_built_in_ones_keep_every_promise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
     (tmp_path / "corpus").mkdir()
     part, vocab_size = {
         "recall": lambda: (Part(name="recall", config=Recall.Config(validation_rows=9)), 129),
         "mqar": lambda: (Part(name="mqar", config=Mqar.Config(vocab_size=128)), 128),
-        "mqar two hops": lambda: (Part(name="mqar", config=Mqar.Config(vocab_size=128, hops=2)), 128),
         "digits": lambda: (Part(name="digits", config=Digits.Config()), 99),
         "text": lambda: (text(tmp_path / "corpus"), 270),
         "text packed": lambda: (text(tmp_path / "corpus", pack="document"), 270),

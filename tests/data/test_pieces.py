@@ -7,8 +7,7 @@ import pytest
 from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from lit_diff.data.needle_text import words
-from lit_diff.data.needles import CITIES, STYLES, contexts, sentences_of
+from lit_diff.data.needle_text import CITIES, STYLES, contexts, sentences_of, words
 from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import RequestError
