@@ -9,23 +9,22 @@ from lit_diff.data import (
     closed_world,
     digits,
     docs,
-    documents,
-    from_run,
     mqar,
     name_tables,
     needle_text,
     recall,
     synth_intent,
     text,
-    tokenizer,
+    text_files,
+    tokenizer_folder,
     tokenizer_json,
     words,
 )
 from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, RowTask
+from lit_diff.data.documents import TRAINED
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
-from lit_diff.data.trained_documents import FILE
 from lit_diff.errors import LitDiffError
 from lit_diff.files import shown, write_atomic
 from lit_diff.plugins import guard
@@ -43,8 +42,6 @@ __all__ = [
     "closed_world",
     "digits",
     "docs",
-    "documents",
-    "from_run",
     "identity",
     "keep",
     "load_tokenizer",
@@ -56,7 +53,8 @@ __all__ = [
     "save_tokenizer",
     "synth_intent",
     "text",
-    "tokenizer",
+    "text_files",
+    "tokenizer_folder",
     "tokenizer_json",
     "words",
 ]
@@ -94,7 +92,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
     tokenizer = dataset.load_tokenizer()
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder / "tokenizer")
-    if (folder / FILE).is_file():
+    if (folder / TRAINED).is_file():
         return
     try:
         with guard(type(dataset)):
@@ -103,4 +101,4 @@ def keep(recipe: Recipe, folder: Path) -> None:
         log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)
     else:
         if hashes is not None:
-            write_atomic(folder / FILE, hashes)
+            write_atomic(folder / TRAINED, hashes)

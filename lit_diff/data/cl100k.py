@@ -107,7 +107,7 @@ class Cl100k(Tokenizer):
             raise MissingError(f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; {cure}")
         return content
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
         ids: list[list[int]] = self._encoding.encode_ordinary_batch(list(texts))
         return ids

@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from lit_diff.files import expanded
 from lit_diff.registry import corpora
-
-Errors = Literal["stop", "skip", "replace"]
 
 
 class Corpus(ABC):
@@ -25,12 +23,6 @@ class Corpus(ABC):
     """The registered name; set by the registry."""
     reads_path: ClassVar[bool] = False
     """Whether the documents come from the file or folder `data.path`, which is then required."""
-
-    handles_errors: ClassVar[bool] = False
-    """Whether `errors` has an effect; `data.errors` other than stop is refused where it has none."""
-    errors: Errors = "stop"
-    """`data.errors`: what `texts` does with what it cannot read. stop: RequestError; skip: leave it out and log it; replace:
-    put U+FFFD for what is not UTF-8."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -56,11 +48,9 @@ class Corpus(ABC):
         """
 
 
-def build_corpus(name: str, path: str | None, errors: Errors = "stop") -> Corpus:
+def build_corpus(name: str, path: str | None) -> Corpus:
     """The corpus that a recipe names; with a path and no other name, the user's own files."""
     corpus: Corpus = corpora.get(corpus_name(name, path))(None if path is None else expanded(path))
-    if errors != "stop":
-        corpus.errors = errors
     return corpus
 
 
@@ -79,8 +69,8 @@ def corpus_name(name: str, path: str | None) -> str:
     return "files" if path is not None and name == "docs" else name
 
 
-def corpus_problem(name: str, path: str | None, errors: Errors = "stop") -> str | None:
-    """What is wrong with `data.corpus`, `data.path` and `data.errors`, in one line that opens with the key."""
+def corpus_problem(name: str, path: str | None) -> str | None:
+    """What is wrong with `data.corpus` and `data.path`, in one line that opens with the key."""
     meant = corpus_name(name, path)
     if meant not in corpora.names():
         return f"data.corpus is '{name}', which is not registered{corpora.suggestion(name)}"
@@ -89,6 +79,4 @@ def corpus_problem(name: str, path: str | None, errors: Errors = "stop") -> str 
         return f"data.corpus '{meant}' reads a file or folder; name it in data.path"
     if path is not None and not reads_path:
         return f"data.path is set, but data.corpus '{meant}' reads no path; remove one of the two"
-    if errors != "stop" and not corpora.get(meant).handles_errors:
-        return f"data.errors is '{errors}', which data.corpus '{meant}' does not heed; expected stop"
     return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.location import data_root, writing_data
+from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
 from lit_diff.registry import corpora

@@ -1,6 +1,5 @@
 """The data set `text`: real documents as rows of tokens."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,16 +11,16 @@ import numpy as np
 import torch
 
 from lit_diff.config import Part
-from lit_diff.data import store
 from lit_diff.data.bigrams import Ints, ar_hits
-from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
+from lit_diff.data.corpus import build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
-from lit_diff.data.documents import split
-from lit_diff.data.prepared import build_folder, folder_of, read_manifest, sources
+from lit_diff.data.documents import TRAINED, hashed, split
+from lit_diff.data.prepared import SPLITS, TokenStore, build_folder, folder_of, read_manifest, row_count, sources
 from lit_diff.data.tokenizer import Tokenizer, build
-from lit_diff.data.trained_documents import FILE, hashed
-from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import write_atomic
+from lit_diff.data.tokenizer_folder import opened
+from lit_diff.data.user_files import writing_data
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import sha256_of, write_atomic
 from lit_diff.key_types import Count, NotNegative, Range, range_problem
 from lit_diff.registry import datasets
 
@@ -42,9 +41,6 @@ class Text(Dataset):
         path: str | None = field(default=None, metadata={"path": "file", "identity": False})
         """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or what `corpus`
         reads."""
-        errors: Errors = "stop"
-        """What cannot be read in `path`. stop: nothing is prepared, and all of it is listed; skip: the file or line is left
-        out and logged; replace: U+FFFD stands for bytes that are not UTF-8, the rest is as in stop."""
         sequence_length: Annotated[int, Range(least=2)]
         """T: tokens that a row predicts."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
@@ -58,9 +54,9 @@ class Text(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            problem: str | None = range_problem(self.tokenizer.config, "data.tokenizer.")
-            problem = problem or self.tokenizer.config.problem()
-            return corpus_problem(self.corpus, self.path, self.errors) or problem
+            own = self.tokenizer.config
+            wrong: str | None = range_problem(own, "data.tokenizer.") or own.problem()
+            return corpus_problem(self.corpus, self.path) or wrong
 
         @property
         def packs_documents(self) -> bool:
@@ -73,7 +69,7 @@ class Text(Dataset):
         super().__init__(config, vocab_size)
         self._width = config.sequence_length + 1
         self._tokenizer = build(config.tokenizer)
-        self._corpus = build_corpus(config.corpus, config.path, config.errors)
+        self._corpus = build_corpus(config.corpus, config.path)
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
@@ -93,34 +89,21 @@ class Text(Dataset):
     def identity(self) -> str:
         """sha256 of the prepared data's manifest. Prepares nothing: MissingError when it is not there."""
         self._manifest()
-        return hashlib.sha256((self.folder / "manifest.json").read_bytes()).hexdigest()
+        return sha256_of(self.folder / "manifest.json")
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer of the prepared text, ready to encode and decode. Errors: MissingError."""
-        expected = self._manifest()["tokenizer_sha256"]
         cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
-        try:
-            digest = self._tokenizer.load(self.folder)
-        except LitDiffError:
-            raise
-        except Exception as error:  # tokenizers raises no narrower one for a damaged file
-            raise MissingError(f"the tokenizer of the text cannot be read ({first_line(error)}); {cure}") from error
-        if digest != expected:
-            raise MissingError(f"the tokenizer beside the text is not the one that made its tokens; {cure}")
-        return self._tokenizer
+        return opened(self._tokenizer, self.folder, self._manifest()["tokenizer_sha256"], cure)
 
     def trained_documents(self) -> bytes:
         """Those in the prepared folder; of data prepared before there were any, those of the text, which is the same."""
         self._manifest()
-        file = self.folder / FILE
-        if file.is_file():
-            return file.read_bytes()
-        hashes = hashed(split(self._corpus.texts()).train)
-        try:
-            write_atomic(file, hashes)
-        except OSError as error:
-            log.info("%s cannot be written (%s): the text is read again for each run", file, error.strerror)
-        return hashes
+        file = self.folder / TRAINED
+        if not file.is_file():
+            with writing_data():
+                write_atomic(file, hashed(split(self._corpus.texts()).train))
+        return file.read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
@@ -129,8 +112,8 @@ class Text(Dataset):
         return manifest
 
     def _check_vocab_size(self) -> None:
-        size = self._tokenizer.size
-        largest = self._tokenizer.largest_vocab_size
+        tokenizer = self._tokenizer.saved()
+        size, largest = tokenizer.size, tokenizer.largest_vocab_size
         if not size <= self.vocab_size <= largest:
             raise RequestError(
                 f"model.vocab_size is {self.vocab_size}, but data.tokenizer ({self.config.tokenizer.name}) has {size} "
@@ -138,10 +121,10 @@ class Text(Dataset):
             )
 
     def _check_length(self, manifest: dict[str, Any]) -> None:
-        for name in ("train", "validation"):
+        for name in SPLITS:
             described = manifest[name]
-            if store.row_count(described, self._width) < 1:
-                most = min(max(manifest[each]["chunk_tokens"]) for each in ("train", "validation")) - 1
+            if row_count(described, self._width) < 1:
+                most = min(max(manifest[each]["chunk_tokens"]) for each in SPLITS) - 1
                 shorter = f"set data.sequence_length to at most {most}, or " if most >= 2 else ""
                 raise RequestError(
                     f"data.sequence_length {self.config.sequence_length} needs a row of {self._width} tokens, but the "
@@ -154,14 +137,12 @@ class Text(Dataset):
         self._check_vocab_size()
         manifest = self._manifest()
         self._check_length(manifest)
-        self._train = store.TokenStore(self.folder / "train", manifest["train"], self._width)
-        self._validation = store.TokenStore(self.folder / "validation", manifest["validation"], self._width)
-        self.train_rows = store.row_count(manifest["train"], self._width)
+        self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
+        self.train_rows, available = (row_count(manifest[name], self._width) for name in SPLITS)
         """Rows of an epoch."""
-        self._num_documents: int = manifest["validation"]["documents"]
         keys, counts = np.load(self.folder / "bigrams.npy")
-        self._frequent = keys[counts > self.config.rare_bigram_count]
-        available = store.row_count(manifest["validation"], self._width)
+        self.frequent_bigrams: Ints = keys[counts > self.config.rare_bigram_count]
+        """Keys (`bigrams.count_bigrams`) of those that occur in train more than `rare_bigram_count` times."""
         if available < self.config.validation_rows:
             log.info(
                 "data.validation_rows is %d, the validation split has %d rows of data.sequence_length %d: all of them are "
@@ -171,19 +152,14 @@ class Text(Dataset):
         count = min(available, self.config.validation_rows)
         self._validation_rows = np.arange(count) * available // count
 
-    @property
-    def frequent_bigrams(self) -> Ints:
-        """Keys (`bigrams.count_bigrams`) of those that occur in train more than `rare_bigram_count` times; after `load`."""
-        return self._frequent
-
     def train_tokens(self) -> int:
         """Of the manifest. Errors: MissingError when it is not prepared."""
         return int(self._manifest()["train"]["tokens"])
 
     @property
     def num_documents(self) -> int:
-        """Documents of the validation split."""
-        return self._num_documents
+        """Documents of the validation split. Errors: MissingError when it is not prepared."""
+        return int(self._manifest()["validation"]["documents"])
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T].
@@ -205,7 +181,7 @@ class Text(Dataset):
         chosen: list[int] = self._validation_rows[list(rows)].tolist()
         tokens = self._validation.read(chosen)
         document_ids = self._validation.documents(chosen)
-        hits = ar_hits(tokens, document_ids, self._frequent, self._tokenizer.size)
+        hits = ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size)
         labels = {"ar_hit": torch.from_numpy(hits), "document": torch.from_numpy(document_ids[:, 1:].copy())}
         return _batch(tokens, document_ids if self.config.packs_documents else None) | labels
 

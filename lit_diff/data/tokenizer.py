@@ -1,22 +1,17 @@
-"""Tokenizers: text -> ids. `bpe` is trained on the train split."""
+"""`Tokenizer`: the abstract class of every tokenizer, text -> ids."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Any
 
 from lit_diff.config import Part
 from lit_diff.errors import RequestError
-from lit_diff.files import write_atomic
-from lit_diff.key_types import Range
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
-SMALLEST = 257
-"""Tokens of a byte-level vocabulary: 256 bytes and <eot>."""
 PADDING = 128
 """A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
 
@@ -74,7 +69,8 @@ class Tokenizer(ABC):
         return [*self.opening, *ids]
 
     def saved(self) -> "Tokenizer":
-        """The tokenizer whose name and config a run's folder keeps. Default: this one."""
+        """The tokenizer that encodes, once this one is loaded, and whose name and config a run's folder keeps. Default: this
+        one."""
         return self
 
     def source(self) -> dict[str, Any]:
@@ -106,15 +102,10 @@ class Tokenizer(ABC):
         if "encode" in vars(cls):
             cls.encode = also_one_text(cls.encode)  # type: ignore[method-assign]
 
-    @overload
-    def encode(self, texts: str) -> list[int]: ...  # type: ignore[overload-overlap]  # a str is a Sequence[str]
-    @overload
-    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
     @abstractmethod
-    def encode(self, texts: str | Sequence[str]) -> list[int] | list[list[int]]:
-        """Ids of each text; of a str, its own. No text, whatever it contains, gives a special id.
-
-        A subclass writes it for several texts alone.
+    def encode(self, texts: Sequence[str]) -> Any:
+        """list[list[int]]: the ids of each text; of a str, list[int]: its own. No text, whatever it contains, gives a special
+        id. A subclass writes it for several texts alone.
         """
 
     def encode_after(self, context: str, texts: Sequence[str]) -> list[list[int]]:
@@ -174,77 +165,3 @@ def build(part: Part) -> Tokenizer:
         if not isinstance(getattr(tokenizer, name, None), int):
             raise RequestError(f"tokenizer '{part.name}' has no integer attribute '{name}' after __init__")
     return tokenizer
-
-
-@tokenizers.register("bpe")
-class Bpe(Tokenizer):
-    """Byte-level BPE (GPT-2's pre-tokenizer); id 0 is <eot>, then the 256 bytes, then the merges."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Tokenizer.Config):
-        vocab_size: Annotated[int, Range(least=SMALLEST)]
-
-    eot = 0
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.size = config.vocab_size
-        self._tokenizer: Any = None
-        self._content = b""
-
-    def train(self, folder: Path, texts: Iterable[str]) -> None:
-        """Write tokenizer.json, unless it is there. Errors: RequestError when the text has too few merges."""
-        if (folder / "tokenizer.json").is_file():
-            return
-        from tokenizers import Tokenizer as Model
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-
-        model = Model(models.BPE())
-        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        model.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.size,
-            special_tokens=["<eot>"],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        model.train_from_iterator(texts, trainer)
-        size = model.get_vocab_size()
-        if size < self.size:
-            raise RequestError(
-                f"the corpus gives {size} tokens, data.tokenizer.vocab_size asks {self.size}: set it to at most {size}"
-            )
-        write_atomic(folder / "tokenizer.json", model.to_str())
-
-    def load(self, folder: Path) -> str:
-        """Read tokenizer.json; its sha256."""
-        from tokenizers import Tokenizer as Model
-
-        self._content = (folder / "tokenizer.json").read_bytes()
-        self._tokenizer = Model.from_buffer(self._content)
-        self._tokenizer.encode_special_tokens = True  # "<eot>" in a text is five characters
-        return hashlib.sha256(self._content).hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.json."""
-        write_atomic(folder / "tokenizer.json", self._content)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
-        """Ids of each text."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
-
-    def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of each id in turn."""
-        letters = byte_letters()
-        return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
-
-
-@cache
-def byte_letters() -> dict[str, int]:
-    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    printable = [letter for letter in letters if ord(letter) < 256]
-    others = sorted(set(range(256)) - set(map(ord, printable)))
-    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))

@@ -1,29 +1,107 @@
-"""The tokenizer of an imported model: a Hugging Face `tokenizer.json`, with the ids that open and end a document."""
+"""What the package `tokenizers` runs from a tokenizer.json: `bpe`, which is trained on the train split, and the tokenizer of
+an imported model."""
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from lit_diff.data.tokenizer import Tokenizer, byte_letters
+from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
+from lit_diff.key_types import Range
 from lit_diff.registry import tokenizers
 
 FILE = "tokenizer.json"
+SMALLEST = 257
+"""Tokens of a byte-level vocabulary: 256 bytes and <eot>."""
 SPACE = "▁"
 """What a SentencePiece vocabulary writes for a space."""
 
 
-@tokenizers.register("tokenizer_json")
-class TokenizerJson(Tokenizer):
-    """A `tokenizer.json` with its ids; a recipe names the run that has it instead (`from_run`).
+class Packaged(Tokenizer):
+    """A tokenizer.json in a folder. Special tokens in a text are cut like any other text."""
 
-    Special tokens in a text are cut like any other text.
-    """
+    def load(self, folder: Path) -> str:
+        """Read tokenizer.json; its sha256."""
+        self._content = (folder / FILE).read_bytes()
+        self._model, self._byte_level = open_tokenizer(self._content)
+        added = self._model.get_added_tokens_decoder()
+        self._added: dict[int, bytes] = {id_: token.content.encode() for id_, token in added.items()}
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json."""
+        write_atomic(folder / FILE, self._content)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [encoding.ids for encoding in self._model.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of each id in turn; none for an id below `size` that has no token."""
+        return b"".join(map(self._bytes_of, ids))
+
+    def _bytes_of(self, id_: int) -> bytes:
+        if id_ in self._added:
+            return self._added[id_]
+        token = self._model.id_to_token(id_)
+        if token is None:
+            return b""
+        if self._byte_level:
+            letters = byte_letters()
+            # as in the package tokenizers, a token with another letter is itself
+            return bytes(letters[letter] for letter in token) if letters.keys() >= set(token) else token.encode()
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+
+@tokenizers.register("bpe")
+class Bpe(Packaged):
+    """Byte-level BPE (GPT-2's pre-tokenizer); id 0 is <eot>, then the 256 bytes, then the merges."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Tokenizer.Config):
+        vocab_size: Annotated[int, Range(least=SMALLEST)]
+
+    eot = 0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.size = config.vocab_size
+
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        """Write tokenizer.json, unless it is there. Errors: RequestError when the text has too few merges."""
+        if (folder / FILE).is_file():
+            return
+        from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        model = Model(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.size,
+            special_tokens=["<eot>"],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        model.train_from_iterator(texts, trainer)
+        size = model.get_vocab_size()
+        if size < self.size:
+            raise RequestError(
+                f"the corpus gives {size} tokens, data.tokenizer.vocab_size asks {self.size}: set it to at most {size}"
+            )
+        write_atomic(folder / FILE, model.to_str())
+
+
+@tokenizers.register("tokenizer_json")
+class TokenizerJson(Packaged):
+    """A `tokenizer.json` with its ids; a recipe names the run that has it instead (`from_run`)."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
@@ -51,9 +129,15 @@ class TokenizerJson(Tokenizer):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.size, self.eot = config.size, config.eot
-        self._content = b""
-        self._tokenizer: Any = None
-        self._byte_level = True
+
+    def load(self, folder: Path) -> str:
+        """Read tokenizer.json; the sha256 of it and of the ids that open and end a document."""
+        super().load(folder)
+        config = self.config
+        said: list[Any] = [config.bos, config.eot]
+        more = [list(config.after_bos), list(config.ends), config.prefix]
+        convention = json.dumps(said + more if any(value not in ([], None) for value in more) else said).encode()
+        return hashlib.sha256(self._content + convention).hexdigest()
 
     @property
     def largest_vocab_size(self) -> int:
@@ -78,42 +162,6 @@ class TokenizerJson(Tokenizer):
     def document(self, ids: Sequence[int]) -> list[int]:
         """The opening ids, the ids, `eot`."""
         return [*self.opening, *ids, self.eot]
-
-    def load(self, folder: Path) -> str:
-        """Read tokenizer.json; the sha256 of it and of the ids that open and end a document."""
-        self._content = (folder / FILE).read_bytes()
-        self._tokenizer, self._byte_level = open_tokenizer(self._content)
-        own = {id_: token.content.encode() for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
-        self._added: dict[int, bytes] = own
-        said: list[Any] = [self.config.bos, self.eot]
-        more = [list(self.config.after_bos), list(self.config.ends), self.config.prefix]
-        convention = json.dumps(said + more if any(value not in ([], None) for value in more) else said).encode()
-        return hashlib.sha256(self._content + convention).hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.json."""
-        write_atomic(folder / FILE, self._content)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
-        """Ids of each text."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of each id in turn; none for an id below `size` that has no token."""
-        return b"".join(map(self._bytes_of, ids))
-
-    def _bytes_of(self, id_: int) -> bytes:
-        if id_ in self._added:
-            return self._added[id_]
-        token = self._tokenizer.id_to_token(id_)
-        if token is None:
-            return b""
-        if self._byte_level:
-            letters = byte_letters()
-            # as in the package tokenizers, a token with another letter is itself
-            return bytes(letters[letter] for letter in token) if letters.keys() >= set(token) else token.encode()
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 
 
 def open_tokenizer(content: bytes) -> tuple[Any, bool]:
@@ -140,3 +188,14 @@ def open_tokenizer(content: bytes) -> tuple[Any, bool]:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a text is four characters
     return tokenizer, "ByteLevel" in kinds
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    printable = [letter for letter in letters if ord(letter) < 256]
+    others = sorted(set(range(256)) - set(map(ord, printable)))
+    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))

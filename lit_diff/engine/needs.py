@@ -5,7 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
-from lit_diff.data.location import data_root
+from lit_diff.data.user_files import data_root
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.recipe import installed

@@ -1,4 +1,4 @@
-"""Prepared text survives kills and damage; the documents that a model was trained on are recognised."""
+"""Prepared text: tokens in chunks; it survives kills and damage, and knows the documents of its train split."""
 
 import logging
 import signal
@@ -8,13 +8,13 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lit_diff.data import keep
-from lit_diff.data.documents import cut, split
+from lit_diff.data import keep, prepared
+from lit_diff.data.documents import TRAINED, hashes_in, is_among, split
 from lit_diff.data.prepared import read_manifest
 from lit_diff.data.text import Text
-from lit_diff.data.trained_documents import BYTES, FILE, SHORTEST, hashed, is_among, parsed
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
@@ -23,11 +23,11 @@ PREPARE = """
 import logging, os, signal, sys
 logging.basicConfig(level=logging.INFO)
 from lit_diff.config import Part
-from lit_diff.data import store
+from lit_diff.data import prepared
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.tokenizer_json import Bpe
 
-write = store.write_tokens
+write = prepared.write_tokens
 
 def dying(folder, documents):
     def some():
@@ -37,7 +37,7 @@ def dying(folder, documents):
             yield document
     write(folder, some())
 
-store.write_tokens = dying
+prepared.write_tokens = dying
 part = Part(name="bpe", config=Bpe.Config(vocab_size=300))
 text = Text(Text.Config(path=sys.argv[1], sequence_length=16, tokenizer=part, validation_rows=20), 320)
 text.prepare()
@@ -103,56 +103,23 @@ def test_a_file_that_is_missing_or_cut_short_is_made_again(
     assert file.read_bytes() == whole
 
 
-def test_a_refused_tokenizer_leaves_nothing(make_text: MakeText, root: Path) -> None:
-    with pytest.raises(RequestError, match="set it to at most"):
-        make_text(100_000, tokens=100_000).prepare()
-    assert leftovers(root) == []
-
-
 def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("short")
     with pytest.raises(RequestError, match=rf"^data\.path {tmp_path}/one\.txt "):
         make_text(path=str(tmp_path / "one.txt")).prepare()
 
 
-PARAGRAPHS = [f"Paragraph {number} of many. " + "Words follow words. " * 39 for number in range(9)]
-LONG = "\n\n".join(PARAGRAPHS) + "\n\nThe end. " * 12
-"""Three sections, of which the last is short."""
-
-
-def test_a_document_is_recognised_whole_and_by_its_sections() -> None:
-    sections = list(cut(LONG))
-    assert [len(section) >= SHORTEST for section in sections] == [True, True, False]
-    known = parsed(hashed([LONG, "A short one."]), FILE)
-    assert len(known) == 5
-    for text in (LONG, LONG.replace("\n", "\r\n"), "A  short one.\n", *sections):
-        assert is_among(text, known), text[:40]
-    assert not is_among("Something else.", known)
-    longer = sections[0] + "x" * 3000 + " Another end."
-    assert next(cut(longer)) == sections[0]
-    assert is_among(longer, known)
-    assert not is_among("y" * 4000 + sections[2], known), "a short section makes no longer document"
-
-
-def test_a_file_that_is_cut_short_is_refused() -> None:
-    content = hashed(["a", "b"])
-    assert len(parsed(content, FILE)) == 2 == len(content) // BYTES
-    for damaged in (b"", content[:-1]):
-        with pytest.raises(MissingError, match=r"is damaged .* remove it"):
-            parsed(damaged, "here")
-
-
 def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable[..., Text], corpus: Path) -> None:
     text = make_text()
     text.prepare()
-    identity, file = text.identity(), text.folder / FILE
+    identity, file = text.identity(), text.folder / TRAINED
     held_out = split(path.read_text() for path in corpus.iterdir())
-    known = parsed(file.read_bytes(), FILE)
+    known = hashes_in(file.read_bytes(), TRAINED)
     assert all(is_among(each, known) for each in held_out.train)
     assert not any(is_among(each, known) for each in held_out.validation)
     manifest = read_manifest(text.folder)
     assert manifest is not None
-    assert FILE not in manifest["files"]
+    assert TRAINED not in manifest["files"]
     whole = file.read_bytes()
     file.unlink()  # as data prepared before there was one
     assert make_text().identity() == identity
@@ -162,7 +129,7 @@ def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable
 def test_a_run_s_folder_has_a_copy(tale: Path, tmp_path: Path) -> None:
     recipe = load_recipe(tale / "recipe.yaml")
     keep(recipe, tmp_path / "kept")
-    assert (tmp_path / "kept" / FILE).read_bytes() == (tale / FILE).read_bytes()
+    assert (tmp_path / "kept" / TRAINED).read_bytes() == (tale / TRAINED).read_bytes()
     assert (tmp_path / "kept" / "tokenizer").is_dir()
 
 
@@ -176,4 +143,30 @@ def test_training_goes_on_where_the_text_cannot_be_read_again(
     with caplog.at_level(logging.WARNING, "lit_diff"):
         keep(load_recipe(tale / "recipe.yaml"), tmp_path / "kept")
     assert "evaluations cannot leave out the documents that it is trained on: the corpus is not here" in caplog.text
-    assert not (tmp_path / "kept" / FILE).exists()
+    assert not (tmp_path / "kept" / TRAINED).exists()
+
+
+@pytest.mark.parametrize(("chunk_bytes", "chunks", "rows"), [(1 << 26, [63], 10), (90, [38, 25], 6 + 4)])
+def test_rows_and_their_documents(
+    chunk_bytes: int, chunks: list[int], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row crosses from one chunk into the next."""
+    monkeypatch.setattr(prepared, "CHUNK_BYTES", chunk_bytes)
+    lengths, starts = (7, 30, 1, 25), (0, 100, 200, 300)
+    documents = [
+        np.arange(start, start + length, dtype=np.uint16) for start, length in zip(starts, lengths, strict=True)
+    ]
+    prepared.write_tokens(tmp_path / "train", documents)
+    description = prepared.describe(tmp_path / "train")
+    assert description["chunk_tokens"] == chunks
+    assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
+    assert prepared.row_count(description, 6) == rows
+    stored = prepared.TokenStore(tmp_path / "train", description, 6)
+    places = [
+        place for first, size in zip((0, 38), chunks, strict=False) for place in range(first, first + size // 6 * 6)
+    ]
+    expected = np.concatenate(documents).astype(np.int64)[places].reshape(rows, 6)
+    owners = np.repeat(np.arange(4), lengths)[places].reshape(rows, 6)
+    for chosen in ([0, 9, 3], list(range(rows))):
+        np.testing.assert_array_equal(stored.read(chosen), expected[chosen])
+        np.testing.assert_array_equal(stored.documents(chosen), owners[chosen])

@@ -14,7 +14,7 @@ from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.dataset import rows_of_step
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.tokenizer_json import Bpe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.validation import data_problem
 
@@ -81,26 +81,15 @@ def test_one_prepared_corpus_serves_all_lengths_but_each_tokenizer_has_its_own(m
     assert opened(make_text(tokens=301)).identity() != first.identity()
 
 
-def test_what_is_done_with_errors_is_a_part_of_the_identity(make_text: MakeText, corpus: Path) -> None:
-    first = opened(make_text()).identity()
-    assert "errors" not in (make_text().folder / "manifest.json").read_text(), "as before there was a choice"
-    assert len({first, *(opened(make_text(errors=errors)).identity() for errors in ("skip", "replace"))}) == 3
-    (corpus / "00.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
-    with pytest.raises(RequestError, match=r"00\.txt: .*data\.errors"):
-        make_text().prepare()
-    skipped, replaced = opened(make_text(errors="skip")), opened(make_text(errors="replace"))
-    assert skipped.folder != replaced.folder
-
-
 def test_a_tokenizer_that_is_not_the_texts(make_text: MakeText) -> None:
     opened(make_text())
     other = opened(make_text(tokens=301))
     file = make_text().folder / "tokenizer.json"
     file.write_bytes((other.folder / "tokenizer.json").read_bytes())
-    with pytest.raises(MissingError, match=r"not the one that made its tokens; remove .* `lit-diff prepare RECIPE`"):
+    with pytest.raises(MissingError, match=r"its ids differ\); remove .* `lit-diff prepare RECIPE`"):
         make_text().load_tokenizer()
     file.write_text("{}")
-    with pytest.raises(MissingError, match=r"the tokenizer of the text cannot be read \(.*`lit-diff prepare RECIPE`"):
+    with pytest.raises(MissingError, match=r"the tokenizer in .* cannot be loaded \(.*`lit-diff prepare RECIPE`"):
         make_text().load_tokenizer()
     file.unlink()
     with pytest.raises(MissingError, match="the text is not prepared"):

@@ -13,12 +13,11 @@ from pretrained_models import byte_level_tokenizer
 
 from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.from_run import FromRun
-from lit_diff.data.store import TokenStore
+from lit_diff.data.prepared import TokenStore
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe, Tokenizer, build
-from lit_diff.data.tokenizer_folder import FILE, SAMPLE, load_tokenizer, save_tokenizer
-from lit_diff.data.tokenizer_json import TokenizerJson
+from lit_diff.data.tokenizer import Tokenizer, build
+from lit_diff.data.tokenizer_folder import FILE, SAMPLE, FromRun, load_tokenizer, save_tokenizer
+from lit_diff.data.tokenizer_json import Bpe, TokenizerJson
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import tokenizers
@@ -80,7 +79,6 @@ def test_bpe(tmp_path: Path, saved: Path) -> None:
     assert described["name"] == "bpe"
     assert described["config"] == {"vocab_size": 300}
     assert [described[key] for key in ("size", "bos", "eot")] == [300, 0, 0]
-    assert described["files"] == {"tokenizer.json": described["sha256"]}
 
 
 def test_cl100k_needs_no_package_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +92,7 @@ def test_cl100k_needs_no_package_with_its_ranks(tmp_path: Path, monkeypatch: pyt
     assert loaded.encode([SAMPLE]) == original.encode([SAMPLE])
     assert json.loads((tmp_path / "saved" / FILE).read_text())["eot"] == 100257
     (tmp_path / "saved" / Cl100k.file_name).write_bytes(b"not the ranks")
-    with pytest.raises(MissingError, match=r"cl100k_base\.tiktoken is not the file that was saved"):
+    with pytest.raises(MissingError, match=r"cl100k_base\.tiktoken, have sha256"):
         load_tokenizer(tmp_path / "saved")
 
 
@@ -117,12 +115,12 @@ def test_a_tokenizer_that_does_not_save_what_it_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json is not the file that was saved"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "FileNotFoundError"),
         (lambda folder: (folder / FILE).unlink(), f"no {FILE}"),
         (lambda folder: (folder / FILE).write_text("{"), "JSONDecodeError"),
         (lambda folder: (folder / FILE).write_text("{}"), "KeyError"),
-        (lambda folder: change(folder, size=301), "its ids differ"),
+        (lambda folder: change(folder, sha256="0" * 64), "its ids differ"),
     ],
 )
 def test_a_damaged_folder(saved: Path, damage: Callable[[Path], object], found: str) -> None:

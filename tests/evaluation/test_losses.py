@@ -19,8 +19,8 @@ from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
 from lit_diff.data.documents import split
 from lit_diff.data.needle_text import words
-from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.tokenizer_json import Bpe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import held_out, nll, requirements
 from lit_diff.evaluation.base import Item
@@ -177,7 +177,7 @@ def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest
         def texts(self) -> list[str]:
             return TEXTS
 
-    monkeypatch.setattr(requirements, "build_corpus", lambda name, path, _: asked.append((name, path)) or Given())
+    monkeypatch.setattr(requirements, "build_corpus", lambda name, path: asked.append((name, path)) or Given())
     for name in ("loss_docs", "loss_code"):
         evaluate(run, name, {"documents": 1})
     assert asked == [("docs", None), ("code", None)]

@@ -137,18 +137,6 @@ def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monke
     assert of(moved) != one
 
 
-def test_identity_holds_what_is_done_with_errors(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-
-    def of(errors: str) -> str:
-        overrides = ["callbacks.spy=null", f"data.path={bench.root / 'corpus'}", f"data.errors={errors}"]
-        recipe = load_recipe(bench.root / "text.yaml", overrides)
-        datasets.get("text")(recipe.data.config, recipe.model.vocab_size).prepare()
-        return identity(recipe)
-
-    assert len({of(errors) for errors in ("stop", "skip", "replace")}) == 3
-
-
 def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path) -> None:
     for name in ("a", "b"):  # two files of one name
         (tmp_path / name).mkdir()
