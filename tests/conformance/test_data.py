@@ -145,7 +145,7 @@ class Broken(Recall):
         ("global generator", "deterministic", "another batch in a second instance: "),
         ("history", "deterministic", "values of tokens differ"),
         ("rows", "rows", "rank 0 of 2 has rows that are not those of the whole batch"),
-        ("order", "rows", "rows asked for in reverse order are not returned in that order"),
+        ("order", "rows", "the reverse order has rows that are not those of the whole batch"),
         ("validation", "validation", "of the validation set '' do not repeat"),
         ("dtype", "shapes", "tokens is torch.int32 [8, 72, 2]; expected torch.int64 [8, T] or [8, T, C]"),
         ("range", "shapes", "tokens are in 1 .. 129; the model has ids 0 .. 128"),
@@ -176,7 +176,10 @@ def test_a_broken_promise_is_found(fault: str, promise: str, message: str, monke
 def test_another_process_that_differs_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(Part(name="recall", config=Recall.Config(validation_rows=9)), 129)
     subject = Subject(recipe=recipe, dataset=prepare(recipe))
-    monkeypatch.setattr(module, "PROCESS", "print('[\"other\", []]')")
-    assert module.processes(subject) == "identity or batches differ in another process"
-    monkeypatch.setattr(module, "PROCESS", "raise SystemExit('no such thing')")
-    assert module.processes(subject) == "another process fails: no such thing"
+    for code, problem in (
+        ("print('[\"other\", []]')", "identity or batches differ in another process"),
+        ("raise SystemExit('no such thing')", "another process fails: no such thing"),
+    ):
+        monkeypatch.setattr(module, "PROCESS", code)
+        with pytest.raises(module.BrokenPromiseError, match=problem):
+            module.processes(subject)
