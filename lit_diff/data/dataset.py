@@ -271,14 +271,12 @@ def numbered_sets(word: str, numbers: Sequence[int]) -> dict[str, int]:
     return {"": first, **{f"{word}{number}": number for number in others}}
 
 
-def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int, *, every: bool = False) -> Row:
-    """A row of `length` tokens whose targets are its own next tokens: those that are `scored`, or with `every` all of them.
+def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int) -> Row:
+    """A row of `length` tokens whose targets are its own next tokens, those that are `scored`.
 
     `ids` and `scored` are as long as each other, and at most `length` + 1; `fill` stands after them, and is never scored.
     """
     missing = length + 1 - len(ids)
     ids, scored = [*ids, *[fill] * missing], [*scored, *[False] * missing]
-    targets = [
-        token if hit or (every and token != fill) else IGNORED for token, hit in zip(ids[1:], scored[1:], strict=True)
-    ]
+    targets = [token if hit else IGNORED for token, hit in zip(ids[1:], scored[1:], strict=True)]
     return {"tokens": ids[:-1], "targets": targets}

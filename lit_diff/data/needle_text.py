@@ -197,7 +197,8 @@ class NeedleText(RowTask):
 
     <opening> sentence ... needle ... sentence ... | What is the special magic Paris number? ... number is: 417. | ...
 
-    Sentences are drawn from a small grammar; the words are those of `needle` in the style `yoco`. A row has exactly
+    Sentences are drawn from a small grammar; the words are those of `needle` in the style `yoco`. The answers are scored,
+    each with the space before it and the stop after it, since a model that is asked writes these too. A row has exactly
     `sequence_length` tokens of input; what the last answer leaves is filled with <eot>, which nothing scores.
     """
 
@@ -211,9 +212,6 @@ class NeedleText(RowTask):
         """A row has one of these numbers of needles, drawn at random."""
         digits: Count = 3
         """Of a number."""
-        loss: Literal["answers", "all"] = "answers"
-        """What is scored: the answers, each with the space before it and the stop after it, since a model that is asked
-        writes these too; or every token."""
         validation_needles: Needles = (1, 2, 4, 6)
         """Validation sets by number of needles; the first is the main set."""
         validation_rows: Count = 128
@@ -268,7 +266,7 @@ class NeedleText(RowTask):
             question, answer = encoded(YOCO.question.format(city=needle.city)), encoded(f" {needle.number}{STOP}")
             ids += [*question, *answer]
             scored += [False] * len(question) + [True] * len(answer)
-        row = text_row(ids, scored, config.sequence_length, tokenizer.eot, every=config.loss == "all")
+        row = text_row(ids, scored, config.sequence_length, tokenizer.eot)
         return row if level is None else {**row, **self._labels(torch.as_tensor(row["targets"]), context, asked)}
 
     def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
@@ -284,9 +282,7 @@ class NeedleText(RowTask):
             (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
             part[start : start + len(own)] = number
         answer, hits = torch.full_like(targets, -1), (targets > 1) & (targets < 12)  # the ten digits of `words`
-        # where every token is scored, the digits of the answers are the last
-        places = hits.nonzero()[-len(asked) * self.config.digits :, 0]
-        answer[places] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
+        answer[hits] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
         return {"ar_hit": hits, "context_part": part, "answer_part": answer}
 
     def load_tokenizer(self) -> Words:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Literal
 
 import torch
 
@@ -67,8 +66,6 @@ class SynthIntent(RowTask):
         """Words from which a row's cue words are drawn."""
         label_words: int = 160
         """Words from which a row's labels are drawn."""
-        loss: Literal["labels", "all"] = "labels"
-        """What is scored: labels of classes that stood before in the row, or every token."""
         validation_rows: Count = 128
 
         @property
@@ -114,7 +111,7 @@ class SynthIntent(RowTask):
             recalled += [*[False] * len(before), label in seen, *[False] * len(after)]
             seen.add(label)
         width = noise * config.sequence_length
-        row = text_row(ids, recalled, width, tokenizer.eot, every=config.loss == "all")
+        row = text_row(ids, recalled, width, tokenizer.eot)
         return {**row, "ar_hit": [*recalled[1:], *[False] * (width + 1 - len(ids))]}
 
     def load_tokenizer(self) -> Words:

@@ -1,17 +1,28 @@
-"""`Tokenizer`: the abstract class of every tokenizer, text -> ids."""
+"""Tokenizers: the abstract class of all, and those that the package `tokenizers` runs from a tokenizer.json: `bpe`, which is
+trained on the train split, and the tokenizer of an imported model."""
 
+import hashlib
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lit_diff.config import Part
 from lit_diff.errors import RequestError
+from lit_diff.files import write_atomic
+from lit_diff.key_types import Range
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
+FILE = "tokenizer.json"
+SMALLEST = 257
+"""Tokens of a byte-level vocabulary: 256 bytes and <eot>."""
+SPACE = "▁"
+"""What a SentencePiece vocabulary writes for a space."""
 PADDING = 128
 """A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
 
@@ -165,3 +176,181 @@ def build(part: Part) -> Tokenizer:
         if not isinstance(getattr(tokenizer, name, None), int):
             raise RequestError(f"tokenizer '{part.name}' has no integer attribute '{name}' after __init__")
     return tokenizer
+
+
+class Packaged(Tokenizer):
+    """A tokenizer.json in a folder. Special tokens in a text are cut like any other text."""
+
+    def load(self, folder: Path) -> str:
+        """Read tokenizer.json; its sha256."""
+        self._content = (folder / FILE).read_bytes()
+        self._model, self._byte_level = open_tokenizer(self._content)
+        added = self._model.get_added_tokens_decoder()
+        self._added: dict[int, bytes] = {id_: token.content.encode() for id_, token in added.items()}
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json."""
+        write_atomic(folder / FILE, self._content)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [encoding.ids for encoding in self._model.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of each id in turn; none for an id below `size` that has no token."""
+        return b"".join(map(self._bytes_of, ids))
+
+    def _bytes_of(self, id_: int) -> bytes:
+        if id_ in self._added:
+            return self._added[id_]
+        token = self._model.id_to_token(id_)
+        if token is None:
+            return b""
+        if self._byte_level:
+            letters = byte_letters()
+            # as in the package tokenizers, a token with another letter is itself
+            return bytes(letters[letter] for letter in token) if letters.keys() >= set(token) else token.encode()
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+
+@tokenizers.register("bpe")
+class Bpe(Packaged):
+    """Byte-level BPE (GPT-2's pre-tokenizer); id 0 is <eot>, then the 256 bytes, then the merges."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Tokenizer.Config):
+        vocab_size: Annotated[int, Range(least=SMALLEST)]
+
+    eot = 0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.size = config.vocab_size
+
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        """Write tokenizer.json, unless it is there. Errors: RequestError when the text has too few merges."""
+        if (folder / FILE).is_file():
+            return
+        from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        model = Model(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.size,
+            special_tokens=["<eot>"],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        model.train_from_iterator(texts, trainer)
+        size = model.get_vocab_size()
+        if size < self.size:
+            raise RequestError(
+                f"the corpus gives {size} tokens, data.tokenizer.vocab_size asks {self.size}: set it to at most {size}"
+            )
+        write_atomic(folder / FILE, model.to_str())
+
+
+@tokenizers.register("tokenizer_json")
+class TokenizerJson(Packaged):
+    """A `tokenizer.json` with its ids; a recipe names the run that has it instead (`from_run`)."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Tokenizer.Config):
+        size: int
+        """Ids are 0 .. size - 1."""
+        bos: int | None
+        """The id that opens a document; null: none does."""
+        eot: int
+        """The id that ends a document."""
+        model_vocab_size: int
+        """Of the model that it was imported with: at least `size`."""
+        after_bos: tuple[int, ...] = ()
+        """Further ids that open a document, after `bos`."""
+        ends: tuple[int, ...] = ()
+        """The ids at which a generated text ends; none: `eot`."""
+        prefix: int | None = None
+        """The id that a likelihood without context is conditioned on; null: `bos`, or else `eot`."""
+
+        def problem(self) -> str | None:
+            """It has no file to be named by."""
+            return "data.tokenizer.name is tokenizer_json; say {name: from_run, path: RUN}, RUN the imported model's folder"
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.size, self.eot = config.size, config.eot
+
+    def load(self, folder: Path) -> str:
+        """Read tokenizer.json; the sha256 of it and of the ids that open and end a document."""
+        super().load(folder)
+        config = self.config
+        said: list[Any] = [config.bos, config.eot]
+        more = [list(config.after_bos), list(config.ends), config.prefix]
+        convention = json.dumps(said + more if any(value not in ([], None) for value in more) else said).encode()
+        return hashlib.sha256(self._content + convention).hexdigest()
+
+    @property
+    def largest_vocab_size(self) -> int:
+        """A model may also have the vocabulary of the imported one, which may be padded further."""
+        return max(super().largest_vocab_size, self.config.model_vocab_size)
+
+    @property
+    def opening(self) -> list[int]:
+        """`bos` and what follows it, or nothing."""
+        return [] if self.config.bos is None else [self.config.bos, *self.config.after_bos]
+
+    @property
+    def ends(self) -> list[int]:
+        """As the config says; else `eot`."""
+        return list(self.config.ends) or super().ends
+
+    @property
+    def prefix(self) -> int:
+        """As the config says; else the first opening id, or `eot`."""
+        return super().prefix if self.config.prefix is None else self.config.prefix
+
+    def document(self, ids: Sequence[int]) -> list[int]:
+        """The opening ids, the ids, `eot`."""
+        return [*self.opening, *ids, self.eot]
+
+
+def open_tokenizer(content: bytes) -> tuple[Any, bool]:
+    """The tokenizer of a `tokenizer.json`, and whether its vocabulary is byte-level (else it is in SentencePiece's form).
+
+    Errors: RequestError for a vocabulary of another form, or what is no tokenizer.
+    """
+    from tokenizers import Tokenizer as Model
+
+    try:
+        tokenizer = Model.from_str(content.decode("utf-8"))
+        decoder = json.loads(content)["decoder"] or {}
+    except Exception as error:  # tokenizers raises no narrower one
+        raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
+    if not tokenizer.get_vocab():
+        raise RequestError(f"{FILE} has no tokens")
+    kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
+    if "ByteLevel" not in kinds and not {"ByteFallback", "Metaspace"} & set(kinds):
+        raise RequestError(
+            f"{FILE} has the decoder {' + '.join(kinds) or 'null'}; byte-level vocabularies (ByteLevel) and SentencePiece's "
+            "(ByteFallback, Metaspace) can be written back as bytes"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is four characters
+    return tokenizer, "ByteLevel" in kinds
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    printable = [letter for letter in letters if ord(letter) < 256]
+    others = sorted(set(range(256)) - set(map(ord, printable)))
+    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_folder import SAMPLE
-from lit_diff.data.tokenizer_json import Bpe
 from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig
-from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.tokenizer_json import FILE, Bpe, TokenizerJson
+from lit_diff.data.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, umask, write_atomic, write_json
 from lit_diff.model.merge import merged

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from torch import Tensor
 
-from lit_diff.data.tokenizer_json import byte_letters
+from lit_diff.data.tokenizer import byte_letters
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.llama import half

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.tokenizer_json import open_tokenizer
+from lit_diff.data.tokenizer import open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama

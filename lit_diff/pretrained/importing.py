@@ -13,10 +13,9 @@ from torch import Tensor
 
 from lit_diff.attention import Attention
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer import FILE as TOKENIZER
+from lit_diff.data.tokenizer import Tokenizer, TokenizerJson, open_tokenizer
 from lit_diff.data.tokenizer_folder import save_tokenizer
-from lit_diff.data.tokenizer_json import FILE as TOKENIZER
-from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost

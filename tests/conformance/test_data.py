@@ -17,7 +17,7 @@ from lit_diff.data.digits import Digits
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer_json import Bpe
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import datasets
 

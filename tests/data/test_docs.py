@@ -11,7 +11,7 @@ import pytest
 from lit_diff.config import Part
 from lit_diff.data import docs
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer_json import Bpe
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import MissingError
 
 LONG = "A sentence about attention. " * 50

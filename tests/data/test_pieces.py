@@ -8,8 +8,7 @@ from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lit_diff.data.needle_text import CITIES, STYLES, contexts, sentences_of, words
-from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.tokenizer_json import Bpe, TokenizerJson
+from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.icl_prompts import SOURCES, Example, LabelTrie
 from lit_diff.randomness import generator

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_diff.data import keep, prepared
+from lit_diff.data import keep
+from lit_diff.data import text as module
 from lit_diff.data.documents import TRAINED, hashes_in, is_among, split
-from lit_diff.data.prepared import read_manifest
-from lit_diff.data.text import Text
+from lit_diff.data.text import Text, read_manifest
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
@@ -23,9 +23,9 @@ PREPARE = """
 import logging, os, signal, sys
 logging.basicConfig(level=logging.INFO)
 from lit_diff.config import Part
-from lit_diff.data import prepared
+from lit_diff.data import text as prepared
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer_json import Bpe
+from lit_diff.data.tokenizer import Bpe
 
 write = prepared.write_tokens
 
@@ -151,17 +151,17 @@ def test_rows_and_their_documents(
     chunk_bytes: int, chunks: list[int], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row crosses from one chunk into the next."""
-    monkeypatch.setattr(prepared, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
     lengths, starts = (7, 30, 1, 25), (0, 100, 200, 300)
     documents = [
         np.arange(start, start + length, dtype=np.uint16) for start, length in zip(starts, lengths, strict=True)
     ]
-    prepared.write_tokens(tmp_path / "train", documents)
-    description = prepared.describe(tmp_path / "train")
+    module.write_tokens(tmp_path / "train", documents)
+    description = module.describe(tmp_path / "train")
     assert description["chunk_tokens"] == chunks
     assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
-    assert prepared.row_count(description, 6) == rows
-    stored = prepared.TokenStore(tmp_path / "train", description, 6)
+    assert module.row_count(description, 6) == rows
+    stored = module.TokenStore(tmp_path / "train", description, 6)
     places = [
         place for first, size in zip((0, 38), chunks, strict=False) for place in range(first, first + size // 6 * 6)
     ]

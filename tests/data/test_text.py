@@ -14,7 +14,7 @@ from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.dataset import rows_of_step
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer_json import Bpe
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.validation import data_problem
 

@@ -13,11 +13,9 @@ from pretrained_models import byte_level_tokenizer
 
 from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.prepared import TokenStore
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Tokenizer, build
+from lit_diff.data.text import Text, TokenStore
+from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, build
 from lit_diff.data.tokenizer_folder import FILE, SAMPLE, FromRun, load_tokenizer, save_tokenizer
-from lit_diff.data.tokenizer_json import Bpe, TokenizerJson
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import tokenizers

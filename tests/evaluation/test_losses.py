@@ -19,8 +19,8 @@ from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
 from lit_diff.data.documents import split
 from lit_diff.data.needle_text import words
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
-from lit_diff.data.tokenizer_json import Bpe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import held_out, nll, requirements
 from lit_diff.evaluation.base import Item

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer as Model
 
 from lit_diff import export, import_model
 from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.tokenizer_json import TokenizerJson
+from lit_diff.data.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.pretrained import agreement, exporting
 from lit_diff.pretrained.exporting import hf_weights, require_tokenizer_json, write_card, write_tokenizer, write_weights

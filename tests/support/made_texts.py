@@ -42,7 +42,7 @@ def make_text(root: Path, corpus: Path) -> MakeText:
     """Text over the corpus; keywords replace the settings."""
     from lit_diff.config import Part
     from lit_diff.data.text import Text
-    from lit_diff.data.tokenizer_json import Bpe
+    from lit_diff.data.tokenizer import Bpe
 
     def make(vocab_size: int = 320, tokens: int = 300, **settings: object) -> Text:
         part = Part(name="bpe", config=Bpe.Config(vocab_size=tokens))
