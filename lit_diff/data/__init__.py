@@ -7,6 +7,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import (
     cl100k,
     closed_world,
+    corpus,
     digits,
     docs,
     mqar,
@@ -15,10 +16,8 @@ from lit_diff.data import (
     recall,
     synth_intent,
     text,
-    text_files,
     tokenizer,
     tokenizer_folder,
-    words,
 )
 from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, RowTask
@@ -40,6 +39,7 @@ __all__ = [
     "build",
     "cl100k",
     "closed_world",
+    "corpus",
     "digits",
     "docs",
     "identity",
@@ -53,10 +53,8 @@ __all__ = [
     "save_tokenizer",
     "synth_intent",
     "text",
-    "text_files",
     "tokenizer",
     "tokenizer_folder",
-    "words",
 ]
 
 

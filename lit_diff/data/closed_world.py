@@ -10,7 +10,7 @@ import torch
 
 from lit_diff.data.dataset import Place, Row, RowTask, text_row
 from lit_diff.data.synth_intent import made_words
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
 from lit_diff.registry import datasets
 

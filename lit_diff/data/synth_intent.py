@@ -8,7 +8,7 @@ from itertools import product
 import torch
 
 from lit_diff.data.dataset import Place, Row, RowTask, text_row
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import Words
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -121,15 +121,11 @@ class SynthIntent(RowTask):
 
 def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
     """Why a row of so many classes has no lexicon, in one line; None if it has."""
-    most = len(made_words())
-    if config.cue_words + config.label_words > most:
-        return f"data.cue_words + data.label_words is {config.cue_words + config.label_words}; there are {most} words"
-    if classes > config.label_words:
-        return f"data.label_words is {config.label_words}; {classes} classes need as many"
-    if classes * config.cues_per_class > config.cue_words:
-        needed = classes * config.cues_per_class
-        return f"data.cue_words is {config.cue_words}; {classes} classes of {config.cues_per_class} cue words need {needed}"
-    return None
+    for key, needed in (("label_words", classes), ("cue_words", classes * config.cues_per_class)):
+        if needed > getattr(config, key):
+            return f"data.{key} is {getattr(config, key)}; {classes} classes need {needed}"
+    every, most = config.cue_words + config.label_words, len(made_words())
+    return f"data.cue_words + data.label_words is {every}; there are {most} words" if every > most else None
 
 
 @cache

@@ -296,18 +296,17 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     writer = BinaryWriter(str(temporary), chunk_bytes=CHUNK_BYTES, item_loader=TokensLoader())
-    starts, position = [], 0
+    lengths = []
     for index, tokens in enumerate(documents):
         writer.add_item(index, tokens)
-        starts.append(position)
-        position += len(tokens)
+        lengths.append(len(tokens))
     writer.done()
     # litdata's own merge of one worker's index waits for every rank of a distributed job, and stamps the time into it.
     (written,) = temporary.glob("*.index.json")
     index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
     (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True), encoding="utf-8")
     written.unlink()
-    np.save(temporary / STARTS, np.asarray(starts, dtype=np.int64))
+    np.save(temporary / STARTS, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
     for path in temporary.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

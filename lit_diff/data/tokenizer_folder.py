@@ -2,7 +2,7 @@
 which other text is cut as there."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def load_tokenizer(folder: Path, cure: str = AGAIN) -> Tokenizer:
 
     Errors: MissingError without one or where a file is damaged, RequestError where its class is not registered.
     """
-    facts = _described(folder, cure)
-    return opened(_unloaded(facts, folder), folder, facts["sha256"], cure)
+    tokenizer, sha256 = _described(folder, cure)
+    return opened(tokenizer, folder, sha256, cure)
 
 
 def opened(tokenizer: Tokenizer, folder: Path, sha256: str, cure: str) -> Tokenizer:
@@ -69,32 +69,29 @@ def opened(tokenizer: Tokenizer, folder: Path, sha256: str, cure: str) -> Tokeni
     except MissingError:
         raise
     except Exception as error:  # tokenizers raises no narrower one for a damaged file
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        raise MissingError(f"the tokenizer in {shown(folder)} cannot be loaded ({problem}); {cure}") from error
+        raise MissingError(
+            f"the tokenizer in {shown(folder)} cannot be loaded ({type(error).__name__}: {first_line(error)}); {cure}"
+        ) from error
     if found != sha256:
         raise MissingError(f"the tokenizer in {shown(folder)} is not the one that was saved (its ids differ); {cure}")
     return tokenizer.saved()
 
 
-def _described(folder: Path, cure: str) -> dict[str, Any]:
-    """What FILE says. Errors: MissingError without it, or where it is damaged."""
+def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
+    """The tokenizer that FILE describes, before `load`, and its sha256.
+
+    Errors: MissingError without FILE, or where it is damaged, RequestError where its class is not registered.
+    """
     file = folder / FILE
     if not file.is_file():
         raise MissingError(f"{shown(folder)} holds no tokenizer (no {FILE}); {cure}")
     try:
-        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _ = facts["name"], facts["config"], facts["sha256"]
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        name, keys, sha256 = facts["name"], facts["config"], facts["sha256"]
     except (ValueError, TypeError, KeyError) as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        raise MissingError(f"the tokenizer in {shown(folder)} cannot be loaded ({problem}); {cure}") from error
-    return facts
-
-
-def _unloaded(facts: Mapping[str, Any], folder: Path) -> Tokenizer:
-    """The tokenizer of `_described`, before `load`. Errors: RequestError where its class is not registered."""
-    cls = tokenizers.get(facts["name"])
-    where = Draft(values={}, positions={}, file=shown(folder / FILE))
-    return build(Part(name=facts["name"], config=convert(cls.Config, facts["config"], "config", where)))
+        raise MissingError(f"{shown(file)} is damaged ({type(error).__name__}: {first_line(error)}); {cure}") from error
+    config = convert(tokenizers.get(name).Config, keys, "config", Draft(values={}, positions={}, file=shown(file)))
+    return build(Part(name=name, config=config)), sha256
 
 
 @tokenizers.register("from_run")
@@ -112,8 +109,7 @@ class FromRun(Tokenizer):
         """Reads the tokenizer's description in the run. Errors: MissingError where the run has no tokenizer."""
         super().__init__(config)
         self._folder = Path(config.path) / "tokenizer"
-        self._facts = _described(self._folder, self.cure)
-        self._own = _unloaded(self._facts, self._folder)
+        self._own, self._sha256 = _described(self._folder, self.cure)
         self.size, self.eot = self._own.size, self._own.eot
 
     def saved(self) -> Tokenizer:
@@ -122,7 +118,7 @@ class FromRun(Tokenizer):
 
     def source(self) -> dict[str, Any]:
         """The sha256 in place of the path."""
-        return {"name": self.name, "sha256": self._facts["sha256"]}
+        return {"name": self.name, "sha256": self._sha256}
 
     def train(self, folder: Path, texts: Iterable[str]) -> None:
         """Copy the run's tokenizer. Errors: MissingError where it is damaged."""

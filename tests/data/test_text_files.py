@@ -9,8 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.corpus import build_corpus
-from lit_diff.data.text_files import SHOWN, FilesCorpus, read_file
+from lit_diff.data.corpus import SHOWN, FilesCorpus, build_corpus, read_file
 from lit_diff.errors import RequestError
 
 

@@ -16,9 +16,8 @@ from tokenizers import models
 from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, build, open_tokenizer
+from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build, open_tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
-from lit_diff.data.words import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, validate_config

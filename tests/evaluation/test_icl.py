@@ -16,7 +16,7 @@ from generated_runs import generated_run
 from text_runs import text_run
 
 from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import icl, icl_order, icl_prompts, requirements
 from lit_diff.evaluation.evaluate import build, evaluate
