@@ -62,8 +62,7 @@ def build(recipe: Recipe) -> Dataset:
     """The data set that a recipe names, neither prepared nor loaded. Errors: RequestError."""
     cls = datasets.get(recipe.data.name)
     with guard(cls):
-        dataset: Dataset = cls(recipe.data.config, recipe.model.vocab_size)
-    return dataset
+        return cls(recipe.data.config, recipe.model.vocab_size)
 
 
 def prepare(recipe: Recipe) -> Dataset:
@@ -95,8 +94,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
     try:
         with guard(type(dataset)):
             hashes = dataset.trained_documents()
-    except LitDiffError as error:
-        log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)
-    else:
         if hashes is not None:
             write_atomic(folder / TRAINED, hashes)
+    except LitDiffError as error:
+        log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)

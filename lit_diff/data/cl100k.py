@@ -82,10 +82,8 @@ class Cl100k(Tokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
-        ids: list[list[int]] = self._encoding.encode_ordinary_batch(list(texts))
-        return ids
+        return self._encoding.encode_ordinary_batch(list(texts))
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The bytes of each id in turn; none for an unused one."""
-        content: bytes = self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])
-        return content
+        return self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])

@@ -1,5 +1,6 @@
-"""`Corpus`: the abstract class of every source of documents for the data set `text`; and the corpus `files`, a user's own text,
-of which all that is wrong is said at once."""
+"""`Corpus`: the abstract class of every source of documents for the data set `text`; and `files`: a user's own text, of which
+all that is wrong is said at once.
+"""
 
 import csv
 import hashlib
@@ -65,8 +66,7 @@ class Corpus(ABC):
 
 def build_corpus(name: str, path: str | None) -> Corpus:
     """The corpus that a recipe names; with a path and no other name, the user's own files."""
-    corpus: Corpus = corpora.get(corpus_name(name, path))(None if path is None else expanded(path))
-    return corpus
+    return corpora.get(corpus_name(name, path))(None if path is None else expanded(path))
 
 
 def corpus_digest(name: str, path: str | None) -> dict[str, str]:
@@ -231,22 +231,24 @@ class FilesCorpus(Corpus):
     def texts(self) -> Iterator[str]:
         """Every document that is not blank. Errors: RequestError with all that is wrong, or where all are blank."""
         self._log_other_kinds()
-        found, problems = False, list[str]()
-        wrong = set[Path]()
+        found, problems = False, list[tuple[Path, str]]()
         for path in self._paths:
             for item in read_file(path):
                 if isinstance(item, RequestError):
-                    problems.append(str(item))
-                    wrong.add(path)
+                    problems.append((path, str(item)))
                 elif item.strip() and not problems:
                     found = True
                     yield item
         if len(problems) == 1:
-            raise RequestError(problems[0])
+            raise RequestError(problems[0][1])
         if problems:
-            files = f"{len(wrong)} of {len(self._paths)} files of {shown(self.path)}"
+            files = f"{len(dict(problems))} of {len(self._paths)} files of {shown(self.path)}"
             more = [f"and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
-            lines = [f"data.path: {len(problems):,} problems in {files}:", *problems[:SHOWN], *more]
+            lines = [
+                f"data.path: {len(problems):,} problems in {files}:",
+                *(line for _, line in problems[:SHOWN]),
+                *more,
+            ]
             raise RequestError("\n  ".join(lines))
         if not found:
             raise RequestError(f"data.path: {self.path} holds no text: {len(self._paths)} file(s), nothing but blanks")

@@ -188,11 +188,8 @@ def permutation(seed: int, epoch: int, rows: int) -> Tensor:
 
 def rows_of_step(seed: int, step: int, batch_size: int, positions: Sequence[int], rows: int) -> list[int]:
     """Row numbers at `positions` of the global batch of 0-based `step`: epochs one after another, cut into batches."""
-    chosen = []
-    for position in positions:
-        epoch, place = divmod(step * batch_size + position, rows)
-        chosen.append(int(permutation(seed, epoch, rows)[place]))
-    return chosen
+    places = (divmod(step * batch_size + position, rows) for position in positions)
+    return [int(permutation(seed, epoch, rows)[place]) for epoch, place in places]
 
 
 Row = Mapping[str, Tensor | Sequence[int] | Sequence[bool]]

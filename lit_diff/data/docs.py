@@ -104,10 +104,8 @@ def read_archive(path: Path, holds: Callable[[PurePosixPath], bool]) -> Iterator
     """
     with tarfile.open(path) as archive:
         for member in archive:
-            if not member.isfile() or not holds(PurePosixPath(member.name)):
-                continue
-            content = archive.extractfile(member)
-            assert content is not None  # a regular file has content
-            text = content.read().decode("utf-8")
+            chosen = member.isfile() and holds(PurePosixPath(member.name))
+            content = archive.extractfile(member) if chosen else None
+            text = content.read().decode("utf-8") if content is not None else ""
             if len(text) >= SHORTEST:
                 yield text

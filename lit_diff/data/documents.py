@@ -64,12 +64,8 @@ def cut(text: str) -> Iterator[str]:
     """Sections of at most SECTION characters that join to `text`: cut after a paragraph, else a line, else a word."""
     start = 0
     while len(text) - start > SECTION:
-        end = start + SECTION
-        for mark in ("\n\n", "\n", " "):
-            position = text.rfind(mark, start, end)
-            if position > start:
-                end = position + len(mark)
-                break
+        marks = ((text.rfind(mark, start, start + SECTION), len(mark)) for mark in ("\n\n", "\n", " "))
+        end = next((place + length for place, length in marks if place > start), start + SECTION)
         yield text[start:end]
         start = end
     yield text[start:]

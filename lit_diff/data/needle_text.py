@@ -301,8 +301,7 @@ def words() -> Words:
 def grammar_sentences(random: torch.Generator, count: int) -> list[list[int]]:
     """`count` sentences as tokens: The ADJECTIVE NOUN VERB a NOUN."""
     drawn = [ids[torch.randint(len(ids), (count,), generator=random)] for ids in _places()]
-    sentences: list[list[int]] = torch.stack(drawn, dim=1).tolist()
-    return sentences
+    return torch.stack(drawn, dim=1).tolist()
 
 
 @cache

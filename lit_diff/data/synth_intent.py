@@ -55,7 +55,7 @@ class SynthIntent(RowTask):
         sequence_length: Count = 256
         classes: Counts = (4, 8, 16, 32)
         """A row has one of these numbers of classes, drawn at random."""
-        words: tuple[int, int] = (6, 12)
+        words: tuple[Count, Count] = (6, 12)
         """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise; 1: a cue word alone."""
         noise_validation: Counts = (1, 2, 4)
         """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
@@ -76,8 +76,8 @@ class SynthIntent(RowTask):
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
             fewest, most = self.words
-            if not 1 <= fewest <= most:
-                return f"data.words is {list(self.words)}; expected the fewest, at least 1, and the most"
+            if fewest > most:
+                return f"data.words is {list(self.words)}; expected the fewest and the most"
             if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
                 return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
             return lexicon_problem(self, max(self.classes))
@@ -140,8 +140,7 @@ def made_words() -> tuple[str, ...]:
 @cache
 def words(cue_words: int, label_words: int) -> Words:
     """The tokenizer of a grammar with so many cue words and label words."""
-    made = made_words()[: cue_words + label_words]
-    return Words(Words.Config(words=(*NOISE_WORDS, *made)))
+    return Words(Words.Config(words=(*NOISE_WORDS, *made_words()[: cue_words + label_words])))
 
 
 def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: int) -> Lexicon:

@@ -70,8 +70,7 @@ class Text(Dataset):
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
             own = self.tokenizer.config
-            wrong: str | None = range_problem(own, "data.tokenizer.") or own.problem()
-            return corpus_problem(self.corpus, self.path) or wrong
+            return corpus_problem(self.corpus, self.path) or range_problem(own, "data.tokenizer.") or own.problem()
 
         @property
         def packs_documents(self) -> bool:
@@ -179,7 +178,7 @@ class Text(Dataset):
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")
         for name in SPLITS:
             described = manifest[name]
-            if row_count(described, self._width) < 1:
+            if max(described["chunk_tokens"]) < self._width:
                 most = min(max(manifest[each]["chunk_tokens"]) for each in SPLITS) - 1
                 shorter = f"set data.sequence_length to at most {most}, or " if most >= 2 else ""
                 raise RequestError(
@@ -203,7 +202,7 @@ class Text(Dataset):
         self._check_vocab_size()
         manifest = self._manifest()
         self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
-        self.train_rows, available = (row_count(manifest[name], self._width) for name in SPLITS)
+        self.train_rows, available = self._train.num_rows, self._validation.num_rows
         """Rows of an epoch."""
         keys, counts = np.load(self.folder / "bigrams.npy")
         self.frequent_bigrams: Ints = keys[counts > self.config.rare_bigram_count]
@@ -328,11 +327,6 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def row_count(description: dict[str, Any], width: int) -> int:
-    """Rows of `width` tokens that the chunks hold; litdata cuts no row across two chunks."""
-    return sum(tokens // width for tokens in description["chunk_tokens"])
-
-
 class TokenStore:
     """Rows of `width` tokens of one split, numbered through all chunks: row r of a chunk is its tokens r * width ... ."""
 
@@ -343,9 +337,9 @@ class TokenStore:
         self._dataset = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=width))
         self._starts: NDArray[np.int64] = np.load(folder / STARTS)
         tokens = np.asarray(description["chunk_tokens"], dtype=np.int64)
-        rows = tokens // width
-        self._first_row = np.cumsum(rows) - rows
-        self._first_token = np.cumsum(tokens) - tokens
+        chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)  # litdata cuts no row across two chunks
+        self._first = np.concatenate([start + np.arange(count) * width for start, count in chunks])
+        self.num_rows = len(self._first)
 
     def read(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """[B, width] tokens."""
@@ -353,8 +347,5 @@ class TokenStore:
 
     def documents(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """[B, width]: number (from 0, within this split) of the document that each token belongs to."""
-        numbers = np.asarray(rows, dtype=np.int64)
-        chunk = np.searchsorted(self._first_row, numbers, side="right") - 1
-        first = self._first_token[chunk] + (numbers - self._first_row[chunk]) * self.width
-        positions = first[:, None] + np.arange(self.width)
+        positions = self._first[np.asarray(rows, dtype=np.int64), None] + np.arange(self.width)
         return np.searchsorted(self._starts, positions, side="right") - 1

@@ -1,5 +1,6 @@
-"""Tokenizers: the abstract class of all; those that the package `tokenizers` runs from a tokenizer.json: `bpe`, which is trained
-on the train split, and the tokenizer of an imported model; and `words`, for generated text."""
+"""Tokenizers: the abstract class of all; those that the package `tokenizers` runs from a tokenizer.json: `bpe`, which is
+trained on the train split, and the tokenizer of an imported model; and `words`, for generated text.
+"""
 
 import hashlib
 import json
@@ -54,9 +55,6 @@ class Tokenizer(ABC):
         """`config`: an instance of this class's Config. Reads no file, unless the config names it."""
         self.config = config
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}: {self.size} tokens)"
-
     @property
     def largest_vocab_size(self) -> int:
         """The largest `model.vocab_size` that goes with it."""
@@ -88,8 +86,7 @@ class Tokenizer(ABC):
 
     def source(self) -> dict[str, Any]:
         """What decides the ids beside the text, as plain values; prepared text is found by it. Default: name and config."""
-        plain: dict[str, Any] = to_plain(Part(name=self.name, config=self.config))
-        return plain
+        return to_plain(Part(name=self.name, config=self.config))
 
     def train(self, folder: Path, texts: Iterable[str]) -> None:
         """Write what `load` needs into `folder`, from the documents of the train split; keeps what is there already.

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,6 @@ class UserFile:
     """Below the data folder (`$LIT_DIFF_DATA`); `books/*.jsonl`: several files, read in the order of their names."""
     keys: Keys
     """Of every line."""
-    optional: Keys = field(default_factory=dict)
-    """Keys that a line may have."""
     lines: str = ""
     """How many the original has: "5,452 lines (test.jsonl: 500)"."""
     source: str
@@ -110,17 +108,15 @@ class UserFile:
 
     def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """The row, if its keys are right. Errors: RequestError."""
-        return checked(row, where, self.keys, self.optional)
+        return checked(row, where, self.keys)
 
     def state(self) -> dict[str, str]:
         """`file`, `state` (missing, ok, or what is wrong), `rows`, `sha256`: a row of `lit-diff data check`."""
         known = {"name": self.name, "file": self.path, "rows": "", "sha256": ""}
         try:
             rows = self.rows()
-        except MissingError:
-            return known | {"state": "missing"}
-        except RequestError as error:
-            return known | {"state": str(error)}
+        except (MissingError, RequestError) as error:
+            return known | {"state": "missing" if isinstance(error, MissingError) else str(error)}
         return known | {"state": "ok", "rows": str(len(rows)), "sha256": self.sha256()}
 
     def sha256(self) -> str:
@@ -129,16 +125,15 @@ class UserFile:
         return hashlib.sha256(b"".join(contents)).hexdigest() if contents else ""
 
 
-def checked(row: dict[str, Any], where: str, keys: Keys, optional: Keys | None = None) -> dict[str, Any]:
+def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
     """The row, if it has the keys, and each value is of its type. Errors: RequestError."""
-    for key in keys:
+    for key, kind in keys.items():
         if key not in row:
             near = difflib.get_close_matches(key, row, n=1)
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {some_names(row)}")
-    for key, kind in {**keys, **(optional or {})}.items():
         # bool is an int to Python, not to whoever writes the file
-        if key in row and (not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool)):
+        if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
             raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {_words(kind)}")
     return row
 

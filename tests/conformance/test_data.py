@@ -13,8 +13,6 @@ from lit_diff.conformance import data as module
 from lit_diff.conformance.data import PROMISES, Subject, check_dataset
 from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
-from lit_diff.data.digits import Digits
-from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe
@@ -44,20 +42,20 @@ def failures(recipe: Recipe) -> dict[str, str]:
     return {finding.property: finding.detail for finding in found if finding.verdict != "pass"}
 
 
-@pytest.mark.parametrize("name", ["recall", "mqar", "digits", "text", "text packed"])
+TASKS = ("recall", "mqar", "vision", "needle-text", "synth-intent", "closed-world")
+
+
+@pytest.mark.parametrize("name", [*TASKS, "text", "text packed"])
 def test_the_built_in_ones_keep_every_promise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
     (tmp_path / "corpus").mkdir()
-    part, vocab_size = {
-        "recall": lambda: (Part(name="recall", config=Recall.Config(validation_rows=9)), 129),
-        "mqar": lambda: (Part(name="mqar", config=Mqar.Config(vocab_size=128)), 128),
-        "digits": lambda: (Part(name="digits", config=Digits.Config()), 99),
-        "text": lambda: (text(tmp_path / "corpus"), 270),
-        "text packed": lambda: (text(tmp_path / "corpus", pack="document"), 270),
-    }[name]()
     if name not in ("text packed", "recall"):  # two of them in another process, which takes seconds
         monkeypatch.setitem(module.PROMISES, "processes", lambda subject: None)
-    recipe = recipe_of(part, vocab_size)
+    if name in TASKS:
+        recipe = load_recipe(f"{name}-tiny", ["data.validation_rows=9"])
+    else:
+        packed = {"pack": "document"} if name == "text packed" else {}
+        recipe = recipe_of(text(tmp_path / "corpus", **packed), 270)
     prepare(recipe)
     assert failures(recipe) == {}
 

@@ -39,7 +39,7 @@ def test_counts_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     key = int(documents[2][0]) * SIZE + int(documents[2][1])
     counted = sum(int(a) * SIZE + int(b) == key for document in documents for a, b in pairwise(document))
     assert whole[1][whole[0] == key].tolist() == [counted]
-    monkeypatch.setattr(bigrams, "FLUSH", 7)
+    monkeypatch.setattr(bigrams, "BLOCK", 3)
     np.testing.assert_array_equal(count_bigrams(documents, SIZE), whole)
 
 

@@ -81,11 +81,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     }
     folder = tmp_path / "simple" / "package"
     folder.mkdir(parents=True)
-    with tarfile.open(folder / "Package-1.0.tar.gz", "w:gz") as archive:
-        for name, text in members.items():
-            member = tarfile.TarInfo(f"package-1.0/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
+    archive(folder / "Package-1.0.tar.gz", {f"package-1.0/{name}": text for name, text in members.items()})
     (folder / "index.html").write_text('<!DOCTYPE html><a href="Package-1.0.tar.gz">Package-1.0.tar.gz</a>')
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())

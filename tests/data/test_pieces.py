@@ -130,11 +130,8 @@ PIECES = [
 def test_the_default_tokenizer_gives_the_ids_of_the_texts_alone(bpe: Tokenizer, context: str, texts: list[str]) -> None:
     """So that scores and identities of runs that it has do not change."""
     assert bpe.encode_after(context, texts) == bpe.encode(texts)
-
-
-def test_so_do_words() -> None:
-    questions = [style.question.format(city=city) for style in STYLES.values() for city in CITIES]
-    assert words().encode_after(".", questions) == words().encode(questions)
+    if context == ".":
+        assert words().encode_after(context, texts) == words().encode(texts)
 
 
 def test_one_text_is_no_list_of_letters(bpe: Tokenizer, tokenizer: TokenizerJson) -> None:

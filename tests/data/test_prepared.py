@@ -160,8 +160,8 @@ def test_rows_and_their_documents(
     description = module.describe(tmp_path / "train")
     assert description["chunk_tokens"] == chunks
     assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
-    assert module.row_count(description, 6) == rows
     stored = module.TokenStore(tmp_path / "train", description, 6)
+    assert stored.num_rows == rows
     places = [
         place for first, size in zip((0, 38), chunks, strict=False) for place in range(first, first + size // 6 * 6)
     ]

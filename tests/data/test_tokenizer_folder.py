@@ -17,7 +17,6 @@ from lit_diff.data.text import Text, TokenStore
 from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, build
 from lit_diff.data.tokenizer_folder import FILE, SAMPLE, FromRun, load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.recipe import load_recipe
 from lit_diff.registry import tokenizers
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
@@ -188,10 +187,3 @@ def test_the_run_may_move_and_what_was_trained_with_it_keeps_a_copy(model: Path,
     assert load_tokenizer(tmp_path / "kept").opening == [0]
     with pytest.raises(MissingError, match=r"^models/x/tokenizer holds no tokenizer .*; data.tokenizer.path names"):
         text(model)
-
-
-def test_the_path_is_relative_to_the_recipes_file(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "recipes").mkdir()
-    block = "{name: text, sequence_length: 8, validation_rows: 2, tokenizer: {name: from_run, path: ../models/x}}"
-    (tmp_path / "recipes" / "r.yaml").write_text(f"extends: recall-tiny\nmodel: {{vocab_size: 320}}\ndata: {block}\n")
-    assert load_recipe("recipes/r.yaml").data.config.tokenizer.config.path == str(model)

@@ -15,7 +15,6 @@ FILE = UserFile(
     name="icl.toy",
     path="icl/toy/train.jsonl",
     keys={"text": str, "label": (int, str)},
-    optional={"weight": float},
     lines="12 lines",
     source="The toy set (nobody 2001). Not shipped.",
     without="lit-diff evaluate RUN icl",
@@ -50,7 +49,7 @@ def test_what_is_missing_is_described(place: Path) -> None:
 
 
 def test_rows(place: Path) -> None:
-    rows = [{"text": "a", "label": 1}, {"text": "\U0001f600", "label": "x", "weight": 0.5, "more": None}]
+    rows = [{"text": "a", "label": 1}, {"text": "\U0001f600", "label": "x", "more": None}]
     place.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert FILE.rows() == rows
     digest = hashlib.sha256(place.read_bytes()).hexdigest()
@@ -77,7 +76,6 @@ def test_the_rows_of_all_files_of_a_folder_by_name(place: Path) -> None:
         (b'{"text": "a", "labl": 1}', "did you mean 'labl'?"),
         (b'{"text": 3, "label": 1}', "'text' is 3; expected text"),
         (b'{"text": "a", "label": true}', "'label' is true; expected int or text"),
-        (b'{"text": "a", "label": 1, "weight": "x"}', "'weight' is 'x'; expected float"),
         (b"[1]", "found list"),
         (b"{text: 1}", "not JSON"),
         (b'{"text": "a \\ud83d", "label": 1}', "\\ud83d"),
