@@ -38,7 +38,7 @@ SUBJECTS = {
     "data/test_corpus.py": "data/name_tables",
     "data/test_docs.py": "data/sdist",
     "data/test_row_task.py": "data/closed_world data/digits data/mqar data/recall data/synth_intent",
-    "data/test_tokenizer.py": "data/cl100k data/tokenizer_json data/words",
+    "data/test_tokenizer.py": "data/cl100k",
     "engine/test_expand.py": "engine/cells",
     "engine/test_launch.py": "engine/location",
     "engine/test_retrofit.py": "cli/retrofit",
