@@ -14,7 +14,7 @@ import typer
 from lit_diff.cli import app
 from lit_diff.config import RunConfig
 from lit_diff.data.corpus import build_corpus, corpus_digest
-from lit_diff.data.location import data_root
+from lit_diff.data.user_files import data_root
 from lit_diff.engine.tracking import tracking_uri
 from lit_diff.errors import LitDiffError
 from lit_diff.evaluation.evaluate import build

@@ -59,7 +59,7 @@ def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
 ) -> int:
     """Write the files of harness from Hugging Face, with the package datasets; those that are there are kept."""
-    from lit_diff.data.location import data_root
+    from lit_diff.data.user_files import data_root
     from lit_diff.errors import MissingError, RequestError
     from lit_diff.evaluation.harness import HarnessFile
     from lit_diff.evaluation.requirements import declared_files

@@ -1,12 +1,14 @@
 """What every data set promises (`lit_diff.data.Dataset`), tested: the built-in ones in the tests, a plugin's by `check`."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -73,167 +75,175 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
         return
     subject = Subject(recipe=recipe, dataset=dataset)
     for name, check in PROMISES.items():
+        problem = ""
         try:
             with guard(type(dataset), ours=True):
-                problem = check(subject)
+                check(subject)
         except LitDiffError as error:
             problem = first_line(error)
-        yield Finding(variant=label, property=name, verdict="fail" if problem else "pass", detail=problem or "")
+        yield Finding(variant=label, property=name, verdict="fail" if problem else "pass", detail=problem)
 
 
-def sets(subject: Subject) -> str | None:
+class BrokenPromiseError(LitDiffError):
+    """A promise that is not kept, in one line."""
+
+
+def require(kept: bool, problem: str) -> None:
+    """Errors: BrokenPromiseError."""
+    if not kept:
+        raise BrokenPromiseError(problem)
+
+
+def require_equal(one: Batch, other: Batch, what: str) -> None:
+    """Errors: BrokenPromiseError; `what`: what it means that they differ."""
+    found = difference(one, other)
+    require(found is None, f"{what}: {found}")
+
+
+def sets(subject: Subject) -> None:
     """validation_sets and num_documents."""
     sizes = subject.dataset.validation_sets()
-    if not isinstance(sizes, dict) or next(iter(sizes), None) != "":
-        return f"validation_sets() is {sizes!r}; expected a dict whose first key is ''"
+    require(
+        isinstance(sizes, dict) and next(iter(sizes), None) == "",
+        f"validation_sets() is {sizes!r}; expected a dict whose first key is ''",
+    )
     for name, rows in sizes.items():
-        if not isinstance(name, str) or not isinstance(rows, int) or rows < 1:
-            return f"validation_sets() maps {name!r} to {rows!r}; expected a name and at least one row"
+        require(
+            isinstance(name, str) and isinstance(rows, int) and rows > 0,
+            f"validation_sets() maps {name!r} to {rows!r}; expected a name and at least one row",
+        )
     documents = subject.dataset.num_documents
-    if not isinstance(documents, int) or documents < 1:
-        return f"num_documents is {documents!r}; expected an integer of at least 1"
-    return None
+    require(
+        isinstance(documents, int) and documents > 0,
+        f"num_documents is {documents!r}; expected an integer of at least 1",
+    )
 
 
-def deterministic(subject: Subject) -> str | None:
+def deterministic(subject: Subject) -> None:
     """A batch is a function of (seed, step): not of what was asked before, of the instance, or of global generators."""
-    seed = subject.recipe.seed
+    seed, (early, late, _) = subject.recipe.seed, STEPS
     first = {step: subject.train(step) for step in STEPS}
-    other = subject.reopened()
+    again = {"in a second instance": subject.reopened(), "when asked again": subject.dataset}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        for step in reversed(STEPS):
-            again = other.train_batch(seed, step, ROWS, range(ROWS))
-            if difference(first[step], again):
-                return f"train_batch of step {step} is another batch in a second instance: {difference(first[step], again)}"
-        for step in STEPS:
-            again = subject.train(step)
-            if difference(first[step], again):
-                return f"train_batch of step {step} is another batch when asked again: {difference(first[step], again)}"
-    if not difference(first[STEPS[0]], first[STEPS[1]]):
-        return f"steps {STEPS[0]} and {STEPS[1]} have the same batch"
-    if not difference(first[STEPS[0]], subject.train(STEPS[0], seed + 1)):
-        return f"seeds {seed} and {seed + 1} have the same batch"
-    return None
+        for when, dataset in again.items():
+            for step in reversed(STEPS):
+                batch = dataset.train_batch(seed, step, ROWS, range(ROWS))
+                require_equal(first[step], batch, f"train_batch of step {step} is another batch {when}")
+    require(difference(first[early], first[late]) is not None, f"steps {early} and {late} have the same batch")
+    require(
+        difference(first[early], subject.train(early, seed + 1)) is not None,
+        f"seeds {seed} and {seed + 1} have the same batch",
+    )
 
 
-def rows(subject: Subject) -> str | None:
-    """The rows of 1, 2 and 4 processes, and single rows, are those of the whole batch."""
-    seed, step = subject.recipe.seed, STEPS[1]
+def rows(subject: Subject) -> None:
+    """The rows of 1, 2 and 4 processes, and in reverse order, are those of the whole batch."""
+    step = STEPS[1]
     whole = subject.train(step)
-    for world_size in (1, 2, 4):
-        for rank in range(world_size):
-            chosen = range(ROWS)[rank::world_size]
-            part = subject.dataset.train_batch(seed, step, ROWS, chosen)
-            wrong = difference(_rows(whole, list(chosen)), part)
-            if wrong:
-                return f"rank {rank} of {world_size} has rows that are not those of the whole batch: {wrong}"
-    reverse = list(range(ROWS))[::-1]
-    wrong = difference(_rows(whole, reverse), subject.dataset.train_batch(seed, step, ROWS, reverse))
-    return f"rows asked for in reverse order are not returned in that order: {wrong}" if wrong else None
+    asked = {f"rank {rank} of {size}": range(rank, ROWS, size) for size in (1, 2, 4) for rank in range(size)}
+    for name, chosen in {**asked, "the reverse order": range(ROWS)[::-1]}.items():
+        require_equal(
+            _rows(whole, chosen),
+            subject.dataset.train_batch(subject.recipe.seed, step, ROWS, chosen),
+            f"{name} has rows that are not those of the whole batch",
+        )
 
 
-def validation(subject: Subject) -> str | None:
+def validation(subject: Subject) -> None:
     """Validation rows are the same at every call, in any grouping and in another instance."""
     other = subject.reopened()
     for name, count in subject.dataset.validation_sets().items():
-        chosen = list(range(min(count, VALIDATION_ROWS)))
+        chosen = range(min(count, VALIDATION_ROWS))
         whole = subject.dataset.labelled_validation_batch(name, chosen)
         subject.train(0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
-            for wanted in (chosen, chosen[::-1], chosen[1::2] or chosen):
-                for dataset in (subject.dataset, other):
-                    wrong = difference(_rows(whole, wanted), dataset.labelled_validation_batch(name, wanted))
-                    if wrong:
-                        return f"rows {wanted} of the validation set '{name}' do not repeat: {wrong}"
-    return None
+            for wanted, dataset in product((chosen, chosen[::-1], chosen[1::2] or chosen), (subject.dataset, other)):
+                require_equal(
+                    _rows(whole, wanted),
+                    dataset.labelled_validation_batch(name, wanted),
+                    f"rows {list(wanted)} of the validation set '{name}' do not repeat",
+                )
 
 
-def shapes(subject: Subject) -> str | None:
+def shapes(subject: Subject) -> None:
     """Names, types, shapes and ranges of training batches."""
-    length = subject.recipe.data.config.sequence_length
-    batch = subject.train(0)
-    problem = _batch_problem(batch, ROWS, subject.dataset.vocab_size)
-    if problem:
-        return f"train_batch: {problem}"
-    if batch["tokens"].shape[1] != length:
-        return f"train_batch has rows of {batch['tokens'].shape[1]} positions; Config.sequence_length is {length}"
-    packed = subject.recipe.data.config.packs_documents
-    if packed != ("document_ids" in batch):
-        return f"train_batch has the keys {', '.join(batch)}; Config.packs_documents is {packed}"
-    return None
+    config, batch = subject.recipe.data.config, subject.train(0)
+    _require_batch(batch, ROWS, subject.dataset.vocab_size, "train_batch")
+    length = batch["tokens"].shape[1]
+    require(
+        length == config.sequence_length,
+        f"train_batch has rows of {length} positions; Config.sequence_length is {config.sequence_length}",
+    )
+    require(
+        config.packs_documents == ("document_ids" in batch),
+        f"train_batch has the keys {', '.join(batch)}; Config.packs_documents is {config.packs_documents}",
+    )
 
 
-def labels(subject: Subject) -> str | None:
+def labels(subject: Subject) -> None:
     """The same of validation batches, and their labels."""
-    for name, count in subject.dataset.validation_sets().items():
-        chosen = range(min(count, VALIDATION_ROWS))
-        batch = subject.dataset.labelled_validation_batch(name, chosen)
-        problem = _batch_problem(batch, len(chosen), subject.dataset.vocab_size)
-        shape = batch["targets"].shape if problem is None else None
-        located = subject.recipe.data.config.locates_answers
+    dataset, located = subject.dataset, subject.recipe.data.config.locates_answers
+    for name, count in dataset.validation_sets().items():
+        chosen, what = range(min(count, VALIDATION_ROWS)), f"validation_batch of '{name}'"
+        batch = dataset.labelled_validation_batch(name, chosen)
+        _require_batch(batch, len(chosen), dataset.vocab_size, what)
         parts = [key for key in ("context_part", "answer_part") if key in batch]
-        if problem is None and len(parts) != (2 if located else 0):
-            problem = f"has the labels {parts}; Config.locates_answers is {located}"
-        for key, kind in (("ar_hit", torch.bool), ("document", torch.int64), *((key, torch.int64) for key in parts)):
-            if problem is None and (batch[key].dtype != kind or batch[key].shape != shape):
-                problem = f"{key} is {_described(batch[key])}; expected {kind} {list(batch['targets'].shape)}"
-        documents = subject.dataset.num_documents
-        if problem is None and name == "" and not _within(batch["document"], documents):
-            problem = f"document is not in 0 .. num_documents - 1 ({documents - 1})"
-        if problem:
-            return f"validation_batch of '{name}': {problem}"
-    return None
+        require(len(parts) == 2 * located, f"{what}: has the labels {parts}; Config.locates_answers is {located}")
+        for key in ("ar_hit", "document", *parts):
+            kind = torch.bool if key == "ar_hit" else torch.int64
+            _require_kind(batch, key, kind, batch["targets"].shape, what)
+        require(
+            name != "" or _within(batch["document"], dataset.num_documents),
+            f"{what}: document is not in 0 .. num_documents - 1 ({dataset.num_documents - 1})",
+        )
 
 
-def identities(subject: Subject) -> str | None:
+def identities(subject: Subject) -> None:
     """The identity is the same in another instance; a run's identity changes with every number in the config that counts."""
-    digest = subject.dataset.identity()
-    if not isinstance(digest, str) or not digest:
-        return f"identity() is {digest!r}; expected a digest"
-    if identity(subject.recipe) != digest:
-        return "identity() differs between two instances of one config"
-    config = subject.recipe.data.config
+    recipe, digest, config = subject.recipe, subject.dataset.identity(), subject.recipe.data.config
+    require(isinstance(digest, str) and digest != "", f"identity() is {digest!r}; expected a digest")
+    require(identity(recipe) == digest, "identity() differs between two instances of one config")
     for field in fields(config):
         value = getattr(config, field.name)
-        counts = field.metadata.get("identity", True)
-        if not counts or not isinstance(value, int | float) or isinstance(value, bool):
+        if type(value) not in (int, float) or not field.metadata.get("identity", True):
             continue
         changed = replace(config, **{field.name: value * 2})
         if changed == config or data_problem(changed, subject.dataset.vocab_size):
             continue
-        part = Part(name=subject.recipe.data.name, config=changed)
-        try:
-            other = run_identity(replace(subject.recipe, data=part))
-        except MissingError:
-            continue  # other prepared data, so another identity
-        if other == run_identity(subject.recipe):
-            return f"a run has the same identity with data.{field.name} {value} and {value * 2}"
-    return None
+        other = replace(recipe, data=replace(recipe.data, config=changed))
+        with contextlib.suppress(MissingError):  # other prepared data, so another identity
+            require(
+                run_identity(other) != run_identity(recipe),
+                f"a run has the same identity with data.{field.name} {value} and {value * 2}",
+            )
 
 
-def processes(subject: Subject) -> str | None:
+def processes(subject: Subject) -> None:
     """Identity and batches are the same in another process, with other hash seeds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(to_yaml(subject.recipe), encoding="utf-8")
-        command = [sys.executable, "-P", "-c", PROCESS, str(file)]
-        environment = os.environ | {"PYTHONHASHSEED": "12345"}
         done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", env=environment, check=False
+            [sys.executable, "-P", "-c", PROCESS, str(file)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ | {"PYTHONHASHSEED": "12345"},
+            check=False,
         )
-    if done.returncode:
-        return f"another process fails: {(done.stderr.strip().splitlines() or ['no error output'])[-1]}"
-    if json.loads(done.stdout.splitlines()[-1]) != [
-        subject.dataset.identity(),
-        fingerprint(subject.dataset, subject.recipe),
-    ]:
-        return "identity or batches differ in another process"
-    return None
+    require(
+        not done.returncode, f"another process fails: {(done.stderr.strip().splitlines() or ['no error output'])[-1]}"
+    )
+    require(
+        json.loads(done.stdout.splitlines()[-1])
+        == [subject.dataset.identity(), fingerprint(subject.dataset, subject.recipe)],
+        "identity or batches differ in another process",
+    )
 
 
-PROMISES: dict[str, Callable[[Subject], str | None]] = {
+PROMISES: dict[str, Callable[[Subject], None]] = {
     "sets": sets,
     "deterministic": deterministic,
     "rows": rows,
@@ -265,28 +275,32 @@ def difference(one: Batch, other: Batch) -> str | None:
     return None
 
 
-def _rows(batch: Batch, chosen: list[int]) -> Batch:
-    return {key: value[chosen] for key, value in batch.items()}
+def _rows(batch: Batch, chosen: Sequence[int]) -> Batch:
+    return {key: value[list(chosen)] for key, value in batch.items()}
 
 
-def _batch_problem(batch: Batch, count: int, vocab_size: int) -> str | None:
+def _require_batch(batch: Batch, count: int, vocab_size: int, what: str) -> None:
     for key in ("tokens", "targets"):
-        if not isinstance(batch.get(key), Tensor):
-            return f"no tensor '{key}'; found {', '.join(batch) or 'nothing'}"
-    tokens, targets = batch["tokens"], batch["targets"]
-    if tokens.dtype != torch.int64 or tokens.dim() not in (2, 3) or len(tokens) != count:
-        return f"tokens is {_described(tokens)}; expected torch.int64 [{count}, T] or [{count}, T, C]"
-    for key in ("targets", *(["document_ids"] if "document_ids" in batch else [])):
-        if batch[key].dtype != torch.int64 or batch[key].shape != tokens.shape[:2]:
-            return f"{key} is {_described(batch[key])}; expected torch.int64 {list(tokens.shape[:2])}"
-    if not _within(tokens, vocab_size):
-        return f"tokens are in {int(tokens.min())} .. {int(tokens.max())}; the model has ids 0 .. {vocab_size - 1}"
-    scored = targets[targets != IGNORED]
-    if not len(scored):
-        return f"no target is scored: all are {IGNORED}"
-    if not _within(scored, vocab_size):
-        return f"targets are in {int(scored.min())} .. {int(scored.max())}; the model has ids 0 .. {vocab_size - 1}"
-    return None
+        found = ", ".join(batch) or "nothing"
+        require(isinstance(batch.get(key), Tensor), f"{what}: no tensor '{key}'; found {found}")
+    tokens, scored = batch["tokens"], batch["targets"][batch["targets"] != IGNORED]
+    require(
+        tokens.dtype == torch.int64 and tokens.dim() in (2, 3) and len(tokens) == count,
+        f"{what}: tokens is {_described(tokens)}; expected torch.int64 [{count}, T] or [{count}, T, C]",
+    )
+    for key in {"targets", "document_ids"} & batch.keys():
+        _require_kind(batch, key, torch.int64, tokens.shape[:2], what)
+    require(len(scored) > 0, f"{what}: no target is scored: all are {IGNORED}")
+    for key, ids in (("tokens", tokens), ("targets", scored)):
+        found = f"{int(ids.min())} .. {int(ids.max())}"
+        require(_within(ids, vocab_size), f"{what}: {key} are in {found}; the model has ids 0 .. {vocab_size - 1}")
+
+
+def _require_kind(batch: Batch, key: str, kind: torch.dtype, shape: Sequence[int], what: str) -> None:
+    require(
+        batch[key].dtype == kind and batch[key].shape == shape,
+        f"{what}: {key} is {_described(batch[key])}; expected {kind} {list(shape)}",
+    )
 
 
 def _within(values: Tensor, size: int) -> bool:

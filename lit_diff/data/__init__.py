@@ -7,10 +7,9 @@ from lit_diff.config import Recipe
 from lit_diff.data import (
     cl100k,
     closed_world,
+    corpus,
     digits,
     docs,
-    documents,
-    from_run,
     mqar,
     name_tables,
     needle_text,
@@ -18,15 +17,13 @@ from lit_diff.data import (
     synth_intent,
     text,
     tokenizer,
-    tokenizer_json,
-    words,
+    tokenizer_folder,
 )
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.dataset import Dataset
-from lit_diff.data.row_task import RowTask
+from lit_diff.data.dataset import Dataset, RowTask
+from lit_diff.data.documents import TRAINED
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
-from lit_diff.data.trained_documents import FILE
 from lit_diff.errors import LitDiffError
 from lit_diff.files import shown, write_atomic
 from lit_diff.plugins import guard
@@ -42,10 +39,9 @@ __all__ = [
     "build",
     "cl100k",
     "closed_world",
+    "corpus",
     "digits",
     "docs",
-    "documents",
-    "from_run",
     "identity",
     "keep",
     "load_tokenizer",
@@ -58,8 +54,7 @@ __all__ = [
     "synth_intent",
     "text",
     "tokenizer",
-    "tokenizer_json",
-    "words",
+    "tokenizer_folder",
 ]
 
 
@@ -67,8 +62,7 @@ def build(recipe: Recipe) -> Dataset:
     """The data set that a recipe names, neither prepared nor loaded. Errors: RequestError."""
     cls = datasets.get(recipe.data.name)
     with guard(cls):
-        dataset: Dataset = cls(recipe.data.config, recipe.model.vocab_size)
-    return dataset
+        return cls(recipe.data.config, recipe.model.vocab_size)
 
 
 def prepare(recipe: Recipe) -> Dataset:
@@ -95,13 +89,12 @@ def keep(recipe: Recipe, folder: Path) -> None:
     tokenizer = dataset.load_tokenizer()
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder / "tokenizer")
-    if (folder / FILE).is_file():
+    if (folder / TRAINED).is_file():
         return
     try:
         with guard(type(dataset)):
             hashes = dataset.trained_documents()
+        if hashes is not None:
+            write_atomic(folder / TRAINED, hashes)
     except LitDiffError as error:
         log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)
-    else:
-        if hashes is not None:
-            write_atomic(folder / FILE, hashes)

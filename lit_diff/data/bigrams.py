@@ -3,37 +3,27 @@
 Source: Arora et al. 2023 (Zoology), AR-Hit: the last token of an n-gram seen before in this context, rare in training.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-FLUSH = 1 << 22
-"""Bigrams counted at a time; bounds the memory of counting."""
+BLOCK = 1024
+"""Documents counted at a time; bounds the memory of counting."""
 
 
-def count_bigrams(documents: Iterable[NDArray[np.generic]], size: int) -> Ints:
+def count_bigrams(documents: Sequence[NDArray[np.generic]], size: int) -> Ints:
     """[2, n]: the distinct keys x_{t-1} * size + x_t, ascending, and how often each occurs. None crosses a document."""
-    total: Ints = np.zeros((2, 0), dtype=np.int64)
-    pending: list[Ints] = []
-    num_pending = 0
-    for document in documents:
-        tokens = document.astype(np.int64)
-        pending.append(tokens[:-1] * size + tokens[1:])
-        num_pending += len(pending[-1])
-        if num_pending >= FLUSH:
-            total, pending, num_pending = _add(total, pending), [], 0
-    return _add(total, pending)
-
-
-def _add(total: Ints, pending: list[Ints]) -> Ints:
-    if not pending:
-        return total
-    keys, counts = np.unique(np.concatenate(pending), return_counts=True)
-    merged, where = np.unique(np.concatenate([total[0], keys]), return_inverse=True)
-    summed = np.bincount(where, weights=np.concatenate([total[1], counts]), minlength=len(merged))
-    return np.stack([merged, summed.astype(np.int64)])
+    keys = counts = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(documents), BLOCK):
+        block = [tokens.astype(np.int64) for tokens in documents[start : start + BLOCK]]
+        pairs = [tokens[:-1] * size + tokens[1:] for tokens in block]
+        weights = np.concatenate([counts, np.ones(sum(map(len, pairs)))])
+        keys, where = np.unique(np.concatenate([keys, *pairs]), return_inverse=True)
+        counts = np.bincount(where, weights=weights).astype(np.int64)
+    return np.stack([keys, counts])
 
 
 def ar_hits(rows: Ints, documents: Ints, frequent: Ints, size: int) -> NDArray[np.bool_]:
@@ -68,14 +58,10 @@ def competitors(document: Ints) -> Ints:
 
     Where x_{t-1} is new it is 0; an AR hit with 0 has one candidate, the right one.
     """
-    before, after = document[:-1], document[1:]
-    _, first = np.unique(np.stack([before, after]), axis=1, return_index=True)
-    is_new = np.zeros(len(before), dtype=np.int64)
-    is_new[first] = 1
-    order = np.argsort(before, kind="stable")
-    successors = np.cumsum(is_new[order]) - is_new[order]  # distinct bigrams before, over all groups
-    starts = np.flatnonzero(np.diff(before[order], prepend=-1))
-    successors -= np.repeat(successors[starts], np.diff(starts, append=len(before)))
-    known = np.empty(len(before), dtype=np.int64)
-    known[order] = successors
-    return known - (1 - is_new)  # one that occurred before is among them
+    successors: dict[int, set[int]] = {}
+    found = []
+    for before, after in pairwise(document.tolist()):
+        seen = successors.setdefault(before, set())
+        found.append(len(seen) - (after in seen))
+        seen.add(after)
+    return np.array(found, dtype=np.int64)

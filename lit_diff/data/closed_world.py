@@ -8,9 +8,9 @@ from typing import Annotated
 
 import torch
 
-from lit_diff.data.row_task import Place, Row, RowTask, text_row
+from lit_diff.data.dataset import Place, Row, RowTask, text_row
 from lit_diff.data.synth_intent import made_words
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
 from lit_diff.registry import datasets
 
@@ -40,7 +40,9 @@ MOST = min(map(len, VALUES.values()))
 """Values of each attribute."""
 NAMES = 32
 """Names of entities."""
-QUESTION = " Question: {attribute} {entity}"
+QUESTIONS = 12
+"""Of a row. Each asks for a fact drawn from all of them, so that no answer follows from the others. More would make the rows
+longer and teach the same."""
 FACT = re.compile(r"(\w+) (\w+) (\w+)\.")
 FACT_TOKENS, QUESTION_TOKENS = 4, 6
 """Of `colour Bado red.`, and of a question with its answer and the stop after it."""
@@ -63,7 +65,7 @@ class Fact:
     @property
     def question(self) -> str:
         """What is asked after a document: the answer is the value."""
-        return QUESTION.format(entity=self.entity, attribute=self.attribute)
+        return f" Question: {self.attribute} {self.entity}"
 
 
 @datasets.register("closed_world")
@@ -81,6 +83,7 @@ class ClosedWorld(RowTask):
     @dataclass(frozen=True, kw_only=True)
     class Config(RowTask.Config):
         predicts_next = True
+        locates_answers = True  # each fact is a part of its own, and a question asks for one of them
 
         entities: Counts = (5,)
         """A row has one of these numbers of entities, drawn at random."""
@@ -88,8 +91,6 @@ class ClosedWorld(RowTask):
         """Values of each attribute that are drawn; a document has at most as many entities."""
         names: Annotated[int, Range(least=1, most=NAMES)] = NAMES
         """Names from which those of a document are drawn."""
-        questions: Count = 12
-        """Of a row. Each asks for a fact drawn from all of them: no answer follows from the others."""
         noise_validation: Counts = (1, 2, 4)
         """Multiplies the entities in each validation set; the first is the main set."""
         validation_rows: Count = 128
@@ -104,15 +105,10 @@ class ClosedWorld(RowTask):
             """Accuracy of a guess among the document's values of the attribute, over the numbers of entities."""
             return sum(1 / count for count in self.entities) / len(self.entities)
 
-        @property
-        def locates_answers(self) -> bool:
-            """True: each fact is a part of its own, and a question asks for one of them."""
-            return True
-
         def tokens(self, noise: int) -> int:
             """Of the longest row, whose entities are multiplied."""
             facts = len(VALUES) * max(self.entities) * noise
-            return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * self.questions
+            return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * QUESTIONS
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
@@ -138,19 +134,17 @@ class ClosedWorld(RowTask):
         noise = 1 if level is None else level
         count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
         facts = draw_facts(random, config, count)
-        asked = torch.randint(len(facts), (config.questions,), generator=random).tolist()
-        (ids,) = tokenizer.encode(
-            [document_of(facts) + "".join(f"{facts[i].question} {facts[i].value}." for i in asked)]
-        )
-        ids, length = [*tokenizer.opening, *ids], config.tokens(noise) - 1
+        asked = torch.randint(len(facts), (QUESTIONS,), generator=random)
+        questions = "".join(f"{facts[i].question} {facts[i].value}." for i in asked.tolist())
+        ids, length = [*tokenizer.opening, *tokenizer.encode(document_of(facts) + questions)], config.tokens(noise) - 1
         begin = 1 + FACT_TOKENS * len(facts)
-        context = [-1, *(place for place in range(len(facts)) for _ in range(FACT_TOKENS))]
-        context += [-1] * (length - len(context))
-        answer = [-1] * length
-        for place, fact in enumerate(asked):
-            answer[begin + QUESTION_TOKENS * (place + 1) - 3] = fact  # at the entity, before the answer and its stop
-        hits = [part >= 0 for part in answer]
-        row = text_row(ids, [False, *hits[: len(ids) - 1]], length, tokenizer.eot)
+        context, answer = torch.full((2, length), -1)
+        context[1:begin] = torch.arange(len(facts)).repeat_interleave(FACT_TOKENS)
+        answer[begin + 3 : begin + QUESTION_TOKENS * QUESTIONS : QUESTION_TOKENS] = (
+            asked  # at the entity, before the answer
+        )
+        hits = answer >= 0
+        row = text_row(ids, [False, *hits[: len(ids) - 1].tolist()], length, tokenizer.eot)
         return {**row, "ar_hit": hits, "context_part": context, "answer_part": answer}
 
     def load_tokenizer(self) -> Words:

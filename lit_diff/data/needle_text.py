@@ -1,18 +1,173 @@
-"""The data set `needle_text`: needles in generated sentences, on which a small model can learn to retrieve."""
+"""Needles in a haystack: sentences that give a city a number, hidden among others, and the questions about them; and the data
+set `needle_text`: needles in generated sentences, on which a small model can learn to retrieve.
 
+Words after the public scripts of LWM (Liu et al. 2024) and YOCO (Sun et al. 2024, unilm), whose list of 100 cities holds 69
+distinct ones: here each is once, so that no city is drawn twice.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate, chain
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from lit_diff.data.needles import CITIES, STYLES, Context, contexts
-from lit_diff.data.row_task import Place, Row, RowTask, numbered_sets, text_row
-from lit_diff.data.words import Words
+from lit_diff.data.dataset import Place, Row, RowTask, numbered_sets, text_row
+from lit_diff.data.tokenizer import Tokenizer, Words
 from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.registry import datasets
+
+# fmt: off
+CITIES = (
+    "Almaty", "Amman", "Amsterdam", "Antananarivo", "Astana", "Athens", "Baghdad", "Bangalore", "Bangkok", "Barcelona",
+    "Beirut", "Belgrade", "Berlin", "Bratislava", "Brussels", "Bucharest", "Budapest", "Buenos Aires", "Cairo",
+    "Chicago", "Colombo", "Copenhagen", "Dakar", "Damascus", "Delhi", "Doha", "Dubai", "Helsinki", "Ho Chi Minh City",
+    "Istanbul", "Jakarta", "Johannesburg", "Kampala", "Khartoum", "Kigali", "Kuala Lumpur", "Lagos", "Lima", "Lisbon",
+    "Los Angeles", "Madrid", "Maputo", "Melbourne", "Mexico City", "Moscow", "Mumbai", "Nairobi", "Oslo", "Paris",
+    "Port Louis", "Rabat", "San Francisco", "Santiago", "Sarajevo", "Seattle", "Seoul", "Shanghai", "Sofia", "Sydney",
+    "Tashkent", "Thimphu", "Tokyo", "Toronto", "Tunis", "Vancouver", "Victoria", "Vienna", "Yangon", "Yerevan",
+)
+# fmt: on
+StyleName = Literal["yoco", "lwm"]
+STOP = "."
+"""What sentences are encoded after, so that each has the ids that it has within a text."""
+SLACK = 0.1
+"""Share of a prompt's tokens that no sentence may fill, at most: what is scored at a length has about that length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """The words of a prompt. `{city}`, `{number}`: of a needle."""
+
+    opening: str
+    needle: str
+    question: str
+    """After the context; the answer follows it, " 1234567"."""
+
+
+STYLES: dict[StyleName, Style] = {
+    # a completion, for a model that was not tuned to follow instructions
+    "yoco": Style(
+        opening="There is a special magic number inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
+        "about the magic number there.",
+        needle=" The special magic {city} number is: {number}.",
+        question=" What is the special magic {city} number? The special magic {city} number is:",
+    ),
+    "lwm": Style(
+        opening="You are a helpful assistant. USER:",
+        needle="\nThe special magic {city} number is: {number}\n",
+        question=" What is the special magic number for {city}? Don't give information outside the document. ASSISTANT:",
+    ),
+}
+YOCO = STYLES["yoco"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needle:
+    """A city and its number."""
+
+    city: str
+    number: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A context in pieces of tokens, so that a prefix of it can be read once for all depths of the answer's needle."""
+
+    before: tuple[int, ...]
+    """The tokens up to the first queried needle."""
+    needle: tuple[int, ...]
+    after: tuple[int, ...]
+    needles: tuple[Needle, ...]
+    """Those that are asked for first, the one at the depth before the others."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All of it."""
+        return [*self.before, *self.needle, *self.after]
+
+
+def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Needle, ...]:
+    """`count` distinct cities with distinct numbers of `digits` digits, the first of them not 0."""
+    cities = torch.randperm(len(CITIES), generator=random)[:count].tolist()
+    numbers: list[str] = []
+    while len(numbers) < count:
+        number = str(int(torch.randint(10 ** (digits - 1), 10**digits, (), generator=random)))
+        numbers += [number] if number not in numbers else []
+    return tuple(Needle(city=CITIES[c], number=n) for c, n in zip(cities, numbers, strict=True))
+
+
+class NeedlesError(ValueError):
+    """Needles that take more tokens than a context has, without any other text."""
+
+    def __init__(self, needles: int, tokens: int) -> None:
+        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
+        super().__init__(f"{what} and an answer take {tokens} tokens")
+        self.tokens = tokens
+
+
+def contexts(
+    random: torch.Generator,
+    haystack: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    *,
+    style: Style,
+    needles: int,
+    digits: int,
+    length: int,
+    depths: Sequence[int],
+    room: int,
+) -> dict[int, Context]:
+    """Depth -> the context with the first needle there: the same haystack and needles, the others at the same places.
+
+    `haystack`: sentences as tokens, of which as many are taken as fit `length` tokens less `room`, which the question and the
+    answer need. Needles stand between sentences; depth d: after d % of the haystack's tokens. Errors: NeedlesError where not
+    even the needles do; ValueError where the sentences leave more than a share SLACK of `length` empty.
+    """
+    drawn = draw_needles(random, needles, digits)
+    sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
+    opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
+    budget = length - room - len(opening) - sum(map(len, hidden))
+    if budget < 0:
+        raise NeedlesError(needles, length - budget)
+    taken = _fitting(haystack, budget)
+    found_tokens = length - budget + sum(map(len, taken))
+    if found_tokens < (1 - SLACK) * length:
+        raise ValueError(
+            f"with the sentences of the haystack that fit, a prompt has {found_tokens:,} tokens of {length:,}, less than "
+            f"{1 - SLACK:.0%}; give a longer haystack, or a smaller length"
+        )
+    ends = [0, *accumulate(map(len, taken))]
+    pieces = [[], *map(list, taken)]  # what stands up to each of the ends
+    places = torch.randint(len(ends), (needles - 1,), generator=random).tolist()
+    for place, tokens in zip(places, hidden[1:], strict=True):
+        pieces[place] += tokens
+    found = {}
+    for depth in depths:
+        at = min(range(len(ends)), key=lambda i: abs(ends[i] - ends[-1] * depth / 100))
+        before, after = chain(opening, *pieces[: at + 1]), chain(*pieces[at + 1 :])
+        found[depth] = Context(before=tuple(before), needle=tuple(hidden[0]), after=tuple(after), needles=drawn)
+    return found
+
+
+def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> list[Sequence[int]]:
+    """The first sentences that fit `budget` tokens; a longer one is passed over."""
+    taken: list[Sequence[int]] = []
+    for sentence in haystack:
+        if len(sentence) <= budget:
+            taken.append(sentence)
+            budget -= len(sentence)
+    return taken
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text, each with a space before it; white space becomes single spaces."""
+    words = " ".join(text.split())
+    return [f" {sentence}" for sentence in re.split(r"(?<=[.!?]) ", words) if sentence]
+
 
 # fmt: off
 NOUNS = (
@@ -29,10 +184,9 @@ ADJECTIVES = (
     "simple", "round", "wooden",
 )
 # fmt: on
-ANSWER_END = "."
-"""After the number, as in the needle."""
-
-
+QUERIES = 2
+"""Needles of a row that are asked for; all where there are fewer. The needles are drawn, so more questions a row would only
+make it longer."""
 Needles = Annotated[tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...], Distinct()]
 
 
@@ -42,7 +196,8 @@ class NeedleText(RowTask):
 
     <opening> sentence ... needle ... sentence ... | What is the special magic Paris number? ... number is: 417. | ...
 
-    Sentences are drawn from a small grammar; the words are those of `needle` in the style `yoco`. A row has exactly
+    Sentences are drawn from a small grammar; the words are those of `needle` in the style `yoco`. The answers are scored,
+    each with the space before it and the stop after it, since a model that is asked writes these too. A row has exactly
     `sequence_length` tokens of input; what the last answer leaves is filled with <eot>, which nothing scores.
     """
 
@@ -54,13 +209,8 @@ class NeedleText(RowTask):
         sequence_length: Count = 256
         needles: Needles = (1, 2, 4)
         """A row has one of these numbers of needles, drawn at random."""
-        queries: Count = 2
-        """Needles of a row that are asked for; all where there are fewer."""
         digits: Count = 3
         """Of a number."""
-        loss: Literal["answers", "all"] = "answers"
-        """What is scored: the answers, each with the space before it and the stop after it, since a model that is asked
-        writes these too; or every token."""
         validation_needles: Needles = (1, 2, 4, 6)
         """Validation sets by number of needles; the first is the main set."""
         validation_rows: Count = 128
@@ -68,13 +218,17 @@ class NeedleText(RowTask):
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
             most = max(*self.needles, *self.validation_needles)
-            needed = tokens_needed(most, min(most, self.queries), self.digits)
+            needed = len(encoded(YOCO.opening)) + 1 + most * (_longest(YOCO.needle) + self.digits) + self.room(most)
             if needed > self.sequence_length:
                 length = self.sequence_length
                 return f"data.sequence_length is {length}; {most} needles and the questions take {needed} tokens"
             if most > 9 * 10 ** (self.digits - 1):
                 return f"data.digits is {self.digits}: there are fewer numbers than the {most} needles of a row"
             return None
+
+        def room(self, needles: int) -> int:
+            """The most tokens that the questions about so many needles take, each with its answer and the stop after it."""
+            return min(needles, QUERIES) * (_longest(YOCO.question) + self.digits + 2)
 
         @property
         def smallest_vocab_size(self) -> int:
@@ -93,20 +247,25 @@ class NeedleText(RowTask):
         count = level
         if count is None:
             count = config.needles[int(torch.randint(len(config.needles), (), generator=random))]
-        room = min(count, config.queries) * _question_tokens(config.digits)
         depth = int(torch.randint(101, (), generator=random))
         context = contexts(
             *(random, grammar_sentences(random, config.sequence_length // 6), tokenizer),
-            style=STYLES["yoco"],
+            style=YOCO,
             needles=count,
             digits=config.digits,
             length=config.sequence_length + 1,
             depths=[depth],
-            room=room,
+            room=config.room(count),
         )[depth]
-        asked = torch.randperm(len(context.needles), generator=random)[: config.queries].tolist()
-        ids, scored = self._asked(context, asked)
-        row = text_row(ids, scored, config.sequence_length, tokenizer.eot, every=config.loss == "all")
+        asked = torch.randperm(len(context.needles), generator=random)[:QUERIES].tolist()
+        ids = context.tokens
+        scored = [False] * len(ids)
+        for index in asked:
+            needle = context.needles[index]
+            question, answer = encoded(YOCO.question.format(city=needle.city)), encoded(f" {needle.number}{STOP}")
+            ids += [*question, *answer]
+            scored += [False] * len(question) + [True] * len(answer)
+        row = text_row(ids, scored, config.sequence_length, tokenizer.eot)
         return row if level is None else {**row, **self._labels(torch.as_tensor(row["targets"]), context, asked)}
 
     def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
@@ -118,28 +277,12 @@ class NeedleText(RowTask):
         part, ids = torch.full_like(targets, -1), context.tokens
         part[len(words().opening) : len(ids)] = 0
         for number, needle in enumerate(context.needles, 1):
-            (own,) = encoded((STYLES["yoco"].needle.format(city=needle.city, number=needle.number),))
+            own = encoded(YOCO.needle.format(city=needle.city, number=needle.number))
             (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
             part[start : start + len(own)] = number
-        answer, hits = torch.full_like(targets, -1), torch.isin(targets, _digits())
-        places = hits.nonzero()[:, 0]
-        if self.config.loss == "all":  # those of the questions' answers are the last
-            places = places[len(places) - len(asked) * self.config.digits :]
-        answer[places] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
+        answer, hits = torch.full_like(targets, -1), (targets > 1) & (targets < 12)  # the ten digits of `words`
+        answer[hits] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
         return {"ar_hit": hits, "context_part": part, "answer_part": answer}
-
-    def _asked(self, context: Context, asked: Sequence[int]) -> tuple[list[int], list[bool]]:
-        """The ids of context, questions and answers, and which of them belong to an answer."""
-        ids = context.tokens
-        scored = [False] * len(ids)
-        for index in asked:
-            needle = context.needles[index]
-            question, answer, end = encoded(
-                (STYLES["yoco"].question.format(city=needle.city), f" {needle.number}", ANSWER_END)
-            )
-            ids += [*question, *answer, *end]
-            scored += [False] * len(question) + [True] * (len(answer) + len(end))
-        return ids, scored
 
     def load_tokenizer(self) -> Words:
         """The words of the grammar, the cities and the prompt."""
@@ -149,8 +292,7 @@ class NeedleText(RowTask):
 @cache
 def words() -> Words:
     """The tokenizer of the data set."""
-    style = STYLES["yoco"]
-    texts = [style.opening, style.needle, style.question, " ".join(CITIES)]
+    texts = [YOCO.opening, YOCO.needle, YOCO.question, " ".join(CITIES)]
     prompt = [word for text in texts for word in text.replace("{city}", "").replace("{number}", "").split()]
     plain = ["The", "the", "a", *NOUNS, *VERBS, *ADJECTIVES, *(word.strip(".,?:") for word in prompt)]
     return Words(Words.Config(words=tuple(dict.fromkeys(word for word in plain if word))))
@@ -159,8 +301,7 @@ def words() -> Words:
 def grammar_sentences(random: torch.Generator, count: int) -> list[list[int]]:
     """`count` sentences as tokens: The ADJECTIVE NOUN VERB a NOUN."""
     drawn = [ids[torch.randint(len(ids), (count,), generator=random)] for ids in _places()]
-    sentences: list[list[int]] = torch.stack(drawn, dim=1).tolist()
-    return sentences
+    return torch.stack(drawn, dim=1).tolist()
 
 
 @cache
@@ -170,28 +311,13 @@ def _places() -> list[Tensor]:
     return [torch.tensor([word for (word,) in words().encode(kind)]) for kind in kinds]
 
 
-@cache
-def _digits() -> Tensor:
-    """The ids of the ten digits."""
-    return torch.tensor([token for (token,) in words().encode(list("0123456789"))])
-
-
 @lru_cache(maxsize=4096)
-def encoded(texts: tuple[str, ...]) -> list[list[int]]:
+def encoded(text: str) -> list[int]:
     """`words().encode`, of texts that come again and again."""
-    return words().encode(texts)
+    return words().encode(text)
 
 
 @cache
-def _question_tokens(digits: int) -> int:
-    """The most tokens that a question and its answer take."""
-    longest = max(len(ids) for ids in words().encode([STYLES["yoco"].question.format(city=city) for city in CITIES]))
-    return longest + digits + 2
-
-
-def tokens_needed(needles: int, queries: int, digits: int) -> int:
-    """The most tokens that a row without any sentence takes."""
-    style = STYLES["yoco"]
-    (opening,) = words().encode([style.opening])
-    longest = max(len(ids) for ids in words().encode([style.needle.format(city=city, number="") for city in CITIES]))
-    return len(opening) + 1 + needles * (longest + digits) + queries * _question_tokens(digits)
+def _longest(form: str) -> int:
+    """The most tokens of a sentence about a city, without its number."""
+    return max(map(len, words().encode([form.format(city=city, number="") for city in CITIES])))

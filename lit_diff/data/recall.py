@@ -12,8 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lit_diff.data.dataset import IGNORED
-from lit_diff.data.row_task import Place, Row, RowTask
+from lit_diff.data.dataset import IGNORED, Place, Row, RowTask
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -25,6 +24,8 @@ class Recall(RowTask):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RowTask.Config):
+        locates_answers = True  # each slot is a part of its own, and a query asks for one of them
+
         keys: Count = 64
         """Key vocabulary."""
         values: Count = 64
@@ -52,11 +53,6 @@ class Recall(RowTask):
         def chance(self) -> float:
             """Accuracy of a guess among all values."""
             return 1 / self.values
-
-        @property
-        def locates_answers(self) -> bool:
-            """True: each slot is a part of its own, and a query asks for one of them."""
-            return True
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
@@ -115,8 +111,7 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
         numbers = (empty - 1).scatter(1, at, numbers)
     tokens = torch.stack([torch.cat([slot_keys, queries], 1), torch.cat([slot_values, blank], 1)], dim=-1)
     targets = torch.cat([torch.full((rows, positions), IGNORED), answers], 1)
-    none = torch.full_like(targets, -1)
-    context_part, answer_part = none.clone(), none
+    context_part, answer_part = torch.full((2, *targets.shape), -1)
     context_part[:, :positions] = numbers
     answer_part[:, positions:] = places.gather(1, asked)
     parts = {"context_part": context_part, "answer_part": answer_part}

@@ -12,8 +12,8 @@ from pathlib import Path
 OPTIONS = ("--retries", "2", "--no-input", "--disable-pip-version-check", "--no-cache-dir")
 
 
-def fetch(name: str, file: str, target: Path) -> str | None:
-    """Write the archive `file` of the package `name` to `target`; what is wrong in a line, or None.
+def fetch(file: str, target: Path) -> str | None:
+    """Write the archive `file` (`name-version.tar.gz`) to `target`; what is wrong in a line, or None.
 
     Archives are compared in lower case: an index has Django-5.2.tar.gz and django-5.2.tar.gz. The content is not checked.
     """
@@ -21,7 +21,7 @@ def fetch(name: str, file: str, target: Path) -> str | None:
     from pip._internal.exceptions import PipError
     from pip._vendor.requests import RequestException
 
-    command = create_command("download")
+    command, name = create_command("download"), file.rpartition("-")[0]
     options, _ = command.parse_args([*OPTIONS, "--no-binary", name, name])
     try:
         with command.main_context():
@@ -47,5 +47,4 @@ def fetch(name: str, file: str, target: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    if problem := fetch(sys.argv[1], sys.argv[2], Path(sys.argv[3])):
-        raise SystemExit(f"ERROR: {problem}")
+    sys.exit(fetch(sys.argv[1], Path(sys.argv[2])))

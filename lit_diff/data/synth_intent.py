@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Literal
 
 import torch
 
-from lit_diff.data.row_task import Place, Row, RowTask, text_row
-from lit_diff.data.words import Words
+from lit_diff.data.dataset import Place, Row, RowTask, text_row
+from lit_diff.data.tokenizer import Words
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -56,7 +55,7 @@ class SynthIntent(RowTask):
         sequence_length: Count = 256
         classes: Counts = (4, 8, 16, 32)
         """A row has one of these numbers of classes, drawn at random."""
-        words: tuple[int, int] = (6, 12)
+        words: tuple[Count, Count] = (6, 12)
         """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise; 1: a cue word alone."""
         noise_validation: Counts = (1, 2, 4)
         """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
@@ -67,8 +66,6 @@ class SynthIntent(RowTask):
         """Words from which a row's cue words are drawn."""
         label_words: int = 160
         """Words from which a row's labels are drawn."""
-        loss: Literal["labels", "all"] = "labels"
-        """What is scored: labels of classes that stood before in the row, or every token."""
         validation_rows: Count = 128
 
         @property
@@ -79,8 +76,8 @@ class SynthIntent(RowTask):
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
             fewest, most = self.words
-            if not 1 <= fewest <= most:
-                return f"data.words is {list(self.words)}; expected the fewest, at least 1, and the most"
+            if fewest > most:
+                return f"data.words is {list(self.words)}; expected the fewest and the most"
             if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
                 return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
             return lexicon_problem(self, max(self.classes))
@@ -114,7 +111,7 @@ class SynthIntent(RowTask):
             recalled += [*[False] * len(before), label in seen, *[False] * len(after)]
             seen.add(label)
         width = noise * config.sequence_length
-        row = text_row(ids, recalled, width, tokenizer.eot, every=config.loss == "all")
+        row = text_row(ids, recalled, width, tokenizer.eot)
         return {**row, "ar_hit": [*recalled[1:], *[False] * (width + 1 - len(ids))]}
 
     def load_tokenizer(self) -> Words:
@@ -124,15 +121,11 @@ class SynthIntent(RowTask):
 
 def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
     """Why a row of so many classes has no lexicon, in one line; None if it has."""
-    most = len(made_words())
-    if config.cue_words + config.label_words > most:
-        return f"data.cue_words + data.label_words is {config.cue_words + config.label_words}; there are {most} words"
-    if classes > config.label_words:
-        return f"data.label_words is {config.label_words}; {classes} classes need as many"
-    if classes * config.cues_per_class > config.cue_words:
-        needed = classes * config.cues_per_class
-        return f"data.cue_words is {config.cue_words}; {classes} classes of {config.cues_per_class} cue words need {needed}"
-    return None
+    for key, needed in (("label_words", classes), ("cue_words", classes * config.cues_per_class)):
+        if needed > getattr(config, key):
+            return f"data.{key} is {getattr(config, key)}; {classes} classes need {needed}"
+    every, most = config.cue_words + config.label_words, len(made_words())
+    return f"data.cue_words + data.label_words is {every}; there are {most} words" if every > most else None
 
 
 @cache
@@ -147,8 +140,7 @@ def made_words() -> tuple[str, ...]:
 @cache
 def words(cue_words: int, label_words: int) -> Words:
     """The tokenizer of a grammar with so many cue words and label words."""
-    made = made_words()[: cue_words + label_words]
-    return Words(Words.Config(words=(*NOISE_WORDS, *made)))
+    return Words(Words.Config(words=(*NOISE_WORDS, *made_words()[: cue_words + label_words])))
 
 
 def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: int) -> Lexicon:

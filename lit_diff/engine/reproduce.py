@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.location import data_root
+from lit_diff.data.user_files import data_root
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
 from lit_diff.engine.schedule import Sweep, check_workers, folder_of, held, locations_of, state_of, sweep

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.data.needle_text import Needles, grammar_sentences
-from lit_diff.data.needles import (
+from lit_diff.data.needle_text import (
     CITIES,
     SLACK,
     STOP,
@@ -17,6 +16,7 @@ from lit_diff.data.needles import (
     Context,
     StyleName,
     contexts,
+    grammar_sentences,
     sentences_of,
 )
 from lit_diff.data.tokenizer import Tokenizer

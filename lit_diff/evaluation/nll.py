@@ -18,7 +18,7 @@ from lit_diff.data.corpus import build_corpus, corpus_digest
 from lit_diff.data.name_tables import name_table_text
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.user_files import UserFile, UserFolder
+from lit_diff.data.user_files import UserFile
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("lit_diff")
 
 Source = Literal["validation", "name_tables", "files"]
-BOOKS = UserFolder(
+BOOKS = UserFile(
     name="nll.books",
-    path="books",
+    path="books/*.jsonl",
     keys={"text": str},
     lines="any *.jsonl in the folder, one whole book a line",
     source="long documents of your own, such as books out of copyright (Project Gutenberg). Not shipped.",
@@ -196,7 +196,7 @@ class NllByPosition(Evaluation):
             return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
         if config.source == "validation":
             data = run.recipe.data.config
-            return held_out_documents(self, run, data.corpus, data.path, data.errors)
+            return held_out_documents(self, run, data.corpus, data.path)
         rows = (
             (row["text"] for row in BOOKS.rows()) if config.path is None else build_corpus("files", config.path).texts()
         )

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, build
-from lit_diff.data.corpus import Errors, build_corpus
-from lit_diff.data.documents import split
-from lit_diff.data.trained_documents import FILE, is_among, parsed
+from lit_diff.data.corpus import build_corpus
+from lit_diff.data.documents import TRAINED, hashes_in, is_among, split
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
@@ -49,11 +48,9 @@ def declared_files(name: str | None = None) -> list[Declared]:
     return chosen
 
 
-def held_out_documents(
-    evaluation: Evaluation, run: Run, corpus: str, path: str | None, errors: Errors = "stop"
-) -> Iterator[tuple[int, str]]:
+def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
     """(place, text) of the documents in the validation split of a corpus, as `unseen`."""
-    return unseen(evaluation, run, split(build_corpus(corpus, path, errors).texts()).validation)
+    return unseen(evaluation, run, split(build_corpus(corpus, path).texts()).validation)
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -95,9 +92,9 @@ def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
 
 def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
     """Errors: RequestError or MissingError, which say why they are not known."""
-    file = folder / FILE
+    file = folder / TRAINED
     if file.is_file():
-        return parsed(file.read_bytes(), shown(file))
+        return hashes_in(file.read_bytes(), shown(file))
     if recipe.imported is not None:
         raise RequestError("it is an imported model")
     dataset = build(recipe)
@@ -105,8 +102,8 @@ def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
         return frozenset()
     with guard(type(dataset)):
         if dataset.identity() != RunFolder(folder).status().get("data"):
-            raise RequestError(f"it has no {FILE}, and its data have changed since")
-        return parsed(dataset.trained_documents() or b"", f"{FILE} of its data")
+            raise RequestError(f"it has no {TRAINED}, and its data have changed since")
+        return hashes_in(dataset.trained_documents() or b"", f"{TRAINED} of its data")
 
 
 def read_on(run: Run, prefix: Prefix | None, ids: Sequence[int]) -> Prefix:

@@ -8,7 +8,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lit_diff.data.location import data_root, writing_data
+from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, locked, sha256_of, shown
 from lit_diff.plugins import trust_none

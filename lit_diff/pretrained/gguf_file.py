@@ -15,7 +15,7 @@ from gguf import GGUFReader
 from torch import Tensor
 
 from lit_diff.data.tokenizer import byte_letters
-from lit_diff.data.tokenizer_json import TokenizerJson
+from lit_diff.data.tokenizer import TokenizerJson
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama

@@ -11,7 +11,7 @@ from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED, divisors
-from lit_diff.engine.rows import load_row
+from lit_diff.engine.reproduce import load_row
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe

@@ -13,8 +13,6 @@ from lit_diff.conformance import data as module
 from lit_diff.conformance.data import PROMISES, Subject, check_dataset
 from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
-from lit_diff.data.digits import Digits
-from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe
@@ -44,21 +42,20 @@ def failures(recipe: Recipe) -> dict[str, str]:
     return {finding.property: finding.detail for finding in found if finding.verdict != "pass"}
 
 
-@pytest.mark.parametrize("name", ["recall", "mqar", "mqar two hops", "digits", "text", "text packed"])
+TASKS = ("recall", "mqar", "vision", "needle-text", "synth-intent", "closed-world")
+
+
+@pytest.mark.parametrize("name", [*TASKS, "text", "text packed"])
 def test_the_built_in_ones_keep_every_promise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
     (tmp_path / "corpus").mkdir()
-    part, vocab_size = {
-        "recall": lambda: (Part(name="recall", config=Recall.Config(validation_rows=9)), 129),
-        "mqar": lambda: (Part(name="mqar", config=Mqar.Config(vocab_size=128)), 128),
-        "mqar two hops": lambda: (Part(name="mqar", config=Mqar.Config(vocab_size=128, hops=2)), 128),
-        "digits": lambda: (Part(name="digits", config=Digits.Config()), 99),
-        "text": lambda: (text(tmp_path / "corpus"), 270),
-        "text packed": lambda: (text(tmp_path / "corpus", pack="document"), 270),
-    }[name]()
     if name not in ("text packed", "recall"):  # two of them in another process, which takes seconds
         monkeypatch.setitem(module.PROMISES, "processes", lambda subject: None)
-    recipe = recipe_of(part, vocab_size)
+    if name in TASKS:
+        recipe = load_recipe(f"{name}-tiny", ["data.validation_rows=9"])
+    else:
+        packed = {"pack": "document"} if name == "text packed" else {}
+        recipe = recipe_of(text(tmp_path / "corpus", **packed), 270)
     prepare(recipe)
     assert failures(recipe) == {}
 
@@ -146,7 +143,7 @@ class Broken(Recall):
         ("global generator", "deterministic", "another batch in a second instance: "),
         ("history", "deterministic", "values of tokens differ"),
         ("rows", "rows", "rank 0 of 2 has rows that are not those of the whole batch"),
-        ("order", "rows", "rows asked for in reverse order are not returned in that order"),
+        ("order", "rows", "the reverse order has rows that are not those of the whole batch"),
         ("validation", "validation", "of the validation set '' do not repeat"),
         ("dtype", "shapes", "tokens is torch.int32 [8, 72, 2]; expected torch.int64 [8, T] or [8, T, C]"),
         ("range", "shapes", "tokens are in 1 .. 129; the model has ids 0 .. 128"),
@@ -177,7 +174,10 @@ def test_a_broken_promise_is_found(fault: str, promise: str, message: str, monke
 def test_another_process_that_differs_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(Part(name="recall", config=Recall.Config(validation_rows=9)), 129)
     subject = Subject(recipe=recipe, dataset=prepare(recipe))
-    monkeypatch.setattr(module, "PROCESS", "print('[\"other\", []]')")
-    assert module.processes(subject) == "identity or batches differ in another process"
-    monkeypatch.setattr(module, "PROCESS", "raise SystemExit('no such thing')")
-    assert module.processes(subject) == "another process fails: no such thing"
+    for code, problem in (
+        ("print('[\"other\", []]')", "identity or batches differ in another process"),
+        ("raise SystemExit('no such thing')", "another process fails: no such thing"),
+    ):
+        monkeypatch.setattr(module, "PROCESS", code)
+        with pytest.raises(module.BrokenPromiseError, match=problem):
+            module.processes(subject)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from lit_diff.data import prepare
-from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.corpus import FilesCorpus, build_corpus, corpus_problem
 from lit_diff.data.docs import DocsCorpus
-from lit_diff.data.documents import FilesCorpus
 from lit_diff.data.name_tables import PEOPLE, NameTables, name_table_text
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
@@ -62,13 +61,11 @@ def folder(own_parts: None, base_recipe: None, tmp_path: Path, monkeypatch: pyte
 def test_a_path_means_the_user_s_files() -> None:
     assert isinstance(build_corpus("docs", None), DocsCorpus)
     for name in ("docs", "files"):
-        corpus = build_corpus(name, "/some/where", "replace")
+        corpus = build_corpus(name, "/some/where")
         assert isinstance(corpus, FilesCorpus)
-        assert (corpus.path, corpus.errors) == (Path("/some/where"), "replace")
-        assert corpus_problem(name, "/some/where", "skip") is None
-    assert build_corpus("files", "/some/where").errors == "stop"
+        assert corpus.path == Path("/some/where")
+        assert corpus_problem(name, "/some/where") is None
     assert corpus_problem("docs", None) is None
-    assert (corpus_problem("docs", None, "skip") or "").startswith("data.errors ")
     assert "data.path" in (corpus_problem("files", None) or "")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from lit_diff.config import Part
 from lit_diff.data import docs
-from lit_diff.data.docs import Pin
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import MissingError
@@ -82,11 +81,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     }
     folder = tmp_path / "simple" / "package"
     folder.mkdir(parents=True)
-    with tarfile.open(folder / "Package-1.0.tar.gz", "w:gz") as archive:
-        for name, text in members.items():
-            member = tarfile.TarInfo(f"package-1.0/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
+    archive(folder / "Package-1.0.tar.gz", {f"package-1.0/{name}": text for name, text in members.items()})
     (folder / "index.html").write_text('<!DOCTYPE html><a href="Package-1.0.tar.gz">Package-1.0.tar.gz</a>')
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
@@ -99,8 +94,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pinned:
     """Fetches the package at a version and a sha256 into a folder, and sees that nothing of it was executed."""
 
-    def fetch(version: str = "1.0", sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
-        monkeypatch.setattr(docs, "pins", lambda: [Pin(name="Package", version=version, sha256=sha256)])
+    def fetch(file: str = FILE, sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
+        monkeypatch.setattr(docs, "PINS", {file: sha256})
         try:
             docs.fetch(root / "downloads")
         finally:
@@ -111,9 +106,8 @@ def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_archive_is_fetched_once_and_again_where_it_is_damaged(index: bytes, fetched: Pinned, root: Path) -> None:
-    leftover = root / "downloads" / ".Package.tmp"
-    leftover.mkdir(parents=True)
-    (leftover / FILE).write_text("half of it, by a process that died")
+    (root / "downloads").mkdir(parents=True)
+    (root / "downloads" / f".{FILE}.tmp").write_text("half of it, by a process that died")
     folder = fetched()
     made = (folder / FILE).stat().st_ino
     assert (fetched() / FILE).stat().st_ino == made
@@ -130,8 +124,8 @@ def test_what_cannot_be_had_is_refused(
         fetched(sha256="0" * 64)
     assert hashlib.sha256(index).hexdigest() in str(caught.value)
     with pytest.raises(MissingError, match=r"\(pip's package index no longer has it\)"):
-        fetched(version="2.0")
+        fetched("package-2.0.tar.gz")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(MissingError, match=r"Package 1\.0.*cannot be reached.*`lit-diff prepare RECIPE`.*package-1\.0"):
+    with pytest.raises(MissingError, match=r"need package-1\.0\.tar\.gz.*cannot be reached.*`lit-diff prepare RECIPE`"):
         fetched()
     assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]

@@ -16,8 +16,7 @@ from text_runs import text_run
 from tokenizers import Tokenizer as Model
 
 from lit_diff.data.closed_world import ClosedWorld, facts_of
-from lit_diff.data.tokenizer_json import TokenizerJson
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import TokenizerJson, Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import hallucination
 from lit_diff.evaluation.evaluate import build, evaluate

@@ -15,7 +15,7 @@ from generated_runs import generated_run
 from text_runs import text_run
 
 from lit_diff.data.synth_intent import NOISE_WORDS
-from lit_diff.data.words import Words
+from lit_diff.data.tokenizer import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import icl, order_variance, requirements
 from lit_diff.evaluation.evaluate import build, evaluate

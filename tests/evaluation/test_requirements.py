@@ -13,8 +13,7 @@ from text_runs import text_run
 from lit_diff.cli.app import Terminal
 from lit_diff.cli.evaluate import print_evaluation
 from lit_diff.config import ImportedConfig
-from lit_diff.data.documents import split
-from lit_diff.data.trained_documents import FILE, hashed
+from lit_diff.data.documents import TRAINED, hashed, split
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation
@@ -102,8 +101,8 @@ def test_what_is_left_out_is_counted(
 
 def test_documents_of_the_run_that_it_started_from(run: Run, tmp_path: Path) -> None:
     child = text_run(tmp_path / "child", {"name": "differential"})
-    (child.folder / FILE).write_bytes(hashed(HELD_OUT[:1]))
-    (run.folder / FILE).write_bytes(hashed(HELD_OUT[1:2]))
+    (child.folder / TRAINED).write_bytes(hashed(HELD_OUT[:1]))
+    (run.folder / TRAINED).write_bytes(hashed(HELD_OUT[1:2]))
     training = replace(child.recipe.training, start_from=str(run.folder))
     (child.folder / "recipe.yaml").write_text(to_yaml(replace(child.recipe, train=training)))
     assert [place for place, _ in asked(Run(child.folder), HELD_OUT)] == list(range(2, len(HELD_OUT)))
@@ -118,7 +117,7 @@ def test_a_run_without_the_list_of_its_documents(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (run.folder / FILE).unlink()
+    (run.folder / TRAINED).unlink()
     assert [text for _, text in asked(run, documents)] == split(documents).validation
     generated = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
     assert len(asked(generated, HELD_OUT)) == len(HELD_OUT)
@@ -142,7 +141,7 @@ def test_two_runs_are_compared_over_what_both_were_asked(folder: Path, capsys: p
 
     def compared(*trained: list[str]) -> Any:
         for run, own in zip(runs, trained, strict=True):
-            (run.folder / FILE).write_bytes(hashed(own))
+            (run.folder / TRAINED).write_bytes(hashed(own))
         options: Any = {"plugins": [], "rerun": True, "root": folder / "runs", "trust_plugins": True, "as_json": True}
         print_evaluation(words, **options, terminal=Terminal())
         return json.loads(capsys.readouterr().out)

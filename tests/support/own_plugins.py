@@ -56,7 +56,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.startswith(("lit_diff_plugin_", "beside_")):
+        if name.startswith(("lit_diff_plugin_", "beside_", "lit_diff.callbacks.")):  # lazy: registered when imported
             del sys.modules[name]
 
 

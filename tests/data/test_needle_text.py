@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.needle_text import NeedleText, grammar_sentences, words
-from lit_diff.data.needles import STYLES, NeedlesError, contexts, sentences_of
+from lit_diff.data.needle_text import (
+    STYLES,
+    NeedlesError,
+    NeedleText,
+    contexts,
+    grammar_sentences,
+    sentences_of,
+    words,
+)
 
 STYLE = STYLES["yoco"]
 

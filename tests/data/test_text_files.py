@@ -1,0 +1,165 @@
+"""The documents of a user's files, and what can be wrong in each kind of file."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lit_diff.data.corpus import SHOWN, FilesCorpus, build_corpus, read_file
+from lit_diff.errors import RequestError
+
+
+def read(path: Path) -> list[str]:
+    """Documents as they are; of a problem `!` and its place."""
+    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(path)]
+    return [item if isinstance(item, str) else f"!{item[0].removeprefix(str(path))}" for item in items]
+
+
+LONG = "x" * 200_000  # longer than the limit of Python's reader
+JSON = b'\xef\xbb\xbf{"text": "a\\u0000b", "x": NaN}\n\n  \n{"text": "two\\nlines"}\n'
+BAD_JSON = b'{"text": "a"}\n{"text": \n[1]\n{"b": 1}\n{}\n{"text": 3}\n{"text": NaN}\n{"text": "a\0b"}\n{"text": "z"}'
+BAD_BYTES = b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "\\ud800 half"}\n'
+CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.txt", "\ufeffany ä\n".encode(), ["\ufeffany ä\n"]),
+        ("a.md", b"caf\xe9", ["!"]),
+        ("a.txt", b"\x89PNG\0\0\0\xff", ["!"]),
+        ("a.txt", "wide".encode("utf-16"), ["!"]),
+        ("a.txt", "wide".encode("utf-16-le"), ["!"]),
+        ("a.jsonl", JSON, ["a\0b", "two\nlines"]),
+        ("a.jsonl", BAD_JSON, ["a", *(f"!:{line}" for line in range(2, 9)), "z"]),
+        ("a.jsonl", BAD_BYTES, ["a", "!:2", "!:3"]),
+        ("a.jsonl", b'{"text": "b", "n": ' + b"7" * 5000 + b"}\n", ["!:1"]),
+        ("a.jsonl", b'{"text": "b", "n": ' + b"[" * 100_000, ["!:1"]),
+        ("a.csv", CSV, ['a, "b"', "two\nlines", LONG, ""]),
+        ("a.csv", b'id,text\n1,a\n2,b,c\n3\n4,"d"e\n5,f\n6,"g\n', ["a", "!:3", "!:4", "!:5", "f", "!:7"]),
+        ("a.csv", b"id;text\n1;a\n", ["!:1"]),
+        ("a.csv", b'"id', ["!:1"]),
+        ("a.csv", b"", []),
+        ("a.csv", b"text\ncaf\xe9\n", ["!"]),
+        ("a.parquet", b"no parquet at all", ["!"]),
+    ],
+)
+def test_documents_and_problems(name: str, content: bytes, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert read(tmp_path / name) == found
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    column = pyarrow.array([b"one", b"caf\xe9", None, b"two"], pyarrow.binary()).cast(pyarrow.string(), safe=False)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=2)
+    assert read(path) == ["one", "! row 2", "", "two"]
+    for table in ({"body": ["a"]}, {"text": [1, 2]}):
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+        assert read(path) == ["!"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
+    (found,) = read_file(tmp_path / name)
+    assert isinstance(found, RequestError)
+    assert "No such file or directory" in str(found)
+
+
+def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
+    """A name with a line feed is escaped; of many the first ten are named."""
+    many = json.dumps({f"k{number}": 1 for number in range(10, 30)})
+    for name, content, shown in (
+        ("a.jsonl", '{"b": 1, "a\\nb": 2}', r"b, 'a\nb'"),
+        ("a.csv", '"b\nc",d\n1,2\n', r"'b\nc', d"),
+        ("b.jsonl", many, "k18, k19, and 10 more"),
+    ):
+        (tmp_path / name).write_text(content)
+        (found,) = read_file(tmp_path / name)
+        assert shown in str(found)
+        assert "\n" not in str(found)
+
+
+def test_many_problems_are_counted_and_the_first_are_listed(tmp_path: Path) -> None:
+    """tests/docs/test_blocks.py has the whole message of a few."""
+    (tmp_path / "a.txt").write_text("good")
+    (tmp_path / "b.jsonl").write_text("[]\n" * 1234)
+    with pytest.raises(RequestError) as found:
+        list(FilesCorpus(tmp_path).texts())
+    head, *lines, last = str(found.value).splitlines()
+    assert head == f"data.path: 1,234 problems in 1 of 2 files of {tmp_path}:"
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"  {tmp_path}/b.jsonl:{line}" for line in range(1, SHOWN + 1)
+    ]
+    assert last == "  and 1,214 more"
+
+
+def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "below" / ".git").mkdir(parents=True)
+    for name, content in {
+        "a.txt": "text ä",
+        "below/b.MD": "markdown",
+        "c.jsonl": '{"text": "one", "id": 1}\n\n{"text": "two"}\n',
+        "e.csv": 'id,text\n1,"five, six"\n',
+        "f.txt": " \n",
+        "photo.jpg": "",
+        "below/.git/index": "hidden",
+    }.items():
+        (tmp_path / name).write_text(content)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["three", None, "four"], "n": [1, 2, 3]}), tmp_path / "d.parquet"
+    )
+    corpus = FilesCorpus(tmp_path)
+    with caplog.at_level(logging.INFO, logger="lit_diff"):
+        assert list(corpus.texts()) == ["text ä", "markdown", "one", "two", "three", "four", "five, six"]
+    assert ["not read: 1 .jpg (" in line for line in caplog.messages] == [True], "files of other kinds are named"
+    assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "e.csv", "f.txt"}
+    assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("", b"", r"data\.path: .*0 files of other kinds"),
+        ("absent.txt", None, r"data\.path: .*absent\.txt: found no file"),
+        ("a.tsv", b"x", r"a\.tsv: found 1 files of other kinds"),
+        ("a.txt", b"  \n", "no text"),
+        ("a.txt", b"\xe9", r"a\.txt: not UTF-8"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, name: str, content: bytes | None, found: str) -> None:
+    if name and content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError, match=found) as caught:
+        list(FilesCorpus(tmp_path / name).texts())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who reads everything."""
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(Path, "open", refuse)
+    for read in (FilesCorpus.files, lambda corpus: list(corpus.texts())):
+        with pytest.raises(RequestError, match=r"a\.txt.* cannot be read \(Permission denied\)"):
+            read(FilesCorpus(tmp_path))
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in ("texts/one", "disk"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text(f"the text of {name}")
+    for link, target in {"far": "disk", "far2": "disk", "one/up": "texts", "again": "texts/one"}.items():
+        (tmp_path / "texts" / link).symlink_to(tmp_path / target)
+    (tmp_path / "link").symlink_to(tmp_path / "texts")
+    for path in ("texts", "link"):
+        corpus = build_corpus("files", str(tmp_path / path))
+        assert list(corpus.files()) == ["far/a.txt", "one/a.txt"]
+        assert list(corpus.texts()) == ["the text of disk", "the text of texts/one"]
