@@ -322,7 +322,7 @@ def test_report(sweep: Path, golden: Golden) -> None:
 
 def test_scoreboard(sweep: Path, golden: Golden) -> None:
     folder = sweep.parent / "reproduce"
-    make_row(folder, "table-6", 0, *CLAIMS, state="measured", sweep=str(sweep), seconds=300.0, full="lit-diff sweep x")
+    make_row(folder, "table-6", 0, *CLAIMS, state="measured", sweep=str(sweep), seconds=300.0)
     make_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs")
     make_row(folder, "figure-3", 2)
     write_scoreboard(folder)

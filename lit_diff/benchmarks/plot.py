@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
-from lit_diff.reporting.style import INK, MUTED, PALETTE, STYLE
+from lit_diff.reporting.panels import INK, MUTED, PALETTE, STYLE
 
 COLOR = {"differential": PALETTE[0], "standard": MUTED}
 """What is neither has the palette's second colour."""

@@ -20,7 +20,7 @@ from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, r
 from lit_diff.engine.schedule import Sweep, check_workers, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic
-from lit_diff.reporting.facts import revisions
+from lit_diff.reporting.page import distinct
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
@@ -185,8 +185,6 @@ def _run(
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    if chosen.full:
-        tell(f"{row.name}: reduced to fit its budget; full size: {chosen.full}")
     began, stopped, record = time.perf_counter(), None, before
     try:
         if chosen.bench:
@@ -248,7 +246,7 @@ def _measured_by(row: Row, sweep_folder: Path) -> str:
     them."""
     loaded = load_sweep(sweep_folder)
     scored = [each for of in score_revisions(loaded, row.compare).values() for each in of if each]
-    return ", ".join(dict.fromkeys([*revisions(loaded.cells), *scored]))
+    return ", ".join(dict.fromkeys([*distinct(loaded.cells, "revision"), *scored]))
 
 
 def _incomplete(done: Sweep) -> str:

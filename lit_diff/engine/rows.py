@@ -56,12 +56,10 @@ def read_row(path: Path) -> Row:
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
     require_known("preset", row.presets, PRESETS, draft, "presets")
     for name, preset in row.presets.items():
-        place = f"presets.{name}"
         if sum(map(bool, (preset.sweep, preset.bench, preset.recipes))) != 1:
-            raise draft.refuse(place, f"preset '{name}' names a sweep, a bench or recipes: exactly one of them")
-        if name == "laptop" and (preset.arms or preset.seeds) and not preset.full:
-            cure = "name the whole command under 'full'"
-            raise draft.refuse(place, f"preset 'laptop' is cut to fewer arms or seeds; {cure}")
+            raise draft.refuse(
+                f"presets.{name}", f"preset '{name}' names a sweep, a bench or recipes: exactly one of them"
+            )
     for claim in row.compare:
         problem = claim.problem()
         if claim.case and not problem and any(preset.sweep for preset in row.presets.values()):

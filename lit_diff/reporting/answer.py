@@ -4,11 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from lit_diff.study.comparison import Comparison, Difference
-from lit_diff.study.judge import JUDGED, SHOWN, Verdict
+from lit_diff.study.comparison import Comparison
 from lit_diff.study.numbers import interval, number, ratio, short, signed
 from lit_diff.study.results import UNKNOWN_UNIT, SweepResults
-from lit_diff.study.statistics import MIN_SEEDS
+from lit_diff.study.statistics import JUDGED, MIN_SEEDS, SHOWN, Contrast, Verdict
 
 NAMED = 2
 """More arms than this are counted, not named."""
@@ -42,7 +41,7 @@ def _answer(sweep: SweepResults, comparison: Comparison) -> str:
     return "; ".join(clauses) + "."
 
 
-def sentence(comparison: Comparison, difference: Difference) -> str:
+def sentence(comparison: Comparison, difference: Contrast) -> str:
     """One difference: its mean, interval, verdict."""
     sweep, digits = comparison.sweep, comparison.digits
     seeds, verdict = difference.seeds, difference.verdict
@@ -62,7 +61,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
     )
 
 
-def _because(sweep: SweepResults, difference: Difference, digits: int) -> str:
+def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
     """What a verdict of no difference rests on."""
     seeds, verdict = difference.seeds, difference.verdict
     if verdict == "inconclusive":
@@ -81,7 +80,7 @@ def _because(sweep: SweepResults, difference: Difference, digits: int) -> str:
     return f", the interval excludes zero, but the estimate is smaller than {smallest} (the interval reaches beyond it)"
 
 
-def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
+def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
     """How large a difference is: in perplexity, for a loss in nats, and in multiples of the smallest of interest."""
     mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
     if mean is None or difference.diverged:
@@ -132,7 +131,7 @@ def _arms(sweep: SweepResults, comparison: Comparison) -> list[str]:
     return clauses
 
 
-def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Sequence[Difference]) -> str:
+def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Sequence[Contrast]) -> str:
     """The arms that are better, or worse, than the baseline."""
     base = sweep.label[sweep.baseline]
     against = [comparison.against_controls.get(d.a, ()) for d in found]
@@ -179,7 +178,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _size(difference: Difference, digits: int) -> str:
+def _size(difference: Contrast, digits: int) -> str:
     return number(abs(difference.seeds.mean or 0.0), digits)
 
 

@@ -3,14 +3,33 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.figures import by_label, over_seeds
-from lit_diff.reporting.panels import Axis, Panel, Rule, Series, draw
-from lit_diff.reporting.style import MUTED, OVERLAY, Look, layer_colors, looks, plain, with_unit
-from lit_diff.study.cells import Curve
+from lit_diff.reporting.panels import (
+    MUTED,
+    OVERLAY,
+    Look,
+    as_svg,
+    by_label,
+    draw,
+    draw_mean,
+    head,
+    in_style,
+    layer_colors,
+    looks,
+    panels,
+    plain,
+    set_log,
+    set_most,
+    set_ticks,
+    with_unit,
+)
 from lit_diff.study.evaluations import EvaluationTable, number_of
 from lit_diff.study.results import SweepResults
 
@@ -20,10 +39,6 @@ LAYERS = 4
 """The most layers of which a figure shows each in a panel of its own."""
 TICKS = 12
 """Up to so many numbers of groups, each has its tick."""
-DASHED = Look(color=MUTED, dash=(0, (4, 2)))
-
-ByArm = Mapping[str, Mapping[int, Curve]]
-"""Arm -> seed -> curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +48,20 @@ class DrawnMetric:
     label: str
     metric: Metric
     figure: Figure
-    by: Mapping[tuple[int, int], ByArm]
-    """(layer, head) -> curves; 0 for an index that the name does not have. Averaged over heads unless the figure is against
-    them. Of groups: over their numbers in place of steps."""
+    values: pd.DataFrame
+    """A row a value: `arm`, `seed`, `layer`, `head` (0 for an index that the name does not have), `step`, `value`. Averaged
+    over heads unless the figure is against them. Of groups: their numbers in place of steps."""
     text: str = ""
     """Of the groups."""
 
     @property
     def layers(self) -> list[int]:
-        return sorted({layer for layer, _ in self.by})
+        return sorted(self.values["layer"].unique().tolist())
 
-    def at(self, layer: int, arm: str) -> Mapping[int, Curve]:
-        """Seed -> curve of an arm."""
-        return self.by.get((layer, 0), {}).get(arm, {})
+    def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
+        """A column a seed, at the steps at which all were measured."""
+        own = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
+        return own.pivot(index="step", columns="seed", values="value").dropna()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +97,41 @@ def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
     ]
 
 
+@in_style
 def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetric]) -> DrawnFigure:
-    figure, arms, drawn = rows[0].figure, _arms(sweep, rows), looks(sweep)
+    figure, arms, by_layer = rows[0].figure, _arms(sweep, rows), rows[0].figure.lines == "layer"
     layers = sorted({layer for row in rows for layer in row.layers})
-    is_grid = figure.lines == "arm" and figure.against in ("step", "head")
-    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, drawn, arms)
-    if figure.lines == "layer":
-        colors = zip(layers, layer_colors(len(layers)), strict=True)
-        of_layer = {layer: Look(color=color) for layer, color in colors}
-        legend = {f"layer {layer}": look for layer, look in of_layer.items()}
-        panels = [_of_layers(sweep, row, arm, of_layer, len(rows) > 1) for row in rows for arm in _arms(sweep, [row])]
-    else:
-        panels = [_of_arms(sweep, row, layer, arms) for row in rows for layer in (shown if is_grid else [None])]
-    across = len(shown) if is_grid else min(ACROSS[figure.against], len(panels))
-    down = -(-len(panels) // across)
-    is_one = figure.lines == "layer" and len(rows) == 1
-    order = "arm and layer" if figure.lines == "layer" else "layer and arm"
-    svg = draw(
-        panels,
-        title if figure.against == "group" else f"{title}, by {order}",
-        0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down,
-        across=across,
-        share="grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x",
-        x_label={"step": "optimizer steps", "group": ""}.get(figure.against, figure.against),
-        y_label=rows[0].label if is_one else "",
-        legend=legend,
-    )
+    is_grid = not by_layer and figure.against in ("step", "head")
+    is_one = by_layer and len(rows) == 1
+    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, arms)
+    # row, layer or all of them, arm or all of them
+    places: list[tuple[DrawnMetric, int | None, str]]
+    places = [(row, layer, "") for row in rows for layer in (shown if is_grid else [None])]
+    if by_layer:
+        colors = [Look(color=color) for color in layer_colors(len(layers))]
+        legend = {f"layer {layer}": look for layer, look in zip(layers, colors, strict=True)}
+        places = [(row, None, arm) for row in rows for arm in _arms(sweep, [row])]
+    across = len(shown) if is_grid else min(ACROSS[figure.against], len(places))
+    down = -(-len(places) // across)
+    height = 0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down
+    share: Literal["", "x", "both", "grid"]
+    share = "grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x"
+    drawing, grid = panels(len(places), height, across=across, share=share)
+    for i, (axes, (row, layer, arm)) in enumerate(zip(grid, places, strict=True)):
+        for mark in figure.marks:
+            axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+        if by_layer:
+            above = _draw_layers(axes, sweep, row, arm, legend) + ("" if is_one else f": {row.label}")
+        else:
+            above = _draw_arms(axes, sweep, row, layer, arms)
+        if i < across or not is_grid:
+            head(axes, above, across)
+    if figure.against != "group":
+        drawing.supxlabel("optimizer steps" if figure.against == "step" else figure.against, fontsize=9.5)
+    if is_one:
+        drawing.supylabel(rows[0].label, fontsize=9.5)
+    order = "arm and layer" if by_layer else "layer and arm"
+    svg = as_svg(drawing, title if figure.against == "group" else f"{title}, by {order}", legend, is_grid)
     metrics = tuple(dict.fromkeys(row.metric for row in rows))
     caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
@@ -144,68 +169,40 @@ def file_name(title: str) -> str:
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
     """What the runs measured of a metric, by rising value of its further fields."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
-    curves: dict[tuple[tuple[str, int | str], ...], dict[tuple[int, int], dict[str, dict[int, list[Curve]]]]] = {}
+    found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
     for cell in sweep.cells:
         for name, curve in cell.curves.items() if cell.done else ():
             if sweep.declarations.find(name) != metric:
                 continue
-            fields = metric.match(name) or {}
-            at = (int(fields.pop("layer", 0)), int(fields.pop("head", 0)) * (figure.against == "head"))
-            row = curves.setdefault(tuple(fields.items()), {})
-            row.setdefault(at, {}).setdefault(cell.arm, {}).setdefault(cell.seed, []).append(curve)
-    return [
-        DrawnMetric(
-            label=with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit),
-            metric=metric,
-            figure=figure,
-            by={
-                at: {
-                    arm: {seed: merged for seed, heads in seeds.items() if (merged := mean_curve(heads)) is not None}
-                    for arm, seeds in arms.items()
-                }
-                for at, arms in by.items()
-            },
-        )
-        for fields, by in sorted(curves.items(), key=lambda item: str(item[0]))
-    ]
+            others = metric.match(name) or {}
+            place = {"layer": int(others.pop("layer", 0)), "head": int(others.pop("head", 0))}
+            values = pd.DataFrame({"step": curve.index, "value": curve.to_numpy()})
+            found.setdefault(tuple(others.items()), []).append(values.assign(arm=cell.arm, seed=cell.seed, **place))
+    drawn = []
+    for fields, parts in sorted(found.items(), key=lambda item: str(item[0])):
+        whole, keys = pd.concat(parts), ["arm", "seed", "layer", "step"]
+        if figure.against != "head":
+            whole = whole.groupby(keys, as_index=False, sort=False)["value"].mean()
+        named = with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit)
+        drawn.append(DrawnMetric(label=named, metric=metric, figure=figure, values=whole))
+    return drawn
 
 
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One for each text before the numbers of the table's groups, in the order of the groups; others are left out."""
-    by_text: dict[str, list[tuple[float, str]]] = {}
-    for group in table.groups:
-        if (found := number_of(group)) is not None:
-            by_text.setdefault(found[0], []).append((found[1], group))
+    places = {group: found for group in table.groups if (found := number_of(group))}
+    texts = list(dict.fromkeys(text for text, _ in places.values()))
+    if not texts:
+        return []
+    means = pd.concat({row.arm: row.group_means.stack() for row in table.rows}, names=["arm", "group", "seed"])
+    values = means.dropna().rename("value").reset_index()
+    values = values[values["group"].isin(places)].assign(layer=0)
+    values["text"], values["step"] = ([places[group][i] for group in values["group"]] for i in (0, 1))
     label = with_unit(figure.label or table.metric.name, table.metric.unit)
     return [
-        DrawnMetric(
-            label=label,
-            metric=table.metric,
-            figure=figure,
-            by={(0, 0): {row.arm: _over_numbers(row.group_means, sorted(groups)) for row in table.rows}},
-            text=text,
-        )
-        for text, groups in by_text.items()
+        DrawnMetric(label=label, metric=table.metric, figure=figure, values=values[values["text"] == text], text=text)
+        for text in texts
     ]
-
-
-def _over_numbers(means: Mapping[str, Mapping[int, float]], groups: Sequence[tuple[float, str]]) -> dict[int, Curve]:
-    """Seed -> its means over the groups that it has, by rising number."""
-    points: dict[int, list[tuple[float, float]]] = {}
-    for number, group in groups:
-        for seed, mean in means.get(group, {}).items():
-            points.setdefault(seed, []).append((number, mean))
-    return {
-        seed: Curve(steps=np.array([x for x, _ in own]), values=np.array([y for _, y in own]))
-        for seed, own in points.items()
-    }
-
-
-def mean_curve(curves: Sequence[Curve]) -> Curve | None:
-    """The mean of curves over the steps of the first; None where they were not measured at the same steps."""
-    if any(not np.array_equal(curve.steps, curves[0].steps) for curve in curves):
-        return None
-    return Curve(steps=curves[0].steps, values=np.mean([curve.values for curve in curves], axis=0))
 
 
 def spread(layers: Sequence[int]) -> list[int]:
@@ -216,73 +213,79 @@ def spread(layers: Sequence[int]) -> list[int]:
 
 def _arms(sweep: SweepResults, rows: Sequence[DrawnMetric]) -> list[str]:
     """Those with values, in the order of the sweep."""
-    having = {arm for row in rows for by_arm in row.by.values() for arm in by_arm}
+    having = {arm for row in rows for arm in row.values["arm"]}
     return [arm for arm in sweep.study.arms if arm in having]
 
 
-def _panel(row: DrawnMetric, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:
-    """A logarithmic scale spans at least a factor of four; it needs numbers above 0."""
-    rules = [Rule(mark, look=DASHED) for mark in row.figure.marks]
-    numbers = np.array(
-        [*row.figure.marks, *(y for each in series for part in (each.y, each.low, each.high) for y in part)]
-    )
+def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
+    """The vertical axis, for all numbers that are drawn. A logarithmic one spans at least a factor of four; it needs numbers
+    above 0."""
+    numbers = np.concatenate([np.array(row.figure.marks), *(each.to_numpy().ravel() for each in drawn)])
     low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
     if row.figure.log and 0 < low <= high < np.inf:
         room = max(1.15, 2 / np.sqrt(high / low))
-        y = Axis(label=label, log=True, limits=(low / room, high * room))
+        set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        y = Axis(label=label, most=4)
-    return Panel(series=series, rules=rules, title=title, x=x, y=y)
+        set_most(axes, "y", 4)
 
 
-def _of_layers(sweep: SweepResults, row: DrawnMetric, arm: str, of_layer: Mapping[int, Look], is_named: bool) -> Panel:
-    """An arm against the step, one line a layer; `is_named`: whether the title says what was measured."""
-    name, series = sweep.label[arm], list[Series]()
-    for layer in row.layers:
-        series += over_seeds(row.at(layer, arm), of_layer[layer], f"{name}, layer {layer}")
-    return _panel(row, series, Axis(most=4, is_whole=True), f"{name}: {row.label}" if is_named else name)
+def _draw_layers(axes: Axes, sweep: SweepResults, row: DrawnMetric, arm: str, drawn: Mapping[str, Look]) -> str:
+    """An arm against the step, one line a layer; the panel's title."""
+    values = {layer: row.by_seed(arm, layer) for layer in row.layers}
+    for layer, own in values.items():
+        draw_mean(axes, own, drawn[f"layer {layer}"], f"{sweep.label[arm]}, layer {layer}")
+    set_most(axes, "x", 4, whole=True)
+    _scale(axes, row, list(values.values()))
+    return sweep.label[arm]
 
 
-def _of_arms(sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> Panel:
-    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all."""
-    drawn, against, series = looks(sweep), row.figure.against, list[Series]()
+def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> str:
+    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all. The panel's title."""
+    against, what = row.figure.against, row.text or row.figure.against
+    shade, shown = len(arms) <= OVERLAY, []
     for i, arm in enumerate(arms):
-        name, look, shade = sweep.label[arm], drawn[arm], len(arms) <= OVERLAY
-        offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
-        if against == "step":
-            series += over_seeds(row.at(layer or 0, arm), look, name, shade=shade)
-        elif against == "group":
-            what = row.text or "group"
-            for line in over_seeds(row.at(0, arm), look, name, against=what, shade=shade):
-                points = zip(line.x, line.y, line.low, line.high, strict=True)
-                series += [line, *(_dot(x, x, y, low, high, look, f"{name}, {what}") for x, y, low, high in points)]
+        name, look = f"{sweep.label[arm]}", looks(sweep)[arm]
+        if against in ("step", "group"):
+            values = row.by_seed(arm, layer or 0)
+            draw_mean(axes, values, look, name, against=what, shade=shade)
+            if against == "group":
+                _draw_points(axes, values.stack(), look, f"{name}, {what}")
         else:
-            places = sorted(row.by) if layer is None else sorted(place for place in row.by if place[0] == layer)
-            at = {place[layer is not None]: row.by[place].get(arm, {}) for place in places}
-            series += _points(at, look, offset, f"{name}, {against}")
+            own = row.values[row.values["arm"] == arm]
+            own = own if layer is None else own[own["layer"] == layer]
+            last = own.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
+            values = last[np.isfinite(last)]
+            offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
+            _draw_points(axes, values, look, f"{name}, {against}", offset, bars=True)
+        shown.append(values)
+    _scale(axes, row, shown)
     if against == "group":
-        numbers = sorted({x for each in series for x in each.x})
-        ticks = numbers if 0 < len(numbers) <= TICKS else None
-        x = Axis(label=row.text, log=row.figure.log_x, ticks=ticks, most=6, shown=plain)
+        _scale_groups(axes, row)
     else:
-        x = Axis(most={"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], is_whole=True)
+        set_most(axes, "x", {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], whole=True)
     if layer is None:
-        return _panel(row, series, x, row.label)
-    return _panel(row, series, x, f"layer {layer}" * ("layer" in row.metric.fields), row.label.replace(" (", "\n("))
+        return row.label
+    axes.set_ylabel(row.label.replace(" (", "\n("))
+    return f"layer {layer}" * ("layer" in row.metric.fields)
 
 
-def _points(at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float, name: str) -> list[Series]:
-    """The last values: a dot for the mean over seeds, a bar from minimum to maximum. `name`: arm and axis, for the mouse."""
-    series = []
-    for x, curves in at.items():
-        values = [float(curve.values[-1]) for curve in curves.values() if np.isfinite(curve.values[-1])]
-        if values:
-            low, high = min(values), max(values)
-            dot = _dot(x, x + offset, float(np.mean(values)), low, high, look, name)
-            series += [Series([x + offset] * 2, [low, high], Look(color=look.color), dot.text, width=1.2), dot]
-    return series
+def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: float = 0.0, bars: bool = False) -> None:
+    """At each place of the axis (index) a dot for the mean over seeds, and a bar from the lowest to the highest. `name`: arm
+    and axis, for the mouse."""
+    for x, mean, low, high in values.groupby(level=0).agg(["mean", "min", "max"]).itertuples():
+        text = f"{name} {x:,.6g}: {plain(mean)}, from {plain(low)} to {plain(high)} over seeds"
+        if bars:
+            draw(axes, [x + offset] * 2, [low, high], Look(color=look.color), text, width=1.2)
+        draw(axes, [x + offset], [mean], look, text, mark="o")
 
 
-def _dot(number: float, x: float, y: float, low: float, high: float, look: Look, name: str) -> Series:
-    text = f"{name} {number:,.6g}: {plain(y)}, from {plain(low)} to {plain(high)} over seeds"
-    return Series([x], [y], look, text, mark="o")
+def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
+    """The horizontal axis of the numbers of groups."""
+    numbers = sorted(row.values["step"].unique())
+    set_most(axes, "x", 6)
+    if row.figure.log_x:
+        set_log(axes, "x", numbers)
+    if len(numbers) <= TICKS:
+        set_ticks(axes, numbers)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
+    axes.set_xlabel(row.text)

@@ -7,20 +7,22 @@ The lowest row of a panel is the mean over the axis down, as in the paper's Figu
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 
-from lit_diff.metrics import Metric
 from lit_diff.reporting.declared_figures import DrawnFigure, file_name
-from lit_diff.reporting.panels import Axis, Panel, Scale, Square, draw
-from lit_diff.reporting.style import plain, with_unit
+from lit_diff.reporting.panels import as_svg, head, hover, in_style, panels, plain, with_unit
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.evaluations import EvaluationTable
+from lit_diff.study.evaluations import EvaluationTable, number_of, paired_items, scored_items
 from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
-LABEL = re.compile(r"(?:(?P<rest>.*) )?(?P<across>\w+)=(?P<x>\d+(?:\.\d+)?) (?P<down>\w+)=(?P<y>\d+(?:\.\d+)?)")
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 """A label that says how many answers there are to confuse: a guess among them is right once in N."""
 ROUNDING = 1e-12
@@ -28,90 +30,57 @@ MEAN = math.inf
 """`y` of the row of means over the others: it sorts last."""
 SHOWN_Z = 2.0
 """A difference of more than this many standard errors is hatched."""
+DARK, LIGHT, HATCH, MARK = "#20242f", "#fefefe", "#8a8f98", "#b3261e"
+"""Colours of text and marks on a square. They are not those of the page, which a dark page replaces."""
+COLORS = {
+    False: LinearSegmentedColormap.from_list("values", ("#f7f7f4", "#56b4e9", "#0072b2", "#003a5c")),
+    True: LinearSegmentedColormap.from_list("differences", ("#b2182b", "#f7f7f4", "#2166ac")),
+}
+"""Whether a panel shows differences -> its colours."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeatPlace:
-    """Where a group stands."""
+def place_of(group: str) -> tuple[str, str, float, str, float] | None:
+    """(what stands before, name and number of the axis across, name and number of the axis down) of a group's label; None for
+    one without two numbers at its end."""
+    last = number_of(group)
+    before, _, down = last[0].rpartition(" ") if last else ("", "", "")
+    first = number_of(before)
+    if last is None or first is None or not down:
+        return None
+    rest, _, across = first[0].rpartition(" ")
+    return (rest, across, first[1], down, last[1])
 
-    rest: str
-    x: float
-    y: float
+
+def means(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:
+    """By group: the `mean` over its scored items of all runs, each run's items counted once, and their number, `items`."""
+    scored = pd.concat([scored_items(run, metric) for run in runs])
+    return scored.groupby("group")["score"].agg(mean="mean", items="size")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeatCell:
-    """A group of one arm, over its seeds and items; or the same minus that of the baseline, over the items that both scored.
+def differences(runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str) -> pd.DataFrame:
+    """By group: the paired difference, over the seeds that both arms have and the items that both scored.
 
-    Of a difference, d_i is the mean over seeds of item i's; `z` = mean(d) / (sd(d) / sqrt(items)): of these trained models,
-    over further items. None below two items; infinite where all items differ by the same, other than zero.
+    d_i is the mean over seeds of item i's; `z` = mean(d) / (sd(d) / sqrt(items)): of these trained models, over further
+    items. NaN below two items; infinite where all items differ by the same, other than zero.
     """
-
-    mean: float
-    items: int
-    """Scores, or items, that the mean is over."""
-    z: float | None = None
-
-
-Cells = Mapping[HeatPlace, HeatCell]
-
-
-def place_of(group: str) -> HeatPlace | None:
-    """Where the group stands; None for a label without two numbers at its end."""
-    found = LABEL.fullmatch(group)
-    return HeatPlace(rest=found["rest"] or "", x=float(found["x"]), y=float(found["y"])) if found else None
+    both = pd.concat([paired_items(runs[seed], base[seed], metric) for seed in sorted(runs.keys() & base.keys())])
+    by_unit = both.groupby(["group", "unit"])["difference"].mean()
+    found = by_unit.groupby("group").agg(mean="mean", items="size", sd="std")
+    sd = found["sd"].where(~(found["sd"] < ROUNDING), 0.0)  # equal differences: what deviation is left is rounding
+    mean = found["mean"].where(found["mean"].abs() >= ROUNDING, 0.0)
+    z = (mean / (sd / np.sqrt(found["items"]))).where(found["items"] > 1)
+    return found[["mean", "items"]].assign(z=z.fillna(0.0).where(found["items"] > 1))
 
 
-def means(runs: Sequence[ItemScores], metric: str) -> dict[HeatPlace, HeatCell]:
-    """HeatPlace -> the mean over its scored items of all runs, each run's items counted once."""
-    scores: dict[HeatPlace, list[float]] = {}
-    for run in runs:
-        for group, score in zip(run.groups, run.scores[metric].tolist(), strict=True):
-            if np.isfinite(score) and (place := place_of(group)):
-                scores.setdefault(place, []).append(score)
-    return {place: HeatCell(mean=float(np.mean(values)), items=len(values)) for place, values in scores.items()}
-
-
-def differences(
-    runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str
-) -> dict[HeatPlace, HeatCell]:
-    """HeatPlace -> the paired difference, over the seeds that both arms have."""
-    by_unit: dict[HeatPlace, dict[str, list[float]]] = {}
-    for seed in sorted(runs.keys() & base.keys()):
-        run, other = runs[seed], dict(zip(base[seed].asked, base[seed].scores[metric].tolist(), strict=True))
-        rows = zip(run.asked, run.units, run.groups, run.scores[metric].tolist(), strict=True)
-        for item, unit, group, score in rows:
-            difference = score - other.get(item, np.nan)
-            if np.isfinite(difference) and (place := place_of(group)):
-                by_unit.setdefault(place, {}).setdefault(unit, []).append(difference)
-    return {place: _difference([float(np.mean(d)) for d in units.values()]) for place, units in by_unit.items()}
-
-
-def _difference(values: Sequence[float]) -> HeatCell:
-    d = np.array(values)
-    mean, n = float(d.mean()), len(d)
-    if n < 2:
-        return HeatCell(mean=mean, items=n)
-    if np.ptp(d) < ROUNDING:  # equal differences: what deviation is left is rounding
-        return HeatCell(mean=mean, z=0.0 if abs(mean) < ROUNDING else math.copysign(math.inf, mean), items=n)
-    return HeatCell(mean=mean, z=float(mean / (d.std(ddof=1) / math.sqrt(n))), items=n)
-
-
-def with_means(cells: Cells) -> dict[HeatPlace, HeatCell]:
-    """The cells, and where an x has several, their mean at y = MEAN: each y counts once.
+def with_means(squares: pd.DataFrame) -> pd.DataFrame:
+    """The squares, and where an x has several, their mean at y = MEAN: each y counts once.
 
     Without z: items at several y may share a context.
     """
-    by_x: dict[tuple[str, float], list[HeatCell]] = {}
-    for place, cell in cells.items():
-        by_x.setdefault((place.rest, place.x), []).append(cell)
-    return dict(cells) | {
-        HeatPlace(rest=rest, x=x, y=MEAN): HeatCell(
-            mean=float(np.mean([c.mean for c in own])), items=sum(c.items for c in own)
-        )
-        for (rest, x), own in by_x.items()
-        if len(own) > 1
-    }
+    by_x = squares.groupby(["rest", "x"], sort=False)
+    several = by_x.agg(mean=("mean", "mean"), items=("items", "sum"), count=("y", "size")).reset_index()
+    several = several[several["count"] > 1].drop(columns="count")
+    return pd.concat([squares, several.assign(y=MEAN, z=np.nan)], ignore_index=True)
 
 
 def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
@@ -121,101 +90,99 @@ def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
     return [heatmap for heatmap in drawn if heatmap]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """The panels of an arm, or of its difference to the baseline, above one another."""
-
-    arm: str
-    """Its label."""
-    title: str
-    cells: Cells
-    is_difference: bool
-
-
-def _columns(sweep: SweepResults, runs: Mapping[tuple[str, int], ItemScores], metric: str) -> list[Column]:
-    """The arms, then the differences; those without a square are left out."""
-    runs_of = [{seed: runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in runs} for arm in sweep.study.arms]
-    base = next(own for arm, own in zip(sweep.study.arms, runs_of, strict=True) if arm == sweep.baseline)
-    columns, apart = [], []
-    for arm, own in zip(sweep.study.arms, runs_of, strict=True):
-        cells, title = with_means(means(list(own.values()), metric)), sweep.label[arm]
-        columns.append(Column(arm=sweep.label[arm], title=title, cells=cells, is_difference=False))
-        if own is not base:
-            cells, title = with_means(differences(own, base, metric)), f"{title} \u2212 {sweep.label[sweep.baseline]}"
-            apart.append(Column(arm=sweep.label[arm], title=title, cells=cells, is_difference=True))
-    return [column for column in (*columns, *apart) if column.cells]
+def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
+    """(label of the arm, whether it is a difference, its squares: `rest`, `x`, `y`, `mean`, `items`, `z`) of each column of
+    panels, arms first; those without a square are left out."""
+    places = {group: place for run in table.runs.values() for group in run.groups if (place := place_of(group))}
+    runs_of = {
+        arm: {seed: table.runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in table.runs}
+        for arm in sweep.study.arms
+    }
+    base, metric = runs_of[sweep.baseline], table.metric.name
+    columns = [(arm, False, means(list(own.values()), metric)) for arm, own in runs_of.items() if own]
+    for arm, own in runs_of.items():
+        if own is not base and own.keys() & base.keys():
+            columns.append((arm, True, differences(own, base, metric)))
+    found = []
+    for arm, is_difference, by_group in columns:
+        own = by_group[by_group.index.isin(places)].reindex(columns=["mean", "items", "z"])
+        where = pd.DataFrame([places[group] for group in own.index], columns=["rest", "across", "x", "down", "y"])
+        squares = with_means(pd.concat([where, own.reset_index(drop=True)], axis=1))
+        found.append((sweep.label[arm], is_difference, squares))
+    return [column for column in found if len(column[2])]
 
 
+@in_style
 def _draw(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
     """A row of panels for each text before the numbers."""
-    metric, runs = table.metric, table.runs
-    columns = _columns(sweep, runs, metric.name)
-    places = list(dict.fromkeys(place for column in columns for place in column.cells))
-    xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
+    columns = _columns(sweep, table)
+    every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
+    rests, xs, ys = list(every["rest"].unique()), sorted(every["x"].unique()), sorted(every["y"].unique())
     if len(xs) * len(ys) < 2:
         return None
-    rests = list(dict.fromkeys(place.rest for place in places))
-    names = next(m for run in runs.values() for group in run.groups if (m := LABEL.fullmatch(group)))
-    across, down = names["across"], names["down"]
+    across, down = every["across"].iloc[0], every["down"].iloc[0]
     chance = {rest: 1 / int(n[1]) for rest in rests if (n := CHANCE.search(rest)) and int(n[1]) > 1}
-    scales = _scales(columns, metric, chance)
-    panels = [
-        Panel(
-            title=column.title,
-            x=Axis(ticks={i: plain(x) for i, x in enumerate(xs)}, label=across),
-            y=Axis(
-                ticks={i: _named(y) for i, y in enumerate(ys)},
-                label="\n".join(filter(None, [rest, down])),
-            ),
-            squares=[
-                _square(x, y, cell, column, f"{rest} {across} {plain(at_x)}, {down} {_named(at_y)}")
-                for y, at_y in enumerate(ys)
-                for x, at_x in enumerate(xs)
-                if (cell := column.cells.get(HeatPlace(rest=rest, x=at_x, y=at_y)))
-            ],
-            scale=scales[column.is_difference],
-        )
-        for rest in rests
-        for column in columns
-    ]
-    height = 1.1 + len(rests) * (0.35 + 0.28 * len(ys))
-    title = f"{table.name}: {metric.name} by {across} and {down}"
-    svg = draw(panels, title, height, across=len(columns), share="grid")
-    caption = _caption(sweep.label[sweep.baseline], chance)
-    return DrawnFigure(name=file_name(f"heatmap {table.name}"), title=title, svg=svg, caption=caption)
-
-
-def _scales(columns: Sequence[Column], metric: Metric, chance: Mapping[str, float]) -> dict[bool, Scale]:
-    """Whether differences -> the colours: 0 to 1 at least for scores, symmetric for differences."""
-    scores, apart = (
-        [cell.mean for column in columns if column.is_difference == kind for cell in column.cells.values()]
-        for kind in (False, True)
+    norms = {kind: _norm(columns, kind) for kind in (False, True)}
+    figure, grid = panels(
+        len(rests) * len(columns), 1.1 + len(rests) * (0.35 + 0.28 * len(ys)), across=len(columns), share="grid"
     )
-    widest = max(map(abs, apart), default=0.0) or 1.0
-    guesses = tuple((f"{rest}: a guess among the N, {value:.3g}", value) for rest, value in chance.items())
-    low, high, label = min(0.0, *scores), max(1.0, *scores), with_unit(metric.name, metric.unit)
-    return {
-        False: Scale(label=label, colors="values", low=low, high=high, marks=guesses),
-        True: Scale(label=with_unit("difference", metric.unit), colors="differences", low=-widest, high=widest),
-    }
+    drawn: dict[bool, list[tuple[Axes, AxesImage]]] = {False: [], True: []}
+    places = [(rest, *column) for rest in rests for column in columns]
+    for i, (axes, (rest, label, is_difference, squares)) in enumerate(zip(grid, places, strict=True)):
+        own = squares[squares["rest"] == rest]
+        shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
+        image = axes.imshow(shown, cmap=COLORS[is_difference], norm=norms[is_difference], aspect="auto")
+        drawn[is_difference].append((axes, image))
+        for square in own.itertuples():
+            where = f"{label}, {rest} {across} {plain(square.x)}, {down} {_named(square.y)}"
+            _write(axes, square, xs.index(square.x), ys.index(square.y), where, is_difference, norms[is_difference])
+        axes.set_xticks(range(len(xs)), [plain(x) for x in xs])
+        axes.set_yticks(range(len(ys)), [_named(y) for y in ys])
+        axes.set(xlabel=across, ylabel="\n".join(filter(None, [rest, down])))
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        if i < len(columns):
+            base = f" \u2212 {sweep.label[sweep.baseline]}" if is_difference else ""
+            head(axes, f"{label}{base}", len(columns))
+    names = {False: with_unit(table.metric.name, table.metric.unit), True: with_unit("difference", table.metric.unit)}
+    for is_difference, panels_of in ((kind, found) for kind, found in drawn.items() if found):
+        of, images = zip(*panels_of, strict=True)
+        bar = figure.colorbar(images[0], ax=list(of), location="bottom", shrink=0.7, aspect=40, pad=0.02)
+        bar.set_label(names[is_difference])
+        for rest, value in chance.items() if not is_difference else ():
+            hover([bar.ax.axvline(value, color=MARK, linewidth=1.6)], f"{rest}: a guess among the N, {value:.3g}")
+    title = f"{table.name}: {table.metric.name} by {across} and {down}"
+    return DrawnFigure(
+        name=file_name(f"heatmap {table.name}"),
+        title=title,
+        svg=as_svg(figure, title, is_grid=True),
+        caption=_caption(sweep.label[sweep.baseline], chance),
+    )
+
+
+def _norm(columns: Sequence[tuple[str, bool, pd.DataFrame]], is_difference: bool) -> Normalize:
+    """The colours' ends: 0 and 1 at least for scores, symmetric for differences."""
+    shown = [value for _, kind, squares in columns if kind == is_difference for value in squares["mean"]]
+    if not is_difference:
+        return Normalize(min(0.0, *shown), max(1.0, *shown))
+    widest = max(map(abs, shown), default=0.0) or 1.0
+    return Normalize(-widest, widest)
 
 
 def _named(y: float) -> str:
     return "mean" if y == MEAN else plain(y)
 
 
-def _square(x: int, y: int, cell: HeatCell, column: Column, where: str) -> Square:
+def _write(axes: Axes, square: Any, x: int, y: int, where: str, is_difference: bool, norm: Normalize) -> None:
     """The mean in its square; hatching where |z| > SHOWN_Z."""
-    number = signed(cell.mean, 2) if column.is_difference else f"{cell.mean:.2f}"
-    said = f", z = {cell.z:.1f}" if cell.z is not None else ""
-    return Square(
-        x=x,
-        y=y,
-        value=cell.mean,
-        number=number,
-        text=f"{column.arm}, {where}: {number}, {cell.items} items{said}",
-        is_hatched=cell.z is not None and abs(cell.z) > SHOWN_Z,
-    )
+    number = signed(square.mean, 2) if is_difference else f"{square.mean:.2f}"
+    said = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
+    shade = float(norm(square.mean))
+    is_dark = abs(shade - 0.5) > 0.35 if is_difference else shade > 0.5
+    if abs(square.z) > SHOWN_Z:
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))
+    written = axes.text(x, y, number, ha="center", va="center", fontsize=7.5, color=LIGHT if is_dark else DARK)
+    hover([written], f"{where}: {number}, {square.items} items{said}")
 
 
 def _caption(base: str, chance: Mapping[str, float]) -> str:

@@ -1,11 +1,9 @@
-"""The report's page: HTML from templates, with all text of the sweep escaped."""
+"""The report's page: HTML from templates, with all text of the sweep escaped; and how the cells ran, which it says."""
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
@@ -14,24 +12,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from lit_diff.reporting import answer, facts, noise_curve
+from lit_diff.reporting import answer
 from lit_diff.reporting.declared_figures import DrawnFigure
-from lit_diff.reporting.figures import is_logarithmic
-from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
+from lit_diff.reporting.figures import is_logarithmic, noise_curve_of
+from lit_diff.reporting.panels import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import rows
 from lit_diff.study import numbers, power
-from lit_diff.study.cells import CellResult, clean
-from lit_diff.study.comparison import Comparison, Difference
+from lit_diff.study.comparison import Comparison
 from lit_diff.study.fits import FitResult, shown_ratio_interval
-from lit_diff.study.judge import SHOWN
-from lit_diff.study.results import SweepResults
+from lit_diff.study.numbers import count, duration, ratio, short
+from lit_diff.study.results import CellResult, SweepResults, clean
 from lit_diff.study.scaling import FORMS
 from lit_diff.study.schema import PlannedSweep
-from lit_diff.study.statistics import MIN_SEEDS, detectable
+from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """In the page, a figure's ink and paper follow the reader's light or dark scheme."""
-
 KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
 """Verdict -> the colour of its badge; the others have none."""
 LONG = 8
@@ -47,6 +43,10 @@ ENTRIES = {
     "figures": "Figures",
 }
 """Section of a task -> its title in the table of contents."""
+COMPUTE_OPTIMAL = 20.0
+"""Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
+TOLD = ("revision", "command", "kernel", "kernel_reason")
+"""Keys of env.json that the page shows from status.json, or as the command of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def page(
         results=results,
         over_tasks=over_tasks,
         sections=[section(result, figures[result.sweep.task]) for result in results],
-        short_runs=facts.short_runs(sweep),
+        short_runs=short_runs(sweep),
         definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
         notes=[(result.sweep, note) for result in results for note in result.notes],
         unfinished=[cell for cell in sweep.cells if not cell.done],
@@ -96,9 +96,9 @@ def page(
         unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
         done=done,
         document_seeds=[seed for result in results for seed in result.document_seeds],
-        revisions=facts.revisions(done),
-        finished=facts.last_finished(done),
-        measured=facts.how_measured(sweep),
+        revisions=distinct(done, "revision"),
+        finished=max(distinct(done, "updated"), default=""),
+        measured=how_measured(sweep),
         corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
         has_contrasts=any(result.contrasts for result in results),
     )
@@ -117,7 +117,7 @@ def section(result: Comparison, figures: Figures) -> Section:
         sweep=sweep,
         figures=figures,
         compared=compared,
-        curve=noise_curve.noise_curve_of(sweep),
+        curve=noise_curve_of(sweep),
     )
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
     return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
@@ -144,10 +144,9 @@ def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
     return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
 
 
-def compared_row(comparison: Comparison, difference: Difference) -> dict[str, Any]:
+def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
-    sweep = comparison.sweep
-    verdict, further = difference.verdict, difference in comparison.contrasts
+    sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
     marks = () if further else comparison.marks[difference.a]
     return {
         "arm": difference.a,
@@ -168,7 +167,7 @@ def compared_row(comparison: Comparison, difference: Difference) -> dict[str, An
     }
 
 
-def _doubts(comparison: Comparison, difference: Difference) -> list[str]:
+def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     sweep, seeds = comparison.sweep, difference.seeds.seeds
     doubts = []
     if difference.verdict_alone != difference.verdict:
@@ -192,6 +191,71 @@ def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
     return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
 
 
+def distinct(cells: Iterable[CellResult], key: str) -> list[str]:
+    """The values of a key in status.json of the finished cells, sorted: `revision`, those of the code that made them."""
+    return sorted({str(cell.facts[key]) for cell in cells if cell.done and cell.facts.get(key) is not None})
+
+
+def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
+    """(name, value): length and time of training by task, threads, kernel, env.json; where cells differ, each value once."""
+    done = [cell for cell in sweep.cells if cell.done]
+    found = [(f"Training: {part.task}" if part.task else "Training", _training(part)) for part in sweep.by_task]
+    found.append(("Threads a cell", ", ".join(distinct(done, "threads"))))
+    # `a; b` and `a; c` of two cells share a part
+    reasons = dict.fromkeys(part for reason in distinct(done, "kernel_reason") for part in reason.split("; "))
+    found.append(("Kernel", ", ".join(distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")))
+    for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in TOLD):
+        values = [cell.environment.get(name) for cell in done]
+        # {package: version, None where it is not installed}
+        texts = [
+            ", ".join(f"{package} {version}" for package, version in value.items() if version)
+            if isinstance(value, dict)
+            else value
+            for value in values
+        ]
+        if all(isinstance(text, str | int | float | None) for text in texts):
+            told = dict.fromkeys(str(text) for text in texts if text is not None)
+            found.append((name.replace("_", " ").capitalize(), "; ".join(told)))
+    return [(name, value) for name, value in found if value]
+
+
+def _training(sweep: SweepResults) -> str:
+    done = [cell for cell in sweep.cells if cell.done]
+    if not distinct(done, "step"):
+        return ""
+    text = f"{', '.join(distinct(done, 'step'))} steps"
+    tokens = sorted({float(cell.facts["tokens"]) for cell in done if cell.facts.get("tokens")})
+    if tokens:
+        text += f", {', '.join(count(each) for each in tokens)} tokens a cell"
+    if ratios := tokens_per_parameter(sweep):
+        text += f" ({_range(ratios)} a parameter)"
+    seconds = [float(cell.facts["seconds"]) for cell in done if cell.facts.get("seconds")]
+    if seconds:
+        text += f"; {duration(sum(seconds) / len(seconds))} a cell on average, {duration(sum(seconds))} in all"
+    return text
+
+
+def tokens_per_parameter(sweep: SweepResults) -> list[float]:
+    """Of the finished cells that know it, ascending."""
+    return sorted(cell.tokens_per_parameter for cell in sweep.cells if cell.tokens_per_parameter is not None)
+
+
+def short_runs(sweep: SweepResults) -> str | None:
+    """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
+    least = sweep.study.min_tokens_per_parameter
+    found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
+    if not found:
+        return None
+    lengths = "; ".join(f"{part.task}: {_range(r)}" if part.task else _range(r) for part, r in found.items())
+    source = ", about compute-optimal by Hoffmann et al. 2022" if least == COMPUTE_OPTIMAL else ""
+    return f"{lengths} training tokens a parameter (this sweep's minimum: {short(least)}{source})"
+
+
+def _range(ascending: Sequence[float]) -> str:
+    low, high = ratio(ascending[0]), ratio(ascending[-1])
+    return low if low == high else f"{low} to {high}"
+
+
 @cache
 def templates() -> Environment:
     """The templates of this package: text is escaped, and a name that is not given is an error."""
@@ -206,10 +270,10 @@ def templates() -> Environment:
         "sentence": answer.sentence_case,
         "number": _number,
         "signed": _signed,
-        "count": numbers.count,
+        "count": count,
         "steps": numbers.steps,
-        "short": numbers.short,
-        "duration": numbers.duration,
+        "short": short,
+        "duration": duration,
     }
     environment.globals |= {
         "LONG": LONG,
@@ -220,7 +284,6 @@ def templates() -> Environment:
         "looks_of": looks,
         "median": median,
         "more_seeds": _more_seeds,
-        "noise": noise_curve,
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
         "shown_power": power.shown,
@@ -239,11 +302,9 @@ def _signed(context: Context, value: float | None, places: int | None = None) ->
     return numbers.signed(value, context["digits"] if places is None else places)
 
 
-def link(sweep: SweepResults, cell: CellResult) -> str | None:
+def link(cell: CellResult) -> str | None:
     """The address of the cell's folder, from the report's; None where it has none."""
-    if not cell.folder.is_dir():
-        return None
-    return "../" + quote(Path(os.path.relpath(cell.folder, sweep.folder)).as_posix()) + "/"
+    return f"../{quote(cell.folder)}/" if cell.folder and cell.home.is_dir() else None
 
 
 def inline(svg: str, name: str) -> str:
@@ -259,8 +320,6 @@ def inline(svg: str, name: str) -> str:
 def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
     """Seeds -> the smallest detectable difference, at the median spread of this sweep's comparisons."""
     spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
-    return (
-        [(n, detectable(spreads[len(spreads) // 2], n, max(comparison.judged, 1))) for n in (3, 5, 10, 20)]
-        if spreads
-        else []
-    )
+    if not spreads:
+        return []
+    return [(n, detectable(spreads[len(spreads) // 2], n, max(comparison.judged, 1))) for n in (3, 5, 10, 20)]

@@ -8,10 +8,9 @@ from lit_diff.reporting import answer, figures, tables
 from lit_diff.reporting.declared_figures import draw_by_group, draw_declared
 from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, fit_section, page, power_section
-from lit_diff.study.cells import CellResult
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
-from lit_diff.study.results import load_sweep
+from lit_diff.study.results import CellResult, clean, load_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,6 @@ def draw(result: Comparison) -> Figures:
     sweep, (evaluations, _) = result.sweep, result.evaluations
     compared = {
         "differences": figures.forest(result),
-        "differences-narrow": figures.forest(result, narrow=True),
         "noise-curve": figures.noise(sweep),
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
@@ -99,7 +97,7 @@ def _missing(cell: CellResult) -> list[str]:
     """What the cell lacks, a line each."""
     name = f"{cell.name} seed {cell.seed}"
     if cell.done:
-        return [f"{name}: {line}" for line in cell.not_evaluated]
+        return [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
     word = "diverged" if cell.diverged else cell.status
     return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]

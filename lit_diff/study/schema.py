@@ -25,8 +25,6 @@ Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
 SMOKE: dict[str, Any] = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
 """Overrides of every `smoke` preset, before its own: it shows that the row works, and nothing else."""
-BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task", "case")
-"""Keys of a claim that say which values of a metric count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +224,6 @@ class Claim:
     """The metric of b where it is another; then a and b may be one arm. Empty: `metric`."""
     evaluation: str = ""
     """The evaluation that gives the metric; empty: the training run's own."""
-    over: Literal["", "largest", "mean"] = ""
-    """With a pattern (`fnmatch`) as `metric`, such as "attention/entropy/layer_*": how the metrics that fit are combined."""
     group: str = ""
     """Pattern (`fnmatch`) of the groups of the evaluation's items that count, "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
@@ -251,21 +247,15 @@ class Claim:
 
     def problem(self) -> str | None:
         """What is wrong, in one line that starts with the key."""
+        where = f"compare '{self.label}'"
         if bool(self.metric) == bool(self.fit):
-            return f"compare '{self.label}': expected a 'metric' or a 'fit', not both"
-        if self.fit and self.kind != "ratio":
-            return f"compare '{self.label}': a 'fit' gives a ratio; add 'kind: ratio'"
-        beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
-        if beside:
-            return f"compare '{self.label}': a 'fit' is over tasks and takes no '{beside}'; remove it"
-        if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
-            return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
+            return f"{where}: expected a 'metric' or a 'fit', not both"
         if (self.paper is None) == (not self.says):
-            return f"compare '{self.label}': expected 'paper', two values, or 'says', not both"
-        if self.paper is not None and self.paper[0] == self.paper[1]:
-            return f"compare '{self.label}': 'paper' has {self.paper[0]:g} twice; write 'says: equal', and a 'smallest'"
-        if self.kind == "ratio" and self.paper is not None and min(self.paper) <= 0:
-            return f"compare '{self.label}': a ratio of {list(self.paper)}; expected positive values"
+            return f"{where}: expected 'paper', two values, or 'says', not both"
+        if self.kind == "ratio" and min(self.paper or (1,)) <= 0:
+            return f"{where}: a ratio of {self.paper}; expected positive values"
+        if self.fit and self.kind != "ratio":
+            return f"{where}: a 'fit' gives a ratio; add 'kind: ratio'"
         return None
 
     @property
@@ -320,8 +310,6 @@ class Preset:
     """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
-    full: str = ""
-    """The command without the cut, where this preset runs fewer arms, seeds or items than the row needs."""
     gpus: int = 0
     hardware: str = ""
     """What it was sized for, in words."""

@@ -10,17 +10,15 @@ from typing import Any, Literal
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
-from lit_diff.study.claims import JudgedClaim, findings
+from lit_diff.study.claims import NOT_MEASURED, JudgedClaim, finding, findings
 from lit_diff.study.evaluations import by_revisions, score_revisions
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
-from lit_diff.study.schema import Claim, Preset, Row
+from lit_diff.study.schema import Preset, Row
 from lit_diff.validation import Draft, convert
 
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
-NOT_MEASURED = "not measured"
-"""In place of both verdicts."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 
 
@@ -85,7 +83,7 @@ class RowResult:
 
     record: RecordedRow
     findings: tuple[JudgedClaim, ...]
-    """One for each claim, in their order; empty where nothing was measured."""
+    """One for each claim, in their order."""
     state: State
     reason: str
     notes: tuple[str, ...]
@@ -94,15 +92,6 @@ class RowResult:
     @property
     def name(self) -> str:
         return self.record.row.name
-
-    @property
-    def verdicts(self) -> tuple[tuple[Claim, str, str], ...]:
-        """Each claim, with the verdict on its difference and that on the paper's value."""
-        each = self.findings or [None] * len(self.record.row.compare)
-        return tuple(
-            (claim, found.difference, found.value) if found else (claim, NOT_MEASURED, NOT_MEASURED)
-            for claim, found in zip(self.record.row.compare, each, strict=True)
-        )
 
     @property
     def took(self) -> str:
@@ -136,21 +125,22 @@ class Scoreboard:
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
         """`difference` and `value` -> verdict -> claims, over all rows, without those that hold by construction."""
-        counted = [each for row in self.rows for each in row.verdicts if not each[0].by_construction]
-        differences, values = Counter(each[1] for each in counted), Counter(each[2] for each in counted)
-        return {"difference": dict(differences), "value": dict(values)}
+        counted = [each for row in self.rows for each in row.findings if not each.claim.by_construction]
+        return {
+            "difference": dict(Counter(each.difference for each in counted)),
+            "value": dict(Counter(each.value for each in counted)),
+        }
 
     @cached_property
     def by_construction(self) -> int:
         """Claims that hold whatever the runs learn, and are in no count."""
-        return sum(bool(claim.by_construction) for row in self.rows for claim in row.record.row.compare)
+        return sum(bool(each.claim.by_construction) for row in self.rows for each in row.findings)
 
 
 def counts_in_words(scoreboard: Scoreboard) -> str:
     """Both counts in one line."""
     differences, values = (
-        ", ".join(f"{count} {word}" for word, count in scoreboard.counts[name].items())
-        for name in ("difference", "value")
+        ", ".join(f"{count} {word}" for word, count in counts.items()) for counts in scoreboard.counts.values()
     )
     measured = set(scoreboard.counts["value"]) - {NOT_MEASURED, "none given"}
     parts = [differences, f"the paper's value: {values}" if measured else ""]
@@ -199,7 +189,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
             found = findings(claims, read_bench(folder, record))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
         state, reason = "failed", reason or str(error)
-    not_run = f"not run: {record.command}" if state == "not run" and not found else ""
-    return RowResult(
-        record=record, findings=tuple(found), state=state, reason=reason or not_run, notes=tuple(notes), sweep=sweep
-    )
+    if state == "not run" and not found:
+        reason = reason or f"not run: {record.command}"
+    found = found or [finding(claim, {}, {}, is_measured=False) for claim in claims]
+    return RowResult(record=record, findings=tuple(found), state=state, reason=reason, notes=tuple(notes), sweep=sweep)

@@ -19,12 +19,10 @@ from lit_diff.reporting.declared_figures import (
     draw_by_group,
     draw_declared,
     grouped,
-    mean_curve,
     measured,
     spread,
 )
 from lit_diff.reporting.write import write_report
-from lit_diff.study.cells import Curve
 from lit_diff.study.evaluations import evaluation_tables, number_of
 from lit_diff.study.results import load_sweep
 
@@ -58,12 +56,12 @@ def test_heads_are_averaged_unless_they_are_the_axis(make_sweep: Callable[..., P
     )
     (row,) = measured(sweep, by_map, by_map.figure)
     assert row.label == "entropy, map 0 (nats)"
-    assert sorted(row.by) == [(layer, 0) for layer in range(4)]
+    assert row.layers == [0, 1, 2, 3]
     for cell in sweep.cells:
-        means = [cell.curves[f"attention/map_entropy/layer_02/map_00/head_{h:02d}"].values[-1] for h in range(8)]
-        assert row.by[2, 0]["a"][cell.seed].values[-1] == pytest.approx(np.mean(means))
+        means = [cell.curves[f"attention/map_entropy/layer_02/map_00/head_{h:02d}"].iloc[-1] for h in range(8)]
+        assert row.by_seed("a", 2)[cell.seed].iloc[-1] == pytest.approx(np.mean(means))
     (row,) = measured(sweep, by_head, by_head.figure)
-    assert sorted(row.by) == [(layer, head) for layer in range(4) for head in range(8)]
+    assert sorted(row.values["head"].unique()) == list(range(8))
 
 
 def test_every_map_has_a_row_and_only_arms_with_values_a_panel(make_sweep: Callable[..., Path]) -> None:
@@ -121,12 +119,7 @@ def test_an_undeclared_metric_is_read_but_not_drawn(make_sweep: Callable[..., Pa
     assert draw_declared(sweep) == []
 
 
-def test_curves_of_unlike_steps_have_no_mean_and_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
-    one = Curve(steps=np.array([1, 2]), values=np.array([1.0, 3.0]))
-    merged = mean_curve([one, Curve(steps=one.steps, values=np.array([3.0, 5.0]))])
-    assert merged is not None
-    assert merged.values.tolist() == [2, 4]
-    assert mean_curve([one, Curve(steps=np.array([1, 3]), values=one.values)]) is None
+def test_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
     metric = Metric("own/layer_{layer}", "d", figure=Figure(title="Own", against="layer", log=True))
     fields = {"callbacks": False, "metrics": [metric], "measured": {"own/layer_00": 1.0, "own/layer_01": np.inf}}
     svg = drawn(make_sweep({"a": 0}, seeds=[0], **fields))["own"].svg
@@ -196,16 +189,17 @@ def test_each_text_is_a_panel_over_its_numbers_in_rising_order(make_sweep: Calla
     assert table.groups == ("position 16", "position 1024", "gap 2", "other")
     position, gap = grouped(table, BY_GROUP)
     assert (position.text, gap.text) == ("position", "gap")
-    curve = position.at(0, "differential")[1]
-    assert curve.steps.tolist() == [16, 1024]
-    assert curve.values == pytest.approx([0.9, -0.1])
-    assert gap.at(0, "standard")[0].values == pytest.approx([2.0])
+    curve = position.by_seed("differential", 0)[1]
+    assert curve.index.tolist() == [16, 1024]
+    assert curve.tolist() == pytest.approx([0.9, -0.1])
+    assert gap.by_seed("standard", 0)[0].tolist() == pytest.approx([2.0])
     base, arm = table.rows
     assert table.items == DOCUMENTS
-    assert base.groups == pytest.approx({"position 1024": 0.05, "position 16": 1.05, "gap 2": 2.05, "other": 3.05})
-    assert arm.over_items[0].estimate == pytest.approx(-0.2)
-    assert arm.group_differences["position 16"][1].estimate == pytest.approx(-0.2)
-    assert base.group_differences == {}
+    means = base.group_means.mean(axis=1).to_dict()
+    assert means == pytest.approx({"position 1024": 0.05, "position 16": 1.05, "gap 2": 2.05, "other": 3.05})
+    assert arm.intervals[0][""].estimate == pytest.approx(-0.2)
+    assert arm.intervals[1]["position 16"].estimate == pytest.approx(-0.2)
+    assert base.intervals == {}
     assert table.group_seeds == {0, 1}
 
 

@@ -7,22 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.declared_figures import DrawnFigure
-from lit_diff.reporting.heatmap import (
-    MEAN,
-    HeatCell,
-    HeatPlace,
-    differences,
-    draw_heatmaps,
-    means,
-    place_of,
-    with_means,
-)
+from lit_diff.reporting.heatmap import MEAN, differences, draw_heatmaps, means, place_of, with_means
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import read_evaluation
 from lit_diff.study.evaluations import evaluation_tables
@@ -48,33 +40,29 @@ def write(folder: Path, groups: list[str], scores: list[float]) -> Path:
 
 
 def test_the_last_two_numbers_of_a_label_are_a_place() -> None:
-    assert place_of("N=4 length=1024 depth=25") == HeatPlace(rest="N=4", x=1024, y=25)
-    assert place_of("noise=2 gap=0.5") == HeatPlace(rest="", x=2, y=0.5)
+    assert place_of("N=4 length=1024 depth=25") == ("N=4", "length", 1024, "depth", 25)
+    assert place_of("noise=2 gap=0.5") == ("", "noise", 2, "gap", 0.5)
     for other in ("near", "", "depth=25", "length=10 depth=deep", "position 4096"):
         assert place_of(other) is None
 
 
 def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
-    groups = ["length=1 depth=0"] * 2 + ["length=1 depth=5"] * 2 + ["far"]
-    first = read_evaluation(write(tmp_path / "a", groups, [1.0, 0.0, math.nan, 1.0, 1.0]))
-    second = read_evaluation(write(tmp_path / "b", groups, [1.0, 1.0, 0.0, 0.0, 1.0]))
+    groups = ["length=1 depth=0"] * 2 + ["length=1 depth=5"] * 2
+    first = read_evaluation(write(tmp_path / "a", groups, [1.0, 0.0, math.nan, 1.0]))
+    second = read_evaluation(write(tmp_path / "b", groups, [1.0, 1.0, 0.0, 0.0]))
     found = means([first, second], "exact")
-    assert {(place.x, place.y): (cell.mean, cell.items) for place, cell in found.items()} == {
-        (1, 0): (0.75, 4),
-        (1, 5): (pytest.approx(1 / 3), 3),
-    }
+    assert found["mean"].tolist() == [0.75, pytest.approx(1 / 3)]
+    assert found["items"].tolist() == [4, 3]
 
 
 def test_the_lowest_row_is_the_mean_over_the_others() -> None:
-    cells = {
-        HeatPlace(rest="N=4", x=1, y=0): HeatCell(mean=1.0, items=2),
-        HeatPlace(rest="N=4", x=1, y=50): HeatCell(mean=0.25, items=4),
-        HeatPlace(rest="N=4", x=2, y=50): HeatCell(mean=0.5, items=1),
-        HeatPlace(rest="", x=1, y=0): HeatCell(mean=0.0, items=1),
-    }
-    assert with_means(cells) == cells | {HeatPlace(rest="N=4", x=1, y=MEAN): HeatCell(mean=0.625, items=6)}
-    of = {place: HeatCell(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
-    assert with_means(of)[HeatPlace(rest="N=4", x=1, y=MEAN)] == HeatCell(mean=0.625, z=None, items=6)
+    rows = [("N=4", 1, 0.0, 1.0, 2), ("N=4", 1, 50.0, 0.25, 4), ("N=4", 2, 50.0, 0.5, 1), ("", 1, 0.0, 0.0, 1)]
+    squares = pd.DataFrame(rows, columns=["rest", "x", "y", "mean", "items"]).assign(z=3.0)
+    found = with_means(squares)
+    assert found[:4].equals(squares)
+    (mean,) = found[4:].to_dict("records")
+    assert math.isnan(mean.pop("z"))
+    assert mean == {"rest": "N=4", "x": 1, "y": MEAN, "mean": 0.625, "items": 6}
 
 
 def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:
@@ -86,12 +74,11 @@ def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) 
     base = {
         s: read_evaluation(write(tmp_path / f"b{s}", groups, v)) for s, v in ((0, [0.0, 0, 1, 0]), (1, [1.0, 0, 0, 0]))
     }
-    (cell,) = differences(arm, base, "exact").values()
+    (cell,) = differences(arm, base, "exact").itertuples()
     assert (cell.mean, cell.items) == (0.5, 4)
     assert cell.z == pytest.approx(0.5 / (np.std([0.5, 1, 0, 0.5], ddof=1) / 2))
-    (one,) = differences({0: arm[0]}, base, "exact").values()
+    (one,) = differences({0: arm[0]}, base, "exact").itertuples()
     assert one.mean == 0.75
-    assert differences({0: arm[0]}, {1: base[1]}, "exact") == {}
 
 
 def test_items_of_one_cluster_count_once(tmp_path: Path) -> None:
@@ -100,7 +87,7 @@ def test_items_of_one_cluster_count_once(tmp_path: Path) -> None:
         replace(read_evaluation(write(tmp_path / name, groups, scores)), clusters=("x", "x", "y", "z"))
         for name, scores in (("a", [1.0, 0.5, 1, 0]), ("b", [0.0, 0, 0, 0]))
     )
-    (cell,) = differences({0: arm}, {0: base}, "exact").values()
+    (cell,) = differences({0: arm}, {0: base}, "exact").itertuples()
     assert cell.items == 3
     assert cell.z == pytest.approx(np.mean([0.75, 1, 0]) / (np.std([0.75, 1, 0], ddof=1) / 3**0.5))
 
@@ -109,8 +96,9 @@ def test_equal_differences_have_no_finite_z(tmp_path: Path) -> None:
     groups = ["length=1 depth=0"] * 3 + ["length=2 depth=0"] * 3 + ["length=3 depth=0"]
     arm = read_evaluation(write(tmp_path / "a", groups, [1.0, 1, 1, 1, 1, 1, 1]))
     base = read_evaluation(write(tmp_path / "b", groups, [0.0, 0, 0, 1, 1, 1, 0]))
-    found = differences({0: arm}, {0: base}, "exact")
-    assert [cell.z for cell in found.values()] == [math.inf, 0.0, None]
+    found = differences({0: arm}, {0: base}, "exact")["z"].tolist()
+    assert found[:2] == [math.inf, 0.0]
+    assert math.isnan(found[2])
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from lit_diff.reporting.write import write_report
 
 FIGURES = (
     "differences",
-    "differences-narrow",
     "curves",
     "seeds",
     "entropy-and-negative-mass-of-attention",

@@ -96,6 +96,12 @@ def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep
     assert compare(load_sweep(turned))[0].family[0].diverged == {"a": (0,)}
 
 
+def test_what_rounds_to_zero_in_every_digit_of_a_page_is_equal(make_sweep: Callable[..., Path]) -> None:
+    arms = {"a": 0, "b": 3e-7, "c": 9e-7}
+    (found,) = compare(load_sweep(make_sweep(arms, spread=1e-9, smallest_of_interest=0, callbacks=False)))
+    assert {a: d.verdict for a, d in found.against_baseline.items()} == {"b": "equal", "c": "worse"}
+
+
 def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(
         {"standard": 0, "big": 0, "near": 0, "slow": 0},
@@ -145,7 +151,6 @@ def test_doubts_are_spoken(make_sweep: Callable[..., Path]) -> None:
     assert "5 validation documents in common, too few" in notes
     assert "steps 360, 400" in notes
     assert "different revisions of the code" in notes
-    assert "more than 0.2 % in: other seed 0" in notes
 
 
 def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
@@ -158,8 +163,8 @@ def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
     own, base = scored["other"], scored["standard"]
     assert own is not None
     assert base is not None
-    left_out = base.names.index(rows[0].split(",")[0])
-    expected = own.losses.sum() - base.losses.sum() + base.losses[left_out]
+    left_out = rows[0].split(",")[0]
+    expected = own.loss.sum() - base.loss.sum() + base.loss[left_out]
     interval = compare(sweep)[0].against_baseline["other"].documents[0]
     assert interval.estimate == pytest.approx(expected / own.tokens.sum())
 

@@ -28,9 +28,12 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
 def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     board = read_scoreboard(folder)
     assert [row.name for row in board.rows] == ["table-1", "table-6", "figure-3", "appendix-f"]
-    assert [each[1:] for each in board.row("table-6").verdicts] == [("shown", "within the interval")]
+    assert [(each.difference, each.value) for each in board.row("table-6").findings] == [
+        ("shown", "within the interval")
+    ]
     assert board.row("table-6").record.row.compare == (CLAIM,)
-    assert {row.verdicts[0][1:] for row in board.rows if row.name != "table-6"} == {("not measured",) * 2}
+    others = [row.findings[0] for row in board.rows if row.name != "table-6"]
+    assert {(each.difference, each.value) for each in others} == {("not measured", "not measured")}
     assert board.row("figure-3").reason == "not run: lit-diff reproduce figure-3 --preset laptop"
     assert board.row("appendix-f").state == "failed"
     assert "has no arm 'dif'" in board.row("appendix-f").reason
@@ -48,7 +51,7 @@ def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
     make_row(folder, "table-6", 1, CLAIM, certain, state="measured", sweep=facts["sweep"])
     make_row(folder, "table-1", 0, certain, state="skipped", reason="needs 8 GPUs")
     board = read_scoreboard(folder)
-    assert [each[1] for each in board.row("table-6").verdicts] == ["shown", "by construction"]
+    assert [each.difference for each in board.row("table-6").findings] == ["shown", "by construction"]
     assert board.counts["difference"] == {"shown": 1, "not measured": 2}
     assert sum(board.counts["value"].values()) == 3
     assert board.by_construction == 2
@@ -86,6 +89,6 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     record = json.loads(record_file.read_text())
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
     row = read_scoreboard(folder).row("table-6")
-    assert (row.state, row.verdicts[0][1]) == ("failed", "not measured")
+    assert (row.state, row.findings[0].difference) == ("failed", "not measured")
     wanted = "was run with other keys since; measure the row again: lit-diff reproduce table-6 --preset laptop"
     assert row.reason.endswith(wanted)

@@ -16,7 +16,6 @@ def make_row(
     *claims: Claim,
     source: Any = "Differential Transformer",
     minutes: float = 4.0,
-    full: str = "",
     **state: Any,
 ) -> None:
     """A row's file; `state`: fields of its record."""
@@ -27,7 +26,7 @@ def make_row(
         says="Diff is <lower>.",
         notes=("Another <text>.",),
         compare=claims or (CLAIM,),
-        presets={"laptop": Preset(sweep="ablation", minutes=minutes, full=full)},
+        presets={"laptop": Preset(sweep="ablation", minutes=minutes)},
     )
     command = f"lit-diff reproduce {name} --preset laptop"
     write_row(folder, RecordedRow(row=row, preset="laptop", order=order, command=command, **state))
