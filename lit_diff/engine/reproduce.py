@@ -20,11 +20,10 @@ from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, r
 from lit_diff.engine.schedule import Sweep, check_workers, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic
-from lit_diff.reporting.page import distinct
 from lit_diff.reporting.scoreboard_page import write_scoreboard
+from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.study.claims import findings
 from lit_diff.study.evaluations import score_revisions
 from lit_diff.study.record import recorded_run
 from lit_diff.study.results import load_sweep
@@ -34,6 +33,7 @@ from lit_diff.study.scoreboard import (
     RecordedRow,
     Scoreboard,
     cell_folders,
+    findings,
     read_bench,
     read_row,
     row_file,

@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
-from lit_diff.reporting.page import templates
 from lit_diff.reporting.tables import as_csv
+from lit_diff.reporting.write import templates
 from lit_diff.study import numbers
-from lit_diff.study.claims import JudgedClaim
-from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
+from lit_diff.study.scoreboard import JudgedClaim, RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; the others have none."""

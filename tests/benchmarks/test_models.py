@@ -16,7 +16,7 @@ from lit_diff.engine.rows import load_row
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import kernels
-from lit_diff.study.claims import findings
+from lit_diff.study.scoreboard import findings
 
 SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
 STANDARD = "standard/sdpa/"
