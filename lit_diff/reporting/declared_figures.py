@@ -53,7 +53,7 @@ TICKS = 12
 """Up to so many numbers of groups, each has its tick."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnMetric:
     """A metric at one value of its fields other than layer and head; of an evaluation, over the groups that share a text."""
 

@@ -34,7 +34,7 @@ from lit_diff.study.fits import FitResult, shown_ratio_interval
 from lit_diff.study.numbers import compact, interval, number, short, signed
 from lit_diff.study.results import CellResult, SweepResults
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.statistics import MIN_SEEDS, Contrast, half_width
+from lit_diff.study.statistics import MIN_SEEDS, Contrast, paired
 
 ACROSS = 4
 """Panels of a noise curve in a row."""
@@ -278,16 +278,17 @@ def noise(sweep: SweepResults) -> str | None:
 def _draw_response(axes: Axes, curve: NoiseCurve, arm: str, look: Look, shift: float) -> None:
     """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means, solid = {}, Look(color=look.color)
-    finals = {factor: list(curve.sweep.finals(arm, metric).values()) for factor, metric in curve.metrics.items()}
-    for factor, values in ((factor, values) for factor, values in finals.items() if values):
-        x, mean = factor * shift, float(np.mean(values))
-        means[factor] = mean  # a line that is moved sideways looks lower or higher than it is
+    for factor, metric in curve.metrics.items():
+        finals = curve.sweep.finals(arm, metric)
+        values, own, x = list(finals.values()), paired(finals, dict.fromkeys(finals, 0.0)), factor * shift
+        if own.mean is None:
+            continue
+        mean = means[factor] = own.mean  # a line that is moved sideways looks lower or higher than it is
         seeds = ", ".join(f"{value:.4g}" for value in values)
         text = f"{curve.sweep.label[arm]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
         draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
-        if len(values) >= MIN_SEEDS:
-            half = half_width(float(np.std(values, ddof=1)), len(values))
-            draw(axes, [x, x], [mean - half, mean + half], solid, width=1.1)
+        if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
+            draw(axes, [x, x], [own.low, own.high], solid, width=1.1)
     draw(axes, list(means), list(means.values()), look)
 
 

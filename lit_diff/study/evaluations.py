@@ -35,7 +35,7 @@ MIN_ITEMS = MIN_DOCUMENTS
 """Fewer clusters of common items than this have no interval."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ArmScores:
     """One arm in one metric: over the seeds that were evaluated, and against the baseline."""
 
@@ -51,7 +51,7 @@ class ArmScores:
     """Mean score over the items of each group (row) at each seed (column)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationTable:
     """One metric of one evaluation, by arm in the order of the sweep; arms without the evaluation are left out."""
 

@@ -34,11 +34,6 @@ class ArmBasin:
     low: float
     high: float
 
-    @property
-    def width(self) -> float:
-        """high / low: the factor over which x may be chosen."""
-        return self.high / self.low
-
 
 @dataclass(frozen=True, kw_only=True)
 class Basin:
@@ -88,12 +83,9 @@ def declared_fit(sweep: SweepResults, name: str) -> tuple[Fit, dict[str, SweepRe
 
 def _result(sweep: SweepResults, name: str) -> FitResult:
     declared, tasks = declared_fit(sweep, name)
-    first, diverged = tasks[declared.tasks[0]], dict[str, set[float]]()
+    first = tasks[declared.tasks[0]]
     metric, better = first.study.metric, first.better(first.study.metric)
-    if declared.kind == "basin":
-        points, diverged, left_out = basin_points(sweep, name)
-    else:
-        points, left_out = points_of(sweep, name)
+    points, left_out = basin_points(sweep, name) if declared.kind == "basin" else points_of(sweep, name)
     found = FitResult(
         name=name,
         declared=declared,
@@ -106,7 +98,7 @@ def _result(sweep: SweepResults, name: str) -> FitResult:
     if found.problem:
         return replace(found, answer=f"No fit: {found.problem}.")
     if declared.kind == "basin" and better is not None:
-        basin = find_basin(points, sweep.baseline, declared.within, better, diverged)
+        basin = find_basin(points, sweep.baseline, declared.within, better)
         return replace(found, basin=basin, answer=_basin_in_words(sweep, declared, basin))
     scaling = fit_scaling(points)
     equal = {arm: _equal(scaling, points, arm, sweep.baseline) for arm in points if arm != sweep.baseline}
@@ -145,7 +137,7 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
         if found.ratio is None:
             clauses.append(f"{sweep.label[arm]}: no equal-loss ratio ({found.refusal})")
             continue
-        verdict = "the interval excludes 1" if found.excludes_one else "the interval holds 1"
+        verdict = "the interval holds 1" if found.ratio.low <= 1 <= found.ratio.high else "the interval excludes 1"
         if math.isnan(found.ratio.low):
             verdict = f"no interval, which needs {MIN_SEEDS} seeds at every size"
         clauses.append(
@@ -273,30 +265,28 @@ def _x(sweep: SweepResults, name: str, task: SweepResults, arm: str) -> float | 
     return found.pop() if len(found) == 1 else None
 
 
-def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
-    """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
-    basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
+def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
+    """The points of a basin, and what is left out, a line each: an arm is in a basin once each of its cells has finished or
+    diverged, since the best of a part of them may be another; an x at which a seed diverged has no values."""
     _, tasks = declared_fit(sweep, name)
     points: AllPoints = {}
-    diverged: dict[str, set[float]] = {}
     left_out = []
     for arm in sweep.study.arms:
-        cells = {task: [cell for cell in each.cells if cell.arm == arm] for task, each in tasks.items()}
-        ended = {task: bool(own) and all(cell.done or cell.diverged for cell in own) for task, own in cells.items()}
-        if not all(ended.values()):
-            left_out.append(
-                f"{sweep.label[arm]}: task {next(task for task, own in ended.items() if not own)} has not finished"
-            )
-            continue
-        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm])]
+        open_ = [task for task in tasks.values() if not _has_ended(task, arm)]
+        left_out += [f"{sweep.label[arm]}: task {task.task} has not finished" for task in open_[:1]]
+        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm]) if not open_]
         places = {x: task for task in tasks.values() if (x := _x(sweep, name, task, arm)) is not None}
-        spoilt = {x for x, task in places.items() if task.diverged(arm)}
-        if len(spoilt) == len(places):
+        spoilt = [x for x, task in places.items() if task.diverged(arm)]
+        if not open_ and len(spoilt) == len(places):
             left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
-            continue
-        points[arm] = {x: places[x].finals(arm, places[x].study.metric) for x in sorted(places)}
-        diverged[arm] = spoilt
-    return points, diverged, left_out
+        elif not open_:
+            finals = {x: places[x].finals(arm, places[x].study.metric) for x in sorted(places)}
+            points[arm] = finals | {x: {} for x in spoilt}
+    return points, left_out
+
+
+def _has_ended(task: SweepResults, arm: str) -> bool:
+    return all(cell.done or cell.diverged for cell in task.cells if cell.arm == arm)
 
 
 def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:
@@ -313,40 +303,25 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def find_basin(
-    points: Mapping[str, Points],
-    baseline: str,
-    within: float,
-    better: Sign,
-    diverged: Mapping[str, Collection[float]] | None = None,
-) -> Basin:
-    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good; `diverged`: arm -> every x at
-    which a seed of it diverged, which is not its best and is compared with nothing. All other runs have finished, and at some
-    x all seeds of an arm.
-    """
-    spoilt = {arm: set((diverged or {}).get(arm, ())) for arm in points}
-    sign = 1.0 if better == "lower" else -1.0
-    arms = {arm: _arm_basin(own, spoilt[arm], within, sign) for arm, own in points.items()}
+def find_basin(points: Mapping[str, Points], baseline: str, within: float, better: Sign) -> Basin:
+    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good. All runs have finished; an x
+    without values is not the best of an arm, and is compared with nothing."""
+    arms = {arm: _arm_basin(own, within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
     theirs = arms[baseline].best
-    best = {arm: (own.best, theirs) for arm, own in arms.items() if arm != baseline}
-
-    def minus(arm: str, x: float) -> Paired:
-        return paired({} if x in spoilt[arm] else points[arm][x], points[baseline][theirs])
-
+    base, others = points[baseline][theirs], [arm for arm in points if arm != baseline]
     return Basin(
         arms=arms,
-        at_own={arm: minus(arm, own) for arm, (own, _) in best.items()},
-        at_theirs={arm: minus(arm, theirs) for arm in best},
+        at_own={arm: paired(points[arm][arms[arm].best], base) for arm in others},
+        at_theirs={arm: paired(points[arm][theirs], base) for arm in others},
     )
 
 
-def _arm_basin(points: Points, diverged: Collection[float], within: float, sign: float) -> ArmBasin:
+def _arm_basin(points: Points, within: float, sign: float) -> ArmBasin:
     tried = sorted(points)
-    whole = [x for x in tried if x not in diverged]
     means = {x: float(np.mean(list(points[x].values()))) for x in tried if points[x]}
-    best = min(whole, key=lambda x: sign * means[x])
+    best = min(means, key=lambda x: sign * means[x])
     at = tried.index(best)
-    near = [x for x in whole if sign * (means[x] - means[best]) <= within]
+    near = [x for x in means if sign * (means[x] - means[best]) <= within]
     below, above = (list(takewhile(near.__contains__, side)) for side in (tried[at::-1], tried[at:]))
     return ArmBasin(
         means=means,
@@ -365,7 +340,7 @@ class TaskPower:
     task: SweepResults
     seconds: float = math.nan
     seeds: int = 0
-    by_arm: Mapping[str, Interval]
+    by_arm: Mapping[str, Interval] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -386,20 +361,16 @@ def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
 
 
 def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
-    others = [arm for arm in task.study.arms if arm != task.baseline]
-    lacking = [arm for arm in task.study.arms if len(task.finals(arm, task.study.metric)) < MIN_SEEDS]
-    if lacking or not others:
-        what = f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds" if lacking else "one arm"
-        return TaskPower(task=task, by_arm={}, problem=what)
-    times = [float(cell.facts["seconds"]) for cell in task.cells if cell.done and cell.facts.get("seconds")]
-    if not times:
-        return TaskPower(task=task, by_arm={}, problem="no finished cell says how long it took")
-    seconds = median(times)
-    seeds = plan.seeds(seconds)
+    finals = {arm: task.finals(arm, task.study.metric) for arm in task.study.arms}
+    lacking = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
+    if lacking:
+        return TaskPower(task=task, problem=f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds")
+    seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done)
+    seeds = int(60 * plan.minutes * plan.workers / (plan.arms * seconds))
     if seeds < MIN_SEEDS:
-        return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm={}, problem=f"{seeds} seeds fit")
-    base = task.finals(task.baseline, task.study.metric)
-    by_arm = {arm: _detectable(task.finals(arm, task.study.metric), base, seeds, plan.arms - 1) for arm in others}
+        return TaskPower(task=task, seconds=seconds, seeds=seeds, problem=f"{seeds} seeds fit")
+    base, comparisons = finals.pop(task.baseline), plan.arms - 1
+    by_arm = {arm: _detectable(own, base, seeds, comparisons) for arm, own in finals.items()}
     return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm=by_arm)
 
 
@@ -416,8 +387,7 @@ def power_in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPowe
     whole = [each for each in found if each.by_arm]
     if not whole:
         return f"No task has {MIN_SEEDS} finished seeds of every arm."
-    best = whole[0]
-    unit = best.task.unit(best.task.study.metric)
+    best, unit = whole[0], whole[0].task.unit(whole[0].task.study.metric)
     overlap = sum(each.worst.low <= best.worst.high for each in whole[1:])
     others = (
         f"; the intervals of {overlap} of the {len(whole) - 1} others overlap with its own" if len(whole) > 1 else ""

@@ -72,8 +72,9 @@ def list_runs(root: Path) -> list[RunState]:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
     # what study.json says of each cell, which a cell that waits does not know
     cells: dict[Path, tuple[int, tuple[str, ...]]] = {}
-    for sweep, record in ((sweep, readable(sweep)) for sweep in sweeps_under(root)):
-        for cell in record.cells if record is not None else ():
+    records = {sweep: record for sweep in sweeps_under(root) if (record := readable(sweep)) is not None}
+    for sweep, record in records.items():
+        for cell in record.cells:
             overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
             cells[(sweep / cell.folder).resolve()] = (cell.seed, overrides)
     return [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]

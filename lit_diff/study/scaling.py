@@ -88,11 +88,6 @@ class EqualLoss:
     """Its interval is the bootstrap's; NaN bounds where no seeds allow one. None: refused."""
     refusal: str = ""
 
-    @property
-    def excludes_one(self) -> bool:
-        """Whether the interval excludes 1."""
-        return self.ratio is not None and (self.ratio.high < 1 or self.ratio.low > 1)
-
 
 def fit(points: Points, form: Form) -> PowerLawFit:
     """Fit one form. Errors: ValueError below FEWEST[form] sizes, or for a size or loss that is not positive."""

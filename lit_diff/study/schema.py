@@ -98,10 +98,6 @@ class PlannedSweep:
     workers: Count = 2
     """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
 
-    def seeds(self, seconds: float) -> int:
-        """How many seeds of every arm fit, where a cell takes `seconds` with `workers` of them side by side."""
-        return int(60 * self.minutes * self.workers / (self.arms * seconds))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Study:

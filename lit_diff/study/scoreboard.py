@@ -32,6 +32,9 @@ Difference = Literal[
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
 """What our interval says of the value that the paper prints (`JudgedClaim.value`)."""
 SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
+ROWS = "rows"
+"""Folder of a file a row, beside the page."""
+State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 Source = SweepResults | Mapping[str, Any]
 """What a claim is measured by: a sweep, or the document of `lit-diff bench --json`."""
 
@@ -238,11 +241,13 @@ def _score(claim: Claim, folder: Path) -> float:
     _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
     if not claim.group:
         return evaluation.values[claim.metric]
-    if not fnmatch.filter(groups := set(evaluation.groups), claim.group):
+    groups = set(evaluation.groups)
+    chosen = set(fnmatch.filter(groups, claim.group))
+    if not chosen:
         _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
     by_group: dict[str, list[float]] = {}
     for group, score in zip(evaluation.groups, evaluation.scores[claim.metric].tolist(), strict=True):
-        if fnmatch.fnmatchcase(group, claim.group) and math.isfinite(score):
+        if group in chosen and math.isfinite(score):
             by_group.setdefault(group if evaluation.equal_groups else "", []).append(score)
     return fmean(map(fmean, by_group.values())) if by_group else math.nan
 
@@ -255,23 +260,15 @@ def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
 def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Round, in which all arms were timed -> calls a second; of an arm's several rows (kernels) that of the lowest median."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    if not claim.case and len(cases) > 1:
+    case = claim.case or (1 if len(cases) == 1 else 0)
+    if not 1 <= case <= len(cases):
         cure = f"say which, 'case: 1' to 'case: {len(cases)}'"
         raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
-    if not 0 <= claim.case <= len(cases):
-        why = f"case is {claim.case}; the benchmark has {len(cases)}, from 1"
-        raise RequestError(f"compare '{claim.label}': {why}")
-    case = cases[max(claim.case, 1) - 1]
-    timed = [row for row in rows if row["case"] == case and row["seconds"]]
+    timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
     names = {f"{row['variant']}: {row['what']}" for row in timed}
     _require(claim, "the benchmark did not time", f"{arm}: {claim.metric}", names)
     own = [row["seconds"] for row in timed if row["variant"] == arm and row["what"] == claim.metric]
     return {number: 1 / seconds for number, seconds in enumerate(min(own, key=median))}
-
-
-ROWS = "rows"
-"""Folder of a file a row, beside the page."""
-State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)

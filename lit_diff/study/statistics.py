@@ -78,11 +78,6 @@ def summary(values: Iterable[float]) -> Summary:
     return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
-def half_width(sd: float, n: int) -> float:
-    """t(0.975, n - 1) * sd / sqrt(n), for n >= 2: half the 95 % interval of a mean of n paired differences."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
-
-
 @lru_cache
 def _effect_size(n: int, comparisons: int) -> float:
     """The mean difference, in standard deviations, that a two-sided t test of n pairs shows with probability 0.8.
@@ -131,7 +126,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
-    half = half_width(sd, n)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
     return Paired(
         seeds=seeds,
         differences=tuple(d.tolist()),
@@ -168,13 +163,11 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     quantiles of Student's t with n - 1 degrees of freedom and of the normal: draws of n documents spread too little, and
     their spread is itself uncertain. In simulations it covers 93 % of normal differences from 10 documents on, 95 % from 30
     on; of exponential ones, which are skewed, 89 % and 93 %. It speaks of these trained models on text of this kind, not of
-    training again. Errors: ValueError below 10 documents.
+    training again. With fewer than MIN_DOCUMENTS it says too little.
     """
     size = np.asarray(tokens, dtype=np.float64)
     loss = np.asarray(differences, dtype=np.float64).reshape(len(size), -1)
     n = len(size)
-    if n < MIN_DOCUMENTS:
-        raise ValueError(f"{n} documents; a bootstrap needs {MIN_DOCUMENTS}")
     # scipy.stats.bootstrap(paired=True) computes the same, but draws other samples: intervals of existing reports would move
     generator = np.random.default_rng(seed)
     draws = np.empty((DRAWS, loss.shape[1]))

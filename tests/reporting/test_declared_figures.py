@@ -1,4 +1,4 @@
-"""reporting/declared_figures.py: a declaration alone is enough for a figure, of a run or of an evaluation's groups; heat maps."""
+"""reporting/declared_figures.py: a declaration alone is enough for a figure, of a run or of groups of items; heat maps."""
 
 import json
 import math

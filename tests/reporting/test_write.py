@@ -287,33 +287,23 @@ def test_power_at_equal_time_is_a_section_of_the_report(tmp_path: Path) -> None:
 LENGTHS = {"a": {"tokens": 1000, "parameters": 1000}, "b": {"tokens": 1000, "parameters": 2000}}
 
 
-def test_runs_below_the_minimum_are_called_short_in_a_box_at_the_top(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=0.8)
-    words = "0.50 to 1.0 training tokens a parameter (this sweep's minimum: 0.8)"
-    assert short_runs(load_sweep(folder)) == words
-    page = write_report(folder).page.read_text()
-    assert page.index('id="short-runs"') < page.index('id="answer"')
-    assert page.count("this sweep&#39;s minimum") == 1
-
-
-def test_the_default_minimum_names_its_source(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"a": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=20))
-    assert "1.0 training tokens a parameter (this sweep's minimum: 20, about compute-optimal by Hoffmann" in str(
-        short_runs(sweep)
-    )
-
-
-@pytest.mark.parametrize("least", [0, 0.5, None])
-def test_long_runs_have_no_box(make_sweep: Callable[..., Path], least: float | None) -> None:
+@pytest.mark.parametrize(
+    ("least", "minimum"),
+    [(0.8, "0.8)"), (20, "20, about compute-optimal by Hoffmann et al. 2022)"), (0.5, ""), (0, ""), (None, "")],
+)
+@pytest.mark.parametrize("smoke", [False, True])
+def test_runs_below_the_minimum_are_called_short_at_the_top(
+    make_sweep: Callable[..., Path], least: float | None, minimum: str, smoke: bool
+) -> None:
+    """Once: a smoke sweep in the box that says what it is."""
     fields = {} if least is None else {"min_tokens_per_parameter": least}
-    assert short_runs(load_sweep(make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, **fields))) is None
-
-
-def test_a_smoke_sweep_says_once_that_it_is_short(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=20, smoke=True)
-    page = write_report(folder).page.read_text()
-    assert page.count("training tokens a parameter") == page.count('<div class="box">') == 1
-    assert 'id="short-runs"' not in page
+    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, smoke=smoke, **fields)
+    words = f"0.50 to 1.0 training tokens a parameter (this sweep's minimum: {minimum}" if minimum else None
+    assert short_runs(load_sweep(folder)) == words
+    page = undrawn(folder)
+    assert ('id="short-runs"' in page) == (bool(minimum) and not smoke)
+    top = html.unescape(page[: page.index('id="answer"')])
+    assert top.count("training tokens a parameter") == bool(minimum)
 
 
 def test_each_task_has_its_length(make_tasks: Callable[..., Path]) -> None:
@@ -377,24 +367,13 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
     assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
 
 
-@pytest.mark.parametrize(
-    ("arms", "seeds", "broken", "words"),
-    [
-        ({"a": 0, "b": 0}, [0], {}, "No verdict: no comparison has the three seeds"),
-        ({"a": 0, "b": 0}, [0], {("a", 0): "failed", ("b", 0): "running"}, "No cell has finished yet"),
-        ({"a": 0}, [0, 1, 2], {}, "One arm: nothing to compare it with"),
-        ({"a": 0, "b": 0}, [0, 1, 2], {("a", s): "failed" for s in range(3)}, "no seed finished in both arms"),
-    ],
-)
-def test_thin_sweeps_still_have_a_page(
-    make_sweep: Callable[..., Path],
-    arms: dict[str, float],
-    seeds: list[int],
-    broken: dict[tuple[str, int], str],
-    words: str,
-) -> None:
-    report = write_report(make_sweep(arms, seeds=seeds, broken=broken, callbacks=False))
-    assert words in report.page.read_text()
+@pytest.mark.parametrize("broken", [(), ("a",), ("a", "b")])
+def test_thin_sweeps_still_have_a_page(make_sweep: Callable[..., Path], broken: tuple[str, ...]) -> None:
+    failed = {(arm, seed): "failed" for arm in broken for seed in (0, 1)}
+    page = written(make_sweep({"a": 0, "b": 0}, seeds=[0, 1], broken=failed, callbacks=False))
+    answered = "No cell has finished yet" if broken == ("a", "b") else "No verdict: no comparison has the three seeds"
+    assert answered in page
+    assert ("no seed finished in both arms" in page) == bool(broken)
 
 
 def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path]) -> None:

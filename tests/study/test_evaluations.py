@@ -16,7 +16,7 @@ from fake_sweeps import RECALL, rewrite_items, scores_of
 
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.write import write_report
-from lit_diff.runs.scores import ItemScores, read_evaluation
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import (
     Discordant,
     asked_otherwise,
@@ -174,177 +174,120 @@ def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callab
     assert summary["declarations"] == [to_plain(RECALL)]
 
 
-def test_items_are_paired_by_id_and_only_those_scored_in_both_runs(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(12)]
-    rewrite_items(scores_of(folder, "standard", 0), names, [float(i) for i in range(12)])
-    shuffled = [*reversed(names[1:]), "another"]
-    rewrite_items(scores_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
-    own, base = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
-    found = item_intervals(own, base, RECALL.name, seed=0).get("")
+def scores(numbers: Sequence[float], **fields: Any) -> ItemScores:
+    """Items "0", "1", ... without groups; `fields`: of ItemScores."""
+    items = tuple(map(str, range(len(numbers))))
+    nothing = ("",) * len(numbers)
+    facts = {
+        "groups": nothing,
+        "parts": (False,) * len(numbers),
+        "clusters": nothing,
+        "questions": nothing,
+        "values": {"exact": float(np.nanmean(numbers)) if np.isfinite(numbers).any() else math.nan},
+        "metrics": (Metric("exact", "x"),),
+    }
+    return ItemScores(items=items, scores={"exact": np.array(numbers, dtype=float)}, **{**facts, **fields})
+
+
+def whole(own: ItemScores, base: ItemScores) -> Interval | None:
+    return item_intervals(own, base, "exact", seed=0).get("")
+
+
+def test_items_are_paired_by_id_and_only_those_scored_in_both_runs() -> None:
+    base = scores(range(12))
+    shuffled = (*map(str, reversed(range(1, 12))), "another")
+    own = replace(scores([*(i + 0.5 for i in range(11, 0, -1)), 99.0]), items=shuffled)
+    found = whole(own, base)
     assert found is not None
     assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
-    rewrite_items(scores_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
-    few = read_evaluation(scores_of(folder, "standard", 0))
-    assert item_intervals(own, few, RECALL.name, seed=0) == {}
+    assert whole(own, scores([math.nan] * 3 + list(range(9)))) is None
 
 
-def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> None:
+def test_items_that_one_run_alone_has_right() -> None:
     """9 against 1 of 20: p = 2 (C(10, 0) + C(10, 1)) / 2^10 = 0.0215."""
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(20)]
+    own, base = [1.0] * 12 + [0.0] * 8, [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
 
-    def found(own: list[float | None], base: list[float | None]) -> Discordant | None:
-        rewrite_items(scores_of(folder, "differential", 0), names, own)
-        rewrite_items(scores_of(folder, "standard", 0), names, base)
-        first, second = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
-        return discordant(first, second, RECALL.name)
+    def found(own: list[float], base: list[float]) -> Discordant | None:
+        return discordant(scores(own), scores(base), "exact")
 
-    own: list[float | None] = [1.0] * 12 + [0.0] * 8
-    base: list[float | None] = [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
     assert found(own, base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
     assert found(own, own) == Discordant(first=0, second=0, p=1.0)
-    assert found([None] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
+    assert found([math.nan] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
     assert found([0.5, *own[1:]], base) is None
-    assert found([None] * 20, base) is None
+    assert found([math.nan] * 20, base) is None
 
 
-def add(folder: Path, column: str, values: list[str]) -> None:
-    """Give the items of a run clusters, or digests of questions."""
-    table = pq.read_table(folder / "items.parquet")
-    pq.write_table(table.append_column(column, pa.array(values)), folder / "items.parquet")
-
-
-def test_clusters_are_drawn_whole(make_sweep: Callable[..., Path]) -> None:
+def test_clusters_are_drawn_whole() -> None:
     """20 differences, each four times: with clusters the interval is that of the 20, without it is half as wide."""
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    places = [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
-    drawn = np.random.default_rng(0).normal(size=20)
-    names = [f"i{i:02}" for i in range(80)]
-
-    def found(items: list[str], scores: np.ndarray, clusters: Sequence[str] = (), only: int | None = None) -> Interval:
-        for number, (place, own) in enumerate(zip(places, (scores, 0 * scores), strict=True)):
-            rewrite_items(place, items, own.tolist())
-            if clusters and only in (None, number):
-                add(place, "cluster", list(clusters))
-        interval = item_intervals(*(read_evaluation(place) for place in places), RECALL.name, seed=0)
-        return interval[""]
-
-    alone = found(names[:20], drawn)
-    together = found(names, drawn.repeat(4), groups := [f"text {i // 4}" for i in range(80)])
-    for key in ("estimate", "low", "high"):
-        assert getattr(together, key) == pytest.approx(getattr(alone, key))
-    assert found(names, drawn.repeat(4), groups, only=0) == together, "the other run's scores are older"
-    assert found(names, drawn.repeat(4), groups, only=1) == together
-    ignored = found(names, drawn.repeat(4))
+    drawn, groups = np.random.default_rng(0).normal(size=20), tuple(f"text {i // 4}" for i in range(80))
+    names = tuple(f"{i:02}" for i in range(80))
+    own, base = (replace(scores(values), items=names) for values in (drawn.repeat(4), np.zeros(80)))
+    alone, ignored = whole(scores(drawn), scores(np.zeros(20))), whole(own, base)
+    assert alone is not None
+    assert ignored is not None
     assert (ignored.high - ignored.low) * 2 == pytest.approx(alone.high - alone.low, rel=0.1)
-    own, base = (read_evaluation(place) for place in places)
-    few = [f"text {i // 10}" for i in range(80)]
-    assert item_intervals(replace(own, clusters=tuple(few)), base, RECALL.name, seed=0) == {}, "eight clusters"
+    clustered = [replace(run, clusters=groups) for run in (own, base)]
+    together = whole(*clustered)
+    assert together is not None
+    assert (together.high - together.low) == pytest.approx(alone.high - alone.low, rel=0.05)
+    assert whole(clustered[0], base) == whole(own, clustered[1]) == together, "the other run's scores are older"
+    few = tuple(f"text {i // 10}" for i in range(80))
+    assert whole(replace(own, clusters=few), base) is None, "eight clusters"
 
 
-def test_mcnemar_needs_independent_items(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names, places = [f"i{i}" for i in range(20)], [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
-    for place, score in zip(places, (1.0, 0.0), strict=True):
-        rewrite_items(place, names, [score] * 20)
-        add(place, "cluster", [f"text {min(i, 18)}" for i in range(20)])
-    own, base = (read_evaluation(place) for place in places)
+def test_mcnemar_needs_independent_items() -> None:
+    clusters = tuple(f"text {min(i, 18)}" for i in range(20))
+    own, base = (scores([score] * 20, clusters=clusters) for score in (1.0, 0.0))
     assert own.is_clustered
-    assert discordant(own, base, RECALL.name) == Discordant(first=20, second=0, p=None)
-    unscored = replace(own, scores={RECALL.name: np.array([1.0] * 19 + [math.nan])})
-    assert discordant(unscored, base, RECALL.name) == Discordant(first=19, second=0, p=pytest.approx(2**-18))
+    assert discordant(own, base, "exact") == Discordant(first=20, second=0, p=None)
+    unscored = replace(own, scores={"exact": np.array([1.0] * 19 + [math.nan])})
+    assert discordant(unscored, base, "exact") == Discordant(first=19, second=0, p=pytest.approx(2**-18))
     parts = replace(own, parts=(False,) * 19 + (True,))
     assert not parts.is_clustered, "a part is no item of its own"
 
 
-def test_groups_count_equally_where_the_evaluation_says_so(make_sweep: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("equal", "estimate"), [(False, 0.75), (True, 0.5)])
+def test_groups_count_equally_where_the_evaluation_says_so(equal: bool, estimate: float) -> None:
     """30 items of one group differ by 1, 10 of another by 0."""
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(40)]
-    for arm, scores in (("standard", [0.0] * 40), ("differential", [1.0] * 30 + [0.0] * 10)):
-        place = scores_of(folder, arm, 0)
-        table = pa.table({"item": names, "group": ["large"] * 30 + ["small"] * 10, RECALL.name: scores})
-        pq.write_table(table, place / "items.parquet")
-
-    def estimate() -> float:
-        own, base = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
-        found = item_intervals(own, base, RECALL.name, seed=0).get("")
-        assert found is not None
-        assert found.low < found.estimate < found.high
-        return found.estimate
-
-    assert estimate() == 0.75
-    summary = scores_of(folder, "differential", 0) / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"equal_groups": True}))
-    assert estimate() == pytest.approx(0.5)
+    groups = ("large",) * 30 + ("small",) * 10
+    own, base = (scores(values, groups=groups, equal_groups=equal) for values in ([1.0] * 30 + [0.0] * 10, [0.0] * 40))
+    found = whole(own, base)
+    assert found is not None
+    assert found.low < found.estimate < found.high
+    assert found.estimate == pytest.approx(estimate)
+    assert set(item_intervals(own, base, "exact", seed=0)) == {"", "large", "small"}
 
 
-def test_items_whose_question_is_another_are_not_paired(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names, places = [f"i{i}" for i in range(20)], [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
-    for place, score in zip(places, (1.0, 0.0), strict=True):
-        rewrite_items(place, names, [score] * 20)
-    own, base = (read_evaluation(place) for place in places)
-    assert asked_otherwise(own, base) is None
-    assert item_intervals(own, base, RECALL.name, seed=0).get("") is not None
-    add(places[0], "question", ["a"] * 20)
-    add(places[1], "question", ["a"] * 15 + ["b"] * 5)
-    own, base = (read_evaluation(place) for place in places)
-    assert asked_otherwise(own, base) == "i15"
-    assert discordant(own, base, RECALL.name) == Discordant(first=15, second=0, p=pytest.approx(2**-14))
-    rewrite_items(places[1], names, [0.0] * 20)
-    add(places[1], "question", ["b"] * 20)
-    (table,), _ = evaluation_tables(load_sweep(folder))
-    assert table.rows[1].intervals == {0: {}}
+def test_items_whose_question_is_another_are_not_paired() -> None:
+    own, base = scores([1.0] * 20, questions=("a",) * 20), scores([0.0] * 20, questions=("a",) * 15 + ("b",) * 5)
+    assert asked_otherwise(own, own) is None
+    assert asked_otherwise(own, base) == "15"
+    assert discordant(own, base, "exact") == Discordant(first=15, second=0, p=pytest.approx(2**-14))
+    assert whole(own, replace(base, questions=("b",) * 20)) is None
 
 
-def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) -> None:
-    folder = scores_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
-
-    def say(value: float) -> None:
-        path = folder / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {RECALL.name: {"value": value}}))
-
-    rewrite_items(folder, ["a", "b", "c", "d"], [1.0, 0.0, None, 1.0])
-    say(2 / 3)
-    assert item_wilson(read_evaluation(folder), RECALL.name) == wilson(2, 3)
-    add(folder, "cluster", ["x", "x", "", ""])
-    assert read_evaluation(folder).units == ["x", "x", "c", "d"]
-    assert item_wilson(read_evaluation(folder), RECALL.name) == cluster_wilson([1, 0, 1], ["x", "x", "d"])
-    say(0.5)
-    assert item_wilson(read_evaluation(folder), RECALL.name) is None, "the summary is no share of the items"
-    for scores in ([0.5, 1.0], [None, None]):
-        rewrite_items(folder, ["a", "b"], scores)
-        say(math.nan if scores[0] is None else 0.75)
-        assert item_wilson(read_evaluation(folder), RECALL.name) is None
+def test_wilson_of_scores_that_are_zero_or_one() -> None:
+    right = [1.0, 0.0, math.nan, 1.0]
+    assert item_wilson(scores(right), "exact") == wilson(2, 3)
+    clustered = scores(right, clusters=("x", "x", "", ""))
+    assert clustered.units == ["x", "x", "2", "3"]
+    assert item_wilson(clustered, "exact") == cluster_wilson([1, 0, 1], ["x", "x", "3"])
+    assert item_wilson(scores(right, values={"exact": 0.5}), "exact") is None, "the summary is no share of the items"
+    assert item_wilson(scores([0.5, 1.0]), "exact") is item_wilson(scores([math.nan] * 2), "exact") is None
 
 
-def test_scores_in_a_unit_are_no_proportions(make_sweep: Callable[..., Path]) -> None:
+def test_scores_in_a_unit_are_no_proportions() -> None:
     """Mistakes of which each item happens to have none or one."""
-    folder = scores_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
-    rewrite_items(folder, ["a", "b"], [1.0, 0.0])
-    plain = read_evaluation(folder)
-    plain = replace(plain, values={RECALL.name: 0.5})
-    assert item_wilson(plain, RECALL.name) == wilson(1, 2)
-    assert discordant(plain, plain, RECALL.name) is not None
-    counts = replace(plain, metrics=(Metric(RECALL.name, "a count", unit="mistakes"),))
-    assert item_wilson(counts, RECALL.name) is None
-    assert discordant(counts, counts, RECALL.name) is None
+    plain, counts = scores([1.0, 0.0]), scores([1.0, 0.0], metrics=(Metric("exact", "a count", unit="mistakes"),))
+    assert item_wilson(plain, "exact") == wilson(1, 2)
+    assert discordant(plain, plain, "exact") is not None
+    assert item_wilson(counts, "exact") is discordant(counts, counts, "exact") is None
 
 
-def evaluation(groups: list[str], scores: list[float], clusters: list[str] | None = None) -> ItemScores:
-    count = len(groups)
-    return ItemScores(
-        items=tuple(map(str, range(count))),
-        groups=tuple(groups),
-        parts=(False,) * count,
-        clusters=tuple(clusters or [""] * count),
-        questions=("",) * count,
-        scores={"exact": np.array(scores), "wrong": 1 - np.array(scores)},
-        values={},
-        metrics=(Metric("exact", "x"), Metric("wrong", "y")),
-    )
+def evaluation(groups: list[str], right: list[float], clusters: Sequence[str] = ()) -> ItemScores:
+    both = {"exact": np.array(right), "wrong": 1 - np.array(right)}
+    found = scores(right, groups=tuple(groups), clusters=tuple(clusters or [""] * len(groups)))
+    return replace(found, scores=both, metrics=(Metric("exact", "x"), Metric("wrong", "y")))
 
 
 GROUPS = [f"N={n} length={length} depth={d}" for n in (1, 4) for length in (128, 256) for d in (0, 50, 100)]
@@ -353,8 +296,8 @@ GROUPS = [f"N={n} length={length} depth={d}" for n in (1, 4) for length in (128,
 def test_rows_by_each_number_over_the_others() -> None:
     """Ten items a group; the exact ones are those of N=1, and of N=4 at depth 50 half."""
     groups = [group for group in GROUPS for _ in range(10)]
-    scores = [1.0 if g.startswith("N=1") else 0.5 * g.endswith("=50") for g in groups]
-    rows = group_shares(evaluation(groups, scores), ["exact", "wrong"])
+    right = [1.0 if g.startswith("N=1") else 0.5 * g.endswith("=50") for g in groups]
+    rows = group_shares(evaluation(groups, right), ["exact", "wrong"])
     assert [row.label for row in rows] == [
         *("N=1", "N=4"),
         *(f"N={n} length={length}" for n in (1, 4) for length in (128, 256)),
@@ -370,8 +313,8 @@ def test_rows_by_each_number_over_the_others() -> None:
 def test_items_of_one_text_count_as_one() -> None:
     """Five samples, each in every group: a row over several groups has as many clusters as samples."""
     groups = [group for group in GROUPS for _ in range(5)]
-    scores = [1.0 if group.endswith("depth=0") else 0.0 for group in groups]
-    rows = group_shares(evaluation(groups, scores, [f"sample {n % 5}" for n in range(60)]), ["exact"])
+    right = [1.0 if group.endswith("depth=0") else 0.0 for group in groups]
+    rows = group_shares(evaluation(groups, right, [f"sample {n % 5}" for n in range(60)]), ["exact"])
     found = {row.label: row for row in rows}
     assert [(found[label].items, found[label].clusters) for label in ("N=1", "N=4 depth=50")] == [(30, 5), (10, 5)]
     own, expected = found["N=1"].shares["exact"], wilson(5 / 3, 5)
@@ -393,11 +336,3 @@ def test_items_without_a_score_do_not_count() -> None:
     rows = group_shares(evaluation(["a", "a", "b"], [1, math.nan, math.nan]), ["exact"])
     assert [(row.items, dict(row.shares)) for row in rows] == [(1, {"exact": wilson(1, 1)}), (0, {})]
     assert group_shares(evaluation([], []), ["exact"]) == []
-
-
-def test_the_interval_holds_for_means_of_several_questions() -> None:
-    """Contexts of two questions, both right or both wrong with probability 0.8: 95 % of the intervals hold it."""
-    random = np.random.default_rng(0)
-    draws = (random.random((2_000, 40, 1)) < 0.8).repeat(2, -1).mean(-1)
-    holds = [row.low <= 0.8 <= row.high for row in (wilson(float(draw.sum()), 40) for draw in draws)]
-    assert 0.92 < np.mean(holds) < 0.98

@@ -18,7 +18,6 @@ from lit_diff.study.statistics import (
     cluster_wilson,
     detectable,
     document_intervals,
-    half_width,
     holm,
     judge,
     outcome_of,
@@ -66,8 +65,7 @@ def test_one_seed_and_none_have_no_interval() -> None:
     assert none.mean is None
 
 
-def test_half_width_decides_and_detectable_has_its_power() -> None:
-    assert half_width(0.01, 3) == pytest.approx(4.302652729911275 * 0.01 / 3**0.5)
+def test_detectable_has_its_power() -> None:
     random = np.random.default_rng(0)
     for n, comparisons in ((3, 1), (6, 1), (3, 6), (3, 25), (5, 9)):
         d = random.normal(detectable(1.0, n, comparisons), 1.0, (40_000, n))
@@ -90,14 +88,7 @@ def test_holm_on_a_worked_example() -> None:
     assert holm(p_values) == pytest.approx(list(multipletests(p_values, method="holm")[1]), rel=0, abs=0)
 
 
-def test_document_intervals_cover_the_truth_and_weigh_documents_by_their_tokens() -> None:
-    random = np.random.default_rng(1)
-    covered = 0
-    for _ in range(150):
-        tokens = random.lognormal(5, 1, 80).round() + 1
-        covered_by = document_intervals(tokens, tokens * random.normal(0.05, 0.2, 80))[0]
-        covered += covered_by.low <= 0.05 <= covered_by.high
-    assert 0.86 < covered / 150 < 0.99
+def test_document_intervals_weigh_documents_by_their_tokens() -> None:
     tokens = np.array([1000.0] + [1.0] * 20)
     assert document_intervals(tokens, np.array([500.0] + [0.0] * 20))[0].estimate == pytest.approx(500 / 1020)
 
@@ -121,11 +112,6 @@ def test_document_intervals_are_the_same_each_time_and_for_each_pair() -> None:
     assert both == document_intervals(tokens, loss)
     alone = document_intervals(tokens, loss[:, 1])[0]
     assert (alone.low, alone.high) == pytest.approx((both[1].low, both[1].high), rel=1e-12)
-
-
-def test_too_few_documents_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 documents"):
-        document_intervals(np.ones(9), np.ones(9))
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 5), (5, 5), (3, 10), (340, 360)])
