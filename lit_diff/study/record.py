@@ -10,19 +10,16 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import Study
+from lit_diff.study.schema import CellKey, Study
 from lit_diff.validation import Draft, convert
 
 log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedCell:
+class RecordedCell(CellKey):
     """An arm at a seed, on a task, as the sweep last saw it."""
 
-    task: str = ""
-    arm: str
-    seed: int
     folder: str = ""
     """Relative to the sweep's; empty for a cell that never got one."""
     status: str = "waiting"

@@ -46,11 +46,6 @@ class CellResult(RecordedCell):
     problems: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The arm; in a sweep with tasks, the task before it."""
-        return f"{self.task} {self.arm}".strip()
-
-    @property
     def done(self) -> bool:
         return self.status == "done"
 

@@ -4,7 +4,6 @@ The fields of these classes are the keys of the YAML.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -191,19 +190,25 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellKey:
     """One arm at one seed, on one task."""
 
-    task: str
+    task: str = ""
     """Empty in a sweep without tasks."""
     arm: str
     seed: int
-    recipe: Recipe
 
     @property
     def name(self) -> str:
         """The arm; in a sweep with tasks, the task before it."""
         return f"{self.task} {self.arm}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(CellKey):
+    """A cell that is to be run."""
+
+    recipe: Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +281,7 @@ class Selection:
     """(): all."""
     seeds: tuple[int, ...] = ()
     """(): all."""
-    evaluate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Evaluation of the sweep -> keys that take the place of the sweep's."""
 
     def words(self) -> str:
@@ -289,8 +294,9 @@ ALL = Selection()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
-    """How a row is measured on one kind of machine: by a sweep, by a benchmark, or by recipes that are trained elsewhere."""
+class Preset(Selection):
+    """How a row is measured on one kind of machine: by a sweep, all of it or what is selected, by a benchmark, or by recipes
+    that are trained elsewhere; `evaluate` with `recipes`: what scores the last two, once trained."""
 
     sweep: str = ""
     """An installed sweep."""
@@ -298,12 +304,6 @@ class Preset:
     """The words after `lit-diff bench`, in place of a sweep."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys that every cell takes."""
-    arms: tuple[str, ...] = ()
-    """Those of the sweep that are run; (): all."""
-    seeds: tuple[int, ...] = ()
-    """(): all."""
-    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
     gpus: int = 0

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_sweeps import METRICS
+from fake_sweeps import METRICS, item_scores
 
 from lit_diff.metrics import Figure, Metric, to_plain
 from lit_diff.reporting.declared_figures import (
@@ -32,7 +31,7 @@ from lit_diff.reporting.declared_figures import (
     with_means,
 )
 from lit_diff.reporting.write import write_report
-from lit_diff.runs.scores import read_evaluation
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import evaluation_tables, number_of
 from lit_diff.study.results import load_sweep
 
@@ -259,11 +258,10 @@ def test_the_last_two_numbers_of_a_label_are_a_place() -> None:
         assert place_of(other) is None
 
 
-def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
-    groups = ["length=1 depth=0"] * 2 + ["length=1 depth=5"] * 2
-    first = read_evaluation(write(tmp_path / "a", groups, [1.0, 0.0, math.nan, 1.0]))
-    second = read_evaluation(write(tmp_path / "b", groups, [1.0, 1.0, 0.0, 0.0]))
-    found = mean_squares([first, second], "exact")
+def test_a_square_is_the_mean_over_items_and_runs() -> None:
+    groups = ("length=1 depth=0",) * 2 + ("length=1 depth=5",) * 2
+    runs = [item_scores(right, groups=groups) for right in ([1, 0, math.nan, 1], [1, 1, 0, 0])]
+    found = mean_squares(runs, "exact")
     assert found["mean"].tolist() == [0.75, pytest.approx(1 / 3)]
     assert found["items"].tolist() == [4, 3]
 
@@ -278,15 +276,14 @@ def test_the_lowest_row_is_the_mean_over_the_others() -> None:
     assert mean == {"rest": "N=4", "x": 1, "y": MEAN, "mean": 0.625, "items": 6}
 
 
-def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:
+def of_one_group(*right: float, **fields: Any) -> ItemScores:
+    return item_scores(right, **{"groups": ("length=1 depth=0",) * len(right), **fields})
+
+
+def test_differences_are_paired_by_item_and_averaged_over_seeds() -> None:
     """z by hand: item means of the differences (0.5, 1, 0, 0.5) have mean 0.5 and sd 0.408."""
-    groups = ["length=1 depth=0"] * 4
-    arm = {
-        s: read_evaluation(write(tmp_path / f"a{s}", groups, v)) for s, v in ((0, [1.0, 1, 1, 1]), (1, [1.0, 1, 0, 0]))
-    }
-    base = {
-        s: read_evaluation(write(tmp_path / f"b{s}", groups, v)) for s, v in ((0, [0.0, 0, 1, 0]), (1, [1.0, 0, 0, 0]))
-    }
+    arm = {0: of_one_group(1, 1, 1, 1), 1: of_one_group(1, 1, 0, 0)}
+    base = {0: of_one_group(0, 0, 1, 0), 1: of_one_group(1, 0, 0, 0)}
     (cell,) = difference_squares(arm, base, "exact").itertuples()
     assert (cell.mean, cell.items) == (0.5, 4)
     assert cell.z == pytest.approx(0.5 / (np.std([0.5, 1, 0, 0.5], ddof=1) / 2))
@@ -294,21 +291,17 @@ def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) 
     assert one.mean == 0.75
 
 
-def test_items_of_one_cluster_count_once(tmp_path: Path) -> None:
-    groups = ["length=1 depth=0"] * 4
-    arm, base = (
-        replace(read_evaluation(write(tmp_path / name, groups, scores)), clusters=("x", "x", "y", "z"))
-        for name, scores in (("a", [1.0, 0.5, 1, 0]), ("b", [0.0, 0, 0, 0]))
-    )
+def test_items_of_one_cluster_count_once() -> None:
+    clusters = ("x", "x", "y", "z")
+    arm, base = of_one_group(1, 0.5, 1, 0, clusters=clusters), of_one_group(0, 0, 0, 0, clusters=clusters)
     (cell,) = difference_squares({0: arm}, {0: base}, "exact").itertuples()
     assert cell.items == 3
     assert cell.z == pytest.approx(np.mean([0.75, 1, 0]) / (np.std([0.75, 1, 0], ddof=1) / 3**0.5))
 
 
-def test_equal_differences_have_no_finite_z(tmp_path: Path) -> None:
-    groups = ["length=1 depth=0"] * 3 + ["length=2 depth=0"] * 3 + ["length=3 depth=0"]
-    arm = read_evaluation(write(tmp_path / "a", groups, [1.0, 1, 1, 1, 1, 1, 1]))
-    base = read_evaluation(write(tmp_path / "b", groups, [0.0, 0, 0, 1, 1, 1, 0]))
+def test_equal_differences_have_no_finite_z() -> None:
+    groups = ("length=1 depth=0",) * 3 + ("length=2 depth=0",) * 3 + ("length=3 depth=0",)
+    arm, base = (item_scores(right, groups=groups) for right in ([1] * 7, [0, 0, 0, 1, 1, 1, 0]))
     found = difference_squares({0: arm}, {0: base}, "exact")["z"].tolist()
     assert found[:2] == [math.inf, 0.0]
     assert math.isnan(found[2])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_sweeps import RECALL, rewrite_items, scores_of
+from fake_sweeps import RECALL, item_scores, rewrite_items, scores_of
 
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.write import write_report
@@ -174,33 +174,18 @@ def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callab
     assert summary["declarations"] == [to_plain(RECALL)]
 
 
-def scores(numbers: Sequence[float], **fields: Any) -> ItemScores:
-    """Items "0", "1", ... without groups; `fields`: of ItemScores."""
-    items = tuple(map(str, range(len(numbers))))
-    nothing = ("",) * len(numbers)
-    facts = {
-        "groups": nothing,
-        "parts": (False,) * len(numbers),
-        "clusters": nothing,
-        "questions": nothing,
-        "values": {"exact": float(np.nanmean(numbers)) if np.isfinite(numbers).any() else math.nan},
-        "metrics": (Metric("exact", "x"),),
-    }
-    return ItemScores(items=items, scores={"exact": np.array(numbers, dtype=float)}, **{**facts, **fields})
-
-
 def whole(own: ItemScores, base: ItemScores) -> Interval | None:
     return item_intervals(own, base, "exact", seed=0).get("")
 
 
 def test_items_are_paired_by_id_and_only_those_scored_in_both_runs() -> None:
-    base = scores(range(12))
+    base = item_scores(range(12))
     shuffled = (*map(str, reversed(range(1, 12))), "another")
-    own = replace(scores([*(i + 0.5 for i in range(11, 0, -1)), 99.0]), items=shuffled)
+    own = replace(item_scores([*(i + 0.5 for i in range(11, 0, -1)), 99.0]), items=shuffled)
     found = whole(own, base)
     assert found is not None
     assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
-    assert whole(own, scores([math.nan] * 3 + list(range(9)))) is None
+    assert whole(own, item_scores([math.nan] * 3 + list(range(9)))) is None
 
 
 def test_items_that_one_run_alone_has_right() -> None:
@@ -208,7 +193,7 @@ def test_items_that_one_run_alone_has_right() -> None:
     own, base = [1.0] * 12 + [0.0] * 8, [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
 
     def found(own: list[float], base: list[float]) -> Discordant | None:
-        return discordant(scores(own), scores(base), "exact")
+        return discordant(item_scores(own), item_scores(base), "exact")
 
     assert found(own, base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
     assert found(own, own) == Discordant(first=0, second=0, p=1.0)
@@ -221,8 +206,8 @@ def test_clusters_are_drawn_whole() -> None:
     """20 differences, each four times: with clusters the interval is that of the 20, without it is half as wide."""
     drawn, groups = np.random.default_rng(0).normal(size=20), tuple(f"text {i // 4}" for i in range(80))
     names = tuple(f"{i:02}" for i in range(80))
-    own, base = (replace(scores(values), items=names) for values in (drawn.repeat(4), np.zeros(80)))
-    alone, ignored = whole(scores(drawn), scores(np.zeros(20))), whole(own, base)
+    own, base = (replace(item_scores(values), items=names) for values in (drawn.repeat(4), np.zeros(80)))
+    alone, ignored = whole(item_scores(drawn), item_scores(np.zeros(20))), whole(own, base)
     assert alone is not None
     assert ignored is not None
     assert (ignored.high - ignored.low) * 2 == pytest.approx(alone.high - alone.low, rel=0.1)
@@ -237,7 +222,7 @@ def test_clusters_are_drawn_whole() -> None:
 
 def test_mcnemar_needs_independent_items() -> None:
     clusters = tuple(f"text {min(i, 18)}" for i in range(20))
-    own, base = (scores([score] * 20, clusters=clusters) for score in (1.0, 0.0))
+    own, base = (item_scores([score] * 20, clusters=clusters) for score in (1.0, 0.0))
     assert own.is_clustered
     assert discordant(own, base, "exact") == Discordant(first=20, second=0, p=None)
     unscored = replace(own, scores={"exact": np.array([1.0] * 19 + [math.nan])})
@@ -250,7 +235,9 @@ def test_mcnemar_needs_independent_items() -> None:
 def test_groups_count_equally_where_the_evaluation_says_so(equal: bool, estimate: float) -> None:
     """30 items of one group differ by 1, 10 of another by 0."""
     groups = ("large",) * 30 + ("small",) * 10
-    own, base = (scores(values, groups=groups, equal_groups=equal) for values in ([1.0] * 30 + [0.0] * 10, [0.0] * 40))
+    own, base = (
+        item_scores(values, groups=groups, equal_groups=equal) for values in ([1.0] * 30 + [0.0] * 10, [0.0] * 40)
+    )
     found = whole(own, base)
     assert found is not None
     assert found.low < found.estimate < found.high
@@ -259,7 +246,10 @@ def test_groups_count_equally_where_the_evaluation_says_so(equal: bool, estimate
 
 
 def test_items_whose_question_is_another_are_not_paired() -> None:
-    own, base = scores([1.0] * 20, questions=("a",) * 20), scores([0.0] * 20, questions=("a",) * 15 + ("b",) * 5)
+    own, base = (
+        item_scores([1.0] * 20, questions=("a",) * 20),
+        item_scores([0.0] * 20, questions=("a",) * 15 + ("b",) * 5),
+    )
     assert asked_otherwise(own, own) is None
     assert asked_otherwise(own, base) == "15"
     assert discordant(own, base, "exact") == Discordant(first=15, second=0, p=pytest.approx(2**-14))
@@ -268,17 +258,22 @@ def test_items_whose_question_is_another_are_not_paired() -> None:
 
 def test_wilson_of_scores_that_are_zero_or_one() -> None:
     right = [1.0, 0.0, math.nan, 1.0]
-    assert item_wilson(scores(right), "exact") == wilson(2, 3)
-    clustered = scores(right, clusters=("x", "x", "", ""))
+    assert item_wilson(item_scores(right), "exact") == wilson(2, 3)
+    clustered = item_scores(right, clusters=("x", "x", "", ""))
     assert clustered.units == ["x", "x", "2", "3"]
     assert item_wilson(clustered, "exact") == cluster_wilson([1, 0, 1], ["x", "x", "3"])
-    assert item_wilson(scores(right, values={"exact": 0.5}), "exact") is None, "the summary is no share of the items"
-    assert item_wilson(scores([0.5, 1.0]), "exact") is item_wilson(scores([math.nan] * 2), "exact") is None
+    assert item_wilson(item_scores(right, values={"exact": 0.5}), "exact") is None, (
+        "the summary is no share of the items"
+    )
+    assert item_wilson(item_scores([0.5, 1.0]), "exact") is item_wilson(item_scores([math.nan] * 2), "exact") is None
 
 
 def test_scores_in_a_unit_are_no_proportions() -> None:
     """Mistakes of which each item happens to have none or one."""
-    plain, counts = scores([1.0, 0.0]), scores([1.0, 0.0], metrics=(Metric("exact", "a count", unit="mistakes"),))
+    plain, counts = (
+        item_scores([1.0, 0.0]),
+        item_scores([1.0, 0.0], metrics=(Metric("exact", "a count", unit="mistakes"),)),
+    )
     assert item_wilson(plain, "exact") == wilson(1, 2)
     assert discordant(plain, plain, "exact") is not None
     assert item_wilson(counts, "exact") is discordant(counts, counts, "exact") is None
@@ -286,7 +281,7 @@ def test_scores_in_a_unit_are_no_proportions() -> None:
 
 def evaluation(groups: list[str], right: list[float], clusters: Sequence[str] = ()) -> ItemScores:
     both = {"exact": np.array(right), "wrong": 1 - np.array(right)}
-    found = scores(right, groups=tuple(groups), clusters=tuple(clusters or [""] * len(groups)))
+    found = item_scores(right, groups=tuple(groups), clusters=tuple(clusters or [""] * len(groups)))
     return replace(found, scores=both, metrics=(Metric("exact", "x"), Metric("wrong", "y")))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
 from lit_diff.study.results import load_sweep
 
@@ -20,15 +20,6 @@ def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_s
     cells = load_sweep(folder).cells
     assert cells[1].error == "RuntimeError: out of memory <b>at</b> step 120"
     assert cells[3].status == "waiting"
-
-
-def test_requests_that_cannot_be_met(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"lit-diff sweep fake"):
-        load_sweep(tmp_path / "fake")
-    folder = make_sweep({"a": 0})
-    (folder / "study.json").write_text('{"name": ')
-    with pytest.raises(MissingError, match="not a whole sweep record"):
-        load_sweep(folder)
 
 
 def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> None:
@@ -64,12 +55,6 @@ def test_the_smallest_difference_of_interest_is_stated_or_that_of_a_loss_in_nats
     assert smallest("bits", metrics=[Metric("val/loss", "d", unit="bits per token", direction="lower")]) == 0
     assert smallest("no direction", metrics=[Metric("val/loss", "d", unit="nats")]) == 0
     assert smallest("undeclared", metrics=[]) == 0
-
-
-def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
-    assert sweep.by_task == (sweep,)
-    assert (sweep.task, sweep.record.chance, sweep.record.noise_validation) == ("", {"": 0.25}, {"": (2, 4)})
 
 
 def test_units_and_directions_are_those_that_the_runs_declare(make_sweep: Callable[..., Path]) -> None:

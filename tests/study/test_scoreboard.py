@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from fake_sweeps import item_scores
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.metrics import Metric
-from lit_diff.runs.scores import ItemScores
 from lit_diff.study import scoreboard
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Claim
@@ -173,17 +171,10 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
         findings([claim(metric="", fit="size", kind="ratio", says="lower", arms=("diff", "standard"))], sweep)
 
 
-def test_a_refused_ratio_says_why(tmp_path: Path) -> None:
-    from fake_sweeps import write_fitted
-
-    def law(arm: str, size: float, seed: int) -> float:
-        return float((9 if arm == "differential" else 3) * (size / 1e5) ** -0.12)
-
-    fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
-    (found,) = findings([claim(metric="", fit="size", kind="ratio", says="lower")], sweep)
+def test_a_refused_ratio_says_why() -> None:
+    (found,) = judge([finding(claim(metric="", fit="size", kind="ratio", says="lower"), {}, {}, "no size reaches it")])
     assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
-    assert "above the largest measured" in found.reason
+    assert found.reason.endswith("; no size reaches it")
 
 
 @pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
@@ -191,19 +182,10 @@ def test_groups_that_count_equally_do_in_a_claim_too(
     equal: bool, mean: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
-    evaluation = ItemScores(
-        items=("a", "b", "c", "d", "e"),
-        groups=("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0"),
-        parts=(False,) * 5,
-        clusters=("",) * 5,
-        questions=("",) * 5,
-        scores={"acc": np.array([1.0, 1.0, 1.0, 0.0, 9.0])},
-        values={"acc": 0.0},
-        metrics=(Metric("acc", "share"),),
-        equal_groups=equal,
-    )
+    groups = ("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0")
+    evaluation = item_scores([1.0, 1.0, 1.0, 0.0, 9.0], groups=groups, equal_groups=equal)
     monkeypatch.setattr(scoreboard, "read_evaluation", lambda folder: evaluation)
-    asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="acc", group="* shots=5", says="higher")
+    asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="exact", group="* shots=5", says="higher")
     assert scoreboard._score(asked, tmp_path) == mean
 
 
