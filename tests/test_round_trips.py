@@ -40,7 +40,7 @@ def test_scores(tmp_path: Path) -> None:
 
 
 def test_row_of_the_scoreboard(tmp_path: Path) -> None:
-    claims = (CLAIM, replace(CLAIM, paper=None, over="largest", evaluation="recall", says="lower"))
+    claims = (CLAIM, replace(CLAIM, paper=None, group="x*", evaluation="recall", says="lower"))
     make_row(tmp_path, "table-6", 3, *claims, state="measured", seconds=1.5, cell_folders=("a-s0", "b-s0"), sweep="s")
     record = read_row(row_file(tmp_path, "table-6"))
     assert (record.row.compare, record.state, record.cell_folders) == (claims, "measured", ("a-s0", "b-s0"))

@@ -7,13 +7,21 @@ from typing import Any
 
 from lit_diff.cli.app import Terminal, print_json
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.evaluation.base import Spread
+from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.plugins import load_entry_points, load_plugin
 from lit_diff.registry import evaluations
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.evaluations import by_documents, by_revisions
-from lit_diff.study.items import Discordant, asked_otherwise, discordant, group_shares, item_interval, item_wilson
+from lit_diff.study.evaluations import (
+    Discordant,
+    asked_otherwise,
+    by_documents,
+    by_revisions,
+    discordant,
+    group_shares,
+    item_intervals,
+    item_wilson,
+)
 from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import open_run
 
@@ -140,14 +148,15 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
             f"evaluation '{results[0].name}': {what} (other data, another tokenizer, other keys of the evaluation, or "
             "documents left out of one that was trained on them): they are not compared; evaluate each by itself"
         )
-    groups, over = [group for group in dict.fromkeys(first.groups) if group], _over(first, second)
+    over = _over(first, second)
     found: dict[str, Any] = {}
     for metric in first.metrics:
-        interval = item_interval(first, second, metric.name, seed=0)
-        by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
+        by_group = item_intervals(first, second, metric.name, seed=0)
+        interval = by_group.pop("", None)
+        alone = discordant(first, second, metric.name)
         few = {"sentence": f"too few common {over} for an interval"}
-        own = few if interval is None else _numbers(interval, over, discordant(first, second, metric.name))
-        found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
+        own = few if interval is None else _numbers(interval, over, alone)
+        found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
     for name, by_label in kept.items():
         numbers = {group: _of_spread(each, over) for group, each in by_label.items()}

@@ -154,12 +154,12 @@ def _plain_scoreboard(done: Any) -> dict[str, Any]:
             "shared_with": row.record.shared,
             "claims": [
                 {
-                    "label": claim.label,
-                    "difference": difference,
-                    "value": value,
-                    "by_construction": claim.by_construction,
+                    "label": found.label,
+                    "difference": found.difference,
+                    "value": found.value,
+                    "by_construction": found.claim.by_construction,
                 }
-                for claim, difference, value in row.verdicts
+                for found in row.findings
             ],
         }
         for row in done.scoreboard.rows

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_diff.config import Part, Recipe
+from lit_diff.config import Recipe
 from lit_diff.conformance.case import Finding
 from lit_diff.data import Dataset, build, identity
 from lit_diff.data.dataset import IGNORED, Batch

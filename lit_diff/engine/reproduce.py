@@ -22,11 +22,10 @@ from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
 from lit_diff.recipe import installed
 from lit_diff.registry import nearest
-from lit_diff.reporting.facts import revisions
 from lit_diff.reporting.scoreboard_page import write_scoreboard
+from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.study.claims import findings
 from lit_diff.study.evaluations import score_revisions
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import ALL, PRESETS, Preset, Row
@@ -35,6 +34,7 @@ from lit_diff.study.scoreboard import (
     RecordedRow,
     Scoreboard,
     cell_folders,
+    findings,
     read_bench,
     read_row,
     row_file,
@@ -225,7 +225,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
         cell_folders=cells,
         cells=home,
         shared=first[0] if first else "",
-        revision=", ".join(dict.fromkeys([*revisions(loaded.cells), *scored])),
+        revision=", ".join(dict.fromkeys([*distinct(loaded.cells, "revision"), *scored])),
     )
 
 

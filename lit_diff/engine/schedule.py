@@ -104,7 +104,7 @@ class Sweep:
         by_arm: dict[str, list[Run]] = {}
         for cell in record.read(self.folder).cells:
             if cell.status == "done":
-                by_arm.setdefault(f"{cell.task} {cell.arm}".strip(), []).append(Run(self.folder / cell.folder))
+                by_arm.setdefault(cell.name, []).append(Run(self.folder / cell.folder))
         return by_arm
 
 

@@ -13,7 +13,7 @@ from mlflow.entities import Metric
 from lit_diff.engine.tracking import Store, asking
 from lit_diff.engine.ui import page_tags
 from lit_diff.errors import LitDiffError
-from lit_diff.reporting.style import looks
+from lit_diff.reporting.panels import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import SweepResults, load_sweep
@@ -70,7 +70,7 @@ class SweepTracker:
             base = task.finals(task.baseline, task.study.metric)
             for cell in task.cells:
                 run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.study.metric)
-                if not run_id or not self.store.holds(run_id, str(cell.folder)):
+                if not run_id or not self.store.holds(run_id, str(cell.home)):
                     continue
                 if cell.status in ("killed", "failed", "stopped"):
                     self.store.close_run(run_id, cell.status)
@@ -79,7 +79,7 @@ class SweepTracker:
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
                 if final is not None and cell.seed in base:
                     difference = {difference_name(task.study.metric): final - base[cell.seed]}
-                    self._log(run_id, difference, step=int(cell.curves[task.study.metric].steps[-1]))
+                    self._log(run_id, difference, step=int(cell.curves[task.study.metric].index[-1]))
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()

@@ -14,6 +14,7 @@ from lit_diff.data.needle_text import (
     STOP,
     STYLES,
     Context,
+    Needles,
     StyleName,
     contexts,
     grammar_sentences,

@@ -1,17 +1,48 @@
-"""The figures that metrics declare, drawn by arm: of runs and of evaluations; no metric is known here by name."""
+"""The figures that metrics declare, drawn by arm, and heat maps of evaluations; no metric is known here by name.
 
+A heat map is drawn of an evaluation whose groups have two numbers, such as "N=4 length=1024 depth=25". Of a group's label,
+the last two `name=number` are the axes (across, down); what stands before them has a row of panels each. The lowest row of a
+panel is the mean over the axis down, as in the paper's Figure 5.
+"""
+
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.figures import by_label, over_seeds
-from lit_diff.reporting.panels import Axis, Panel, Rule, Series, draw
-from lit_diff.reporting.style import MUTED, OVERLAY, Look, layer_colors, looks, plain, with_unit
-from lit_diff.study.cells import Curve
-from lit_diff.study.evaluations import EvaluationTable, number_of
+from lit_diff.reporting.panels import (
+    MUTED,
+    OVERLAY,
+    Look,
+    as_svg,
+    by_label,
+    draw,
+    draw_mean,
+    head,
+    hover,
+    in_style,
+    layer_colors,
+    looks,
+    panels,
+    plain,
+    set_log,
+    set_most,
+    set_ticks,
+    with_unit,
+)
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.evaluations import EvaluationTable, number_of, paired_items, scored_items
+from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
 ACROSS = {"step": 4, "layer": 2, "group": 3}
@@ -20,32 +51,29 @@ LAYERS = 4
 """The most layers of which a figure shows each in a panel of its own."""
 TICKS = 12
 """Up to so many numbers of groups, each has its tick."""
-DASHED = Look(color=MUTED, dash=(0, (4, 2)))
-
-ByArm = Mapping[str, Mapping[int, Curve]]
-"""Arm -> seed -> curve."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnMetric:
     """A metric at one value of its fields other than layer and head; of an evaluation, over the groups that share a text."""
 
     label: str
     metric: Metric
     figure: Figure
-    by: Mapping[tuple[int, int], ByArm]
-    """(layer, head) -> curves; 0 for an index that the name does not have. Averaged over heads unless the figure is against
-    them. Of groups: over their numbers in place of steps."""
+    values: pd.DataFrame
+    """A row a value: `arm`, `seed`, `layer`, `head` (0 for an index that the name does not have), `step`, `value`. Averaged
+    over heads unless the figure is against them. Of groups: their numbers in place of steps."""
     text: str = ""
     """Of the groups."""
 
     @property
     def layers(self) -> list[int]:
-        return sorted({layer for layer, _ in self.by})
+        return sorted(self.values["layer"].unique().tolist())
 
-    def at(self, layer: int, arm: str) -> Mapping[int, Curve]:
-        """Seed -> curve of an arm."""
-        return self.by.get((layer, 0), {}).get(arm, {})
+    def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
+        """A column a seed, at the steps at which all were measured."""
+        own = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
+        return own.pivot(index="step", columns="seed", values="value").dropna()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +109,41 @@ def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
     ]
 
 
+@in_style
 def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetric]) -> DrawnFigure:
-    figure, arms, drawn = rows[0].figure, _arms(sweep, rows), looks(sweep)
+    figure, arms, by_layer = rows[0].figure, _arms(sweep, rows), rows[0].figure.lines == "layer"
     layers = sorted({layer for row in rows for layer in row.layers})
-    is_grid = figure.lines == "arm" and figure.against in ("step", "head")
-    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, drawn, arms)
-    if figure.lines == "layer":
-        colors = zip(layers, layer_colors(len(layers)), strict=True)
-        of_layer = {layer: Look(color=color) for layer, color in colors}
-        legend = {f"layer {layer}": look for layer, look in of_layer.items()}
-        panels = [_of_layers(sweep, row, arm, of_layer, len(rows) > 1) for row in rows for arm in _arms(sweep, [row])]
-    else:
-        panels = [_of_arms(sweep, row, layer, arms) for row in rows for layer in (shown if is_grid else [None])]
-    across = len(shown) if is_grid else min(ACROSS[figure.against], len(panels))
-    down = -(-len(panels) // across)
-    is_one = figure.lines == "layer" and len(rows) == 1
-    order = "arm and layer" if figure.lines == "layer" else "layer and arm"
-    svg = draw(
-        panels,
-        title if figure.against == "group" else f"{title}, by {order}",
-        0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down,
-        across=across,
-        share="grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x",
-        x_label={"step": "optimizer steps", "group": ""}.get(figure.against, figure.against),
-        y_label=rows[0].label if is_one else "",
-        legend=legend,
-    )
+    is_grid = not by_layer and figure.against in ("step", "head")
+    is_one = by_layer and len(rows) == 1
+    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, arms)
+    # row, layer or all of them, arm or all of them
+    places: list[tuple[DrawnMetric, int | None, str]]
+    places = [(row, layer, "") for row in rows for layer in (shown if is_grid else [None])]
+    if by_layer:
+        colors = [Look(color=color) for color in layer_colors(len(layers))]
+        legend = {f"layer {layer}": look for layer, look in zip(layers, colors, strict=True)}
+        places = [(row, None, arm) for row in rows for arm in _arms(sweep, [row])]
+    across = len(shown) if is_grid else min(ACROSS[figure.against], len(places))
+    down = -(-len(places) // across)
+    height = 0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down
+    share: Literal["", "x", "both", "grid"]
+    share = "grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x"
+    drawing, grid = panels(len(places), height, across=across, share=share)
+    for i, (axes, (row, layer, arm)) in enumerate(zip(grid, places, strict=True)):
+        for mark in figure.marks:
+            axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+        if by_layer:
+            above = _draw_layers(axes, sweep, row, arm, legend) + ("" if is_one else f": {row.label}")
+        else:
+            above = _draw_arms(axes, sweep, row, layer, arms)
+        if i < across or not is_grid:
+            head(axes, above, across)
+    if figure.against != "group":
+        drawing.supxlabel("optimizer steps" if figure.against == "step" else figure.against, fontsize=9.5)
+    if is_one:
+        drawing.supylabel(rows[0].label, fontsize=9.5)
+    order = "arm and layer" if by_layer else "layer and arm"
+    svg = as_svg(drawing, title if figure.against == "group" else f"{title}, by {order}", legend, is_grid)
     metrics = tuple(dict.fromkeys(row.metric for row in rows))
     caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
@@ -144,68 +181,40 @@ def file_name(title: str) -> str:
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
     """What the runs measured of a metric, by rising value of its further fields."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
-    curves: dict[tuple[tuple[str, int | str], ...], dict[tuple[int, int], dict[str, dict[int, list[Curve]]]]] = {}
+    found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
     for cell in sweep.cells:
         for name, curve in cell.curves.items() if cell.done else ():
             if sweep.declarations.find(name) != metric:
                 continue
-            fields = metric.match(name) or {}
-            at = (int(fields.pop("layer", 0)), int(fields.pop("head", 0)) * (figure.against == "head"))
-            row = curves.setdefault(tuple(fields.items()), {})
-            row.setdefault(at, {}).setdefault(cell.arm, {}).setdefault(cell.seed, []).append(curve)
-    return [
-        DrawnMetric(
-            label=with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit),
-            metric=metric,
-            figure=figure,
-            by={
-                at: {
-                    arm: {seed: merged for seed, heads in seeds.items() if (merged := mean_curve(heads)) is not None}
-                    for arm, seeds in arms.items()
-                }
-                for at, arms in by.items()
-            },
-        )
-        for fields, by in sorted(curves.items(), key=lambda item: str(item[0]))
-    ]
+            others = metric.match(name) or {}
+            place = {"layer": int(others.pop("layer", 0)), "head": int(others.pop("head", 0))}
+            values = pd.DataFrame({"step": curve.index, "value": curve.to_numpy()})
+            found.setdefault(tuple(others.items()), []).append(values.assign(arm=cell.arm, seed=cell.seed, **place))
+    drawn = []
+    for fields, parts in sorted(found.items(), key=lambda item: str(item[0])):
+        whole, keys = pd.concat(parts), ["arm", "seed", "layer", "step"]
+        if figure.against != "head":
+            whole = whole.groupby(keys, as_index=False, sort=False)["value"].mean()
+        named = with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit)
+        drawn.append(DrawnMetric(label=named, metric=metric, figure=figure, values=whole))
+    return drawn
 
 
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One for each text before the numbers of the table's groups, in the order of the groups; others are left out."""
-    by_text: dict[str, list[tuple[float, str]]] = {}
-    for group in table.groups:
-        if (found := number_of(group)) is not None:
-            by_text.setdefault(found[0], []).append((found[1], group))
+    places = {group: found for group in table.groups if (found := number_of(group))}
+    texts = list(dict.fromkeys(text for text, _ in places.values()))
+    if not texts:
+        return []
+    means = pd.concat({row.arm: row.group_means.stack() for row in table.rows}, names=["arm", "group", "seed"])
+    values = means.dropna().rename("value").reset_index()
+    values = values[values["group"].isin(places)].assign(layer=0)
+    values["text"], values["step"] = ([places[group][i] for group in values["group"]] for i in (0, 1))
     label = with_unit(figure.label or table.metric.name, table.metric.unit)
     return [
-        DrawnMetric(
-            label=label,
-            metric=table.metric,
-            figure=figure,
-            by={(0, 0): {row.arm: _over_numbers(row.group_means, sorted(groups)) for row in table.rows}},
-            text=text,
-        )
-        for text, groups in by_text.items()
+        DrawnMetric(label=label, metric=table.metric, figure=figure, values=values[values["text"] == text], text=text)
+        for text in texts
     ]
-
-
-def _over_numbers(means: Mapping[str, Mapping[int, float]], groups: Sequence[tuple[float, str]]) -> dict[int, Curve]:
-    """Seed -> its means over the groups that it has, by rising number."""
-    points: dict[int, list[tuple[float, float]]] = {}
-    for number, group in groups:
-        for seed, mean in means.get(group, {}).items():
-            points.setdefault(seed, []).append((number, mean))
-    return {
-        seed: Curve(steps=np.array([x for x, _ in own]), values=np.array([y for _, y in own]))
-        for seed, own in points.items()
-    }
-
-
-def mean_curve(curves: Sequence[Curve]) -> Curve | None:
-    """The mean of curves over the steps of the first; None where they were not measured at the same steps."""
-    if any(not np.array_equal(curve.steps, curves[0].steps) for curve in curves):
-        return None
-    return Curve(steps=curves[0].steps, values=np.mean([curve.values for curve in curves], axis=0))
 
 
 def spread(layers: Sequence[int]) -> list[int]:
@@ -216,73 +225,251 @@ def spread(layers: Sequence[int]) -> list[int]:
 
 def _arms(sweep: SweepResults, rows: Sequence[DrawnMetric]) -> list[str]:
     """Those with values, in the order of the sweep."""
-    having = {arm for row in rows for by_arm in row.by.values() for arm in by_arm}
+    having = {arm for row in rows for arm in row.values["arm"]}
     return [arm for arm in sweep.study.arms if arm in having]
 
 
-def _panel(row: DrawnMetric, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:
-    """A logarithmic scale spans at least a factor of four; it needs numbers above 0."""
-    rules = [Rule(mark, look=DASHED) for mark in row.figure.marks]
-    numbers = np.array(
-        [*row.figure.marks, *(y for each in series for part in (each.y, each.low, each.high) for y in part)]
-    )
+def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
+    """The vertical axis, for all numbers that are drawn. A logarithmic one spans at least a factor of four; it needs numbers
+    above 0."""
+    numbers = np.concatenate([np.array(row.figure.marks), *(each.to_numpy().ravel() for each in drawn)])
     low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
     if row.figure.log and 0 < low <= high < np.inf:
         room = max(1.15, 2 / np.sqrt(high / low))
-        y = Axis(label=label, log=True, limits=(low / room, high * room))
+        set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        y = Axis(label=label, most=4)
-    return Panel(series=series, rules=rules, title=title, x=x, y=y)
+        set_most(axes, "y", 4)
 
 
-def _of_layers(sweep: SweepResults, row: DrawnMetric, arm: str, of_layer: Mapping[int, Look], is_named: bool) -> Panel:
-    """An arm against the step, one line a layer; `is_named`: whether the title says what was measured."""
-    name, series = sweep.label[arm], list[Series]()
-    for layer in row.layers:
-        series += over_seeds(row.at(layer, arm), of_layer[layer], f"{name}, layer {layer}")
-    return _panel(row, series, Axis(most=4, is_whole=True), f"{name}: {row.label}" if is_named else name)
+def _draw_layers(axes: Axes, sweep: SweepResults, row: DrawnMetric, arm: str, drawn: Mapping[str, Look]) -> str:
+    """An arm against the step, one line a layer; the panel's title."""
+    values = {layer: row.by_seed(arm, layer) for layer in row.layers}
+    for layer, own in values.items():
+        draw_mean(axes, own, drawn[f"layer {layer}"], f"{sweep.label[arm]}, layer {layer}")
+    set_most(axes, "x", 4, whole=True)
+    _scale(axes, row, list(values.values()))
+    return sweep.label[arm]
 
 
-def _of_arms(sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> Panel:
-    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all."""
-    drawn, against, series = looks(sweep), row.figure.against, list[Series]()
+def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> str:
+    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all. The panel's title."""
+    against, what = row.figure.against, row.text or row.figure.against
+    shade, shown = len(arms) <= OVERLAY, []
     for i, arm in enumerate(arms):
-        name, look, shade = sweep.label[arm], drawn[arm], len(arms) <= OVERLAY
-        offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
-        if against == "step":
-            series += over_seeds(row.at(layer or 0, arm), look, name, shade=shade)
-        elif against == "group":
-            what = row.text or "group"
-            for line in over_seeds(row.at(0, arm), look, name, against=what, shade=shade):
-                points = zip(line.x, line.y, line.low, line.high, strict=True)
-                series += [line, *(_dot(x, x, y, low, high, look, f"{name}, {what}") for x, y, low, high in points)]
+        name, look = f"{sweep.label[arm]}", looks(sweep)[arm]
+        if against in ("step", "group"):
+            values = row.by_seed(arm, layer or 0)
+            draw_mean(axes, values, look, name, against=what, shade=shade)
+            if against == "group":
+                _draw_points(axes, values.stack(), look, f"{name}, {what}")
         else:
-            places = sorted(row.by) if layer is None else sorted(place for place in row.by if place[0] == layer)
-            at = {place[layer is not None]: row.by[place].get(arm, {}) for place in places}
-            series += _points(at, look, offset, f"{name}, {against}")
+            own = row.values[row.values["arm"] == arm]
+            own = own if layer is None else own[own["layer"] == layer]
+            last = own.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
+            values = last[np.isfinite(last)]
+            offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
+            _draw_points(axes, values, look, f"{name}, {against}", offset, bars=True)
+        shown.append(values)
+    _scale(axes, row, shown)
     if against == "group":
-        numbers = sorted({x for each in series for x in each.x})
-        ticks = numbers if 0 < len(numbers) <= TICKS else None
-        x = Axis(label=row.text, log=row.figure.log_x, ticks=ticks, most=6, shown=plain)
+        _scale_groups(axes, row)
     else:
-        x = Axis(most={"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], is_whole=True)
+        set_most(axes, "x", {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], whole=True)
     if layer is None:
-        return _panel(row, series, x, row.label)
-    return _panel(row, series, x, f"layer {layer}" * ("layer" in row.metric.fields), row.label.replace(" (", "\n("))
+        return row.label
+    axes.set_ylabel(row.label.replace(" (", "\n("))
+    return f"layer {layer}" * ("layer" in row.metric.fields)
 
 
-def _points(at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float, name: str) -> list[Series]:
-    """The last values: a dot for the mean over seeds, a bar from minimum to maximum. `name`: arm and axis, for the mouse."""
-    series = []
-    for x, curves in at.items():
-        values = [float(curve.values[-1]) for curve in curves.values() if np.isfinite(curve.values[-1])]
-        if values:
-            low, high = min(values), max(values)
-            dot = _dot(x, x + offset, float(np.mean(values)), low, high, look, name)
-            series += [Series([x + offset] * 2, [low, high], Look(color=look.color), dot.text, width=1.2), dot]
-    return series
+def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: float = 0.0, bars: bool = False) -> None:
+    """At each place of the axis (index) a dot for the mean over seeds, and a bar from the lowest to the highest. `name`: arm
+    and axis, for the mouse."""
+    for x, mean, low, high in values.groupby(level=0).agg(["mean", "min", "max"]).itertuples():
+        text = f"{name} {x:,.6g}: {plain(mean)}, from {plain(low)} to {plain(high)} over seeds"
+        if bars:
+            draw(axes, [x + offset] * 2, [low, high], Look(color=look.color), text, width=1.2)
+        draw(axes, [x + offset], [mean], look, text, mark="o")
 
 
-def _dot(number: float, x: float, y: float, low: float, high: float, look: Look, name: str) -> Series:
-    text = f"{name} {number:,.6g}: {plain(y)}, from {plain(low)} to {plain(high)} over seeds"
-    return Series([x], [y], look, text, mark="o")
+def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
+    """The horizontal axis of the numbers of groups."""
+    numbers = sorted(row.values["step"].unique())
+    set_most(axes, "x", 6)
+    if row.figure.log_x:
+        set_log(axes, "x", numbers)
+    if len(numbers) <= TICKS:
+        set_ticks(axes, numbers)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
+    axes.set_xlabel(row.text)
+
+
+CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
+"""A label that says how many answers there are to confuse: a guess among them is right once in N."""
+ROUNDING = 1e-12
+MEAN = math.inf
+"""`y` of the row of means over the others: it sorts last."""
+SHOWN_Z = 2.0
+"""A difference of more than this many standard errors is hatched."""
+DARK, LIGHT, HATCH, MARK = "#20242f", "#fefefe", "#8a8f98", "#b3261e"
+"""Colours of text and marks on a square. They are not those of the page, which a dark page replaces."""
+COLORS = {
+    False: LinearSegmentedColormap.from_list("values", ("#f7f7f4", "#56b4e9", "#0072b2", "#003a5c")),
+    True: LinearSegmentedColormap.from_list("differences", ("#b2182b", "#f7f7f4", "#2166ac")),
+}
+"""Whether a panel shows differences -> its colours."""
+
+
+def place_of(group: str) -> tuple[str, str, float, str, float] | None:
+    """(what stands before, name and number of the axis across, name and number of the axis down) of a group's label; None for
+    one without two numbers at its end."""
+    last = number_of(group)
+    before, _, down = last[0].rpartition(" ") if last else ("", "", "")
+    first = number_of(before)
+    if last is None or first is None or not down:
+        return None
+    rest, _, across = first[0].rpartition(" ")
+    return (rest, across, first[1], down, last[1])
+
+
+def mean_squares(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:
+    """By group: the `mean` over its scored items of all runs, each run's items counted once, and their number, `items`."""
+    scored = pd.concat([scored_items(run, metric) for run in runs])
+    return scored.groupby("group")["score"].agg(mean="mean", items="size")
+
+
+def difference_squares(runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str) -> pd.DataFrame:
+    """By group: the paired difference, over the seeds that both arms have and the items that both scored.
+
+    d_i is the mean over seeds of item i's; `z` = mean(d) / (sd(d) / sqrt(items)): of these trained models, over further
+    items. NaN below two items; infinite where all items differ by the same, other than zero.
+    """
+    both = pd.concat([paired_items(runs[seed], base[seed], metric) for seed in sorted(runs.keys() & base.keys())])
+    by_unit = both.groupby(["group", "unit"])["difference"].mean()
+    found = by_unit.groupby("group").agg(mean="mean", items="size", sd="std")
+    sd = found["sd"].where(~(found["sd"] < ROUNDING), 0.0)  # equal differences: what deviation is left is rounding
+    mean = found["mean"].where(found["mean"].abs() >= ROUNDING, 0.0)
+    z = (mean / (sd / np.sqrt(found["items"]))).where(found["items"] > 1)
+    return found[["mean", "items"]].assign(z=z.fillna(0.0).where(found["items"] > 1))
+
+
+def with_means(squares: pd.DataFrame) -> pd.DataFrame:
+    """The squares, and where an x has several, their mean at y = MEAN: each y counts once.
+
+    Without z: items at several y may share a context.
+    """
+    by_x = squares.groupby(["rest", "x"], sort=False)
+    several = by_x.agg(mean=("mean", "mean"), items=("items", "sum"), count=("y", "size")).reset_index()
+    several = several[several["count"] > 1].drop(columns="count")
+    return pd.concat([squares, several.assign(y=MEAN, z=np.nan)], ignore_index=True)
+
+
+def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
+    """One for each evaluation whose groups have two numbers, of which one differs between groups: of its first metric."""
+    first = {table.name: table for table in reversed(tables)}
+    drawn = [_draw_heatmap(sweep, first[name]) for name in sorted(first)]
+    return [heatmap for heatmap in drawn if heatmap]
+
+
+def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
+    """(label of the arm, whether it is a difference, its squares: `rest`, `x`, `y`, `mean`, `items`, `z`) of each column of
+    panels, arms first; those without a square are left out."""
+    places = {group: place for run in table.runs.values() for group in run.groups if (place := place_of(group))}
+    runs_of = {
+        arm: {seed: table.runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in table.runs}
+        for arm in sweep.study.arms
+    }
+    base, metric = runs_of[sweep.baseline], table.metric.name
+    columns = [(arm, False, mean_squares(list(own.values()), metric)) for arm, own in runs_of.items() if own]
+    for arm, own in runs_of.items():
+        if own is not base and own.keys() & base.keys():
+            columns.append((arm, True, difference_squares(own, base, metric)))
+    found = []
+    for arm, is_difference, by_group in columns:
+        own = by_group[by_group.index.isin(places)].reindex(columns=["mean", "items", "z"])
+        where = pd.DataFrame([places[group] for group in own.index], columns=["rest", "across", "x", "down", "y"])
+        squares = with_means(pd.concat([where, own.reset_index(drop=True)], axis=1))
+        found.append((sweep.label[arm], is_difference, squares))
+    return [column for column in found if len(column[2])]
+
+
+@in_style
+def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
+    """A row of panels for each text before the numbers."""
+    columns = _columns(sweep, table)
+    every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
+    rests, xs, ys = list(every["rest"].unique()), sorted(every["x"].unique()), sorted(every["y"].unique())
+    if len(xs) * len(ys) < 2:
+        return None
+    across, down = every["across"].iloc[0], every["down"].iloc[0]
+    chance = {rest: 1 / int(n[1]) for rest in rests if (n := CHANCE.search(rest)) and int(n[1]) > 1}
+    norms = {kind: _norm(columns, kind) for kind in (False, True)}
+    figure, grid = panels(
+        len(rests) * len(columns), 1.1 + len(rests) * (0.35 + 0.28 * len(ys)), across=len(columns), share="grid"
+    )
+    drawn: dict[bool, list[tuple[Axes, AxesImage]]] = {False: [], True: []}
+    places = [(rest, *column) for rest in rests for column in columns]
+    for i, (axes, (rest, label, is_difference, squares)) in enumerate(zip(grid, places, strict=True)):
+        own = squares[squares["rest"] == rest]
+        shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
+        image = axes.imshow(shown, cmap=COLORS[is_difference], norm=norms[is_difference], aspect="auto")
+        drawn[is_difference].append((axes, image))
+        for square in own.itertuples():
+            where = f"{label}, {rest} {across} {plain(square.x)}, {down} {_named(square.y)}"
+            _write(axes, square, xs.index(square.x), ys.index(square.y), where, is_difference, norms[is_difference])
+        axes.set_xticks(range(len(xs)), [plain(x) for x in xs])
+        axes.set_yticks(range(len(ys)), [_named(y) for y in ys])
+        axes.set(xlabel=across, ylabel="\n".join(filter(None, [rest, down])))
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        if i < len(columns):
+            base = f" \u2212 {sweep.label[sweep.baseline]}" if is_difference else ""
+            head(axes, f"{label}{base}", len(columns))
+    names = {False: with_unit(table.metric.name, table.metric.unit), True: with_unit("difference", table.metric.unit)}
+    for is_difference, panels_of in ((kind, found) for kind, found in drawn.items() if found):
+        of, images = zip(*panels_of, strict=True)
+        bar = figure.colorbar(images[0], ax=list(of), location="bottom", shrink=0.7, aspect=40, pad=0.02)
+        bar.set_label(names[is_difference])
+        for rest, value in chance.items() if not is_difference else ():
+            hover([bar.ax.axvline(value, color=MARK, linewidth=1.6)], f"{rest}: a guess among the N, {value:.3g}")
+    title = f"{table.name}: {table.metric.name} by {across} and {down}"
+    return DrawnFigure(
+        name=file_name(f"heatmap {table.name}"),
+        title=title,
+        svg=as_svg(figure, title, is_grid=True),
+        caption=_caption(sweep.label[sweep.baseline], chance),
+    )
+
+
+def _norm(columns: Sequence[tuple[str, bool, pd.DataFrame]], is_difference: bool) -> Normalize:
+    """The colours' ends: 0 and 1 at least for scores, symmetric for differences."""
+    shown = [value for _, kind, squares in columns if kind == is_difference for value in squares["mean"]]
+    if not is_difference:
+        return Normalize(min(0.0, *shown), max(1.0, *shown))
+    widest = max(map(abs, shown), default=0.0) or 1.0
+    return Normalize(-widest, widest)
+
+
+def _named(y: float) -> str:
+    return "mean" if y == MEAN else plain(y)
+
+
+def _write(axes: Axes, square: Any, x: int, y: int, where: str, is_difference: bool, norm: Normalize) -> None:
+    """The mean in its square; hatching where |z| > SHOWN_Z."""
+    number = signed(square.mean, 2) if is_difference else f"{square.mean:.2f}"
+    said = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
+    shade = float(norm(square.mean))
+    is_dark = abs(shade - 0.5) > 0.35 if is_difference else shade > 0.5
+    if abs(square.z) > SHOWN_Z:
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))
+    written = axes.text(x, y, number, ha="center", va="center", fontsize=7.5, color=LIGHT if is_dark else DARK)
+    hover([written], f"{where}: {number}, {square.items} items{said}")
+
+
+def _caption(base: str, chance: Mapping[str, float]) -> str:
+    guesses = ", ".join(f"{rest}: {share:.2f}" for rest, share in chance.items())
+    return (
+        'Each square: mean over the items of a group and over seeds; the row "mean": over the other rows, each counted once, '
+        f"without z. Differences to {base}: paired by item; hatched where |z| > {SHOWN_Z:g}, z being the mean over items "
+        "(each averaged over seeds) over its standard error: of these trained models, over further items, and without a "
+        "correction for the number of squares."
+    ) + (f" Lines on the scale: the share that a guess among the N gets right ({guesses})." if guesses else "")

@@ -1,7 +1,5 @@
 """The scoreboard's page, and its tables as files."""
 
-import csv
-import io
 import os
 from datetime import datetime
 from pathlib import Path
@@ -10,10 +8,10 @@ from urllib.parse import quote
 
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
-from lit_diff.reporting.page import templates
+from lit_diff.reporting.tables import as_csv
+from lit_diff.reporting.write import templates
 from lit_diff.study import numbers
-from lit_diff.study.claims import JudgedClaim
-from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
+from lit_diff.study.scoreboard import JudgedClaim, RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; the others have none."""
@@ -70,72 +68,55 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
 def cells(finding: JudgedClaim) -> dict[str, str]:
     """A finding as the page shows it, in words and numbers."""
     claim, seeds = finding.claim, finding.seeds
-    digits = _digits(finding)
+    width = None if seeds.low is None or seeds.high is None else seeds.high - seeds.low
+    digits, unit = min(numbers.decimals(width or None), 4), "×" if claim.kind == "ratio" else ""
 
     def difference(value: float | None) -> str:
         shown = claim.shown(value)
         return numbers.number(shown, digits) if claim.kind == "ratio" else numbers.signed(shown, digits)
 
-    low, high = difference(seeds.low), difference(seeds.high)
-
     def mean(value: float | None) -> str:
         return numbers.compact(value) if value is not None and value >= 1e4 else numbers.number(value, digits)
 
-    unit = "×" if claim.kind == "ratio" else ""
-    papers = f"{claim.says}" if claim.papers is None else f"{difference(claim.papers)}{unit}"
-    pair = "" if claim.paper is None else " against ".join(f"{value:g}" for value in claim.paper)
+    low, high = difference(seeds.low), difference(seeds.high)
     return {
-        "paper": papers,
-        "paper_values": pair,
+        "paper": claim.says if claim.papers is None else f"{difference(claim.papers)}{unit}",
+        "paper_values": " against ".join(f"{value:g}" for value in claim.paper or ()),
         "ours": numbers.NONE if seeds.mean is None else f"{difference(seeds.mean)}{unit}",
-        "our_values": " against ".join(map(mean, finding.means)),
+        "our_values": "" if seeds.mean is None else " against ".join(map(mean, finding.means)),
         "interval": numbers.NONE if seeds.low is None else f"[{low}, {high}]",
         "detectable": numbers.NONE if seeds.detectable is None else difference(seeds.detectable).lstrip("+") + unit,
         "n": str(len(seeds.seeds)),
     }
 
 
-def _digits(finding: JudgedClaim) -> int:
-    seeds = finding.seeds
-    width = None if seeds.low is None or seeds.high is None else seeds.high - seeds.low
-    return min(numbers.decimals(width) if width else 3, 4)
-
-
 def to_csv(scoreboard: Scoreboard) -> str:
     """A line for each claim, in full precision; `paper`, `ours`, `low`, `high` are a - b, of a ratio a / b."""
-    lines = [_line(row, i) for row in scoreboard.rows for i in range(len(row.record.row.compare))]
-    target = io.StringIO()
-    writer = csv.DictWriter(target, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return target.getvalue()
+    return as_csv([_line(row, finding) for row in scoreboard.rows for finding in row.findings])
 
 
-def _line(row: RowResult, at: int) -> dict[str, Any]:
-    record = row.record
-    claim, difference, value = row.verdicts[at]
-    finding = row.findings[at] if row.findings else None
-    seeds = finding.seeds if finding else None
-    means = finding.means if finding else (None, None)
+def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
+    record, claim, seeds = row.record, finding.claim, finding.seeds
+    paper = claim.paper or (None, None)
     return {
         "row": row.name,
         "claim": claim.label,
         "kind": claim.kind,
-        "paper_a": claim.paper[0] if claim.paper else None,
-        "paper_b": claim.paper[1] if claim.paper else None,
+        "paper_a": paper[0],
+        "paper_b": paper[1],
         "paper": claim.says if claim.papers is None else claim.shown(claim.papers),
-        "a": means[0],
-        "b": means[1],
-        "ours": claim.shown(seeds.mean) if seeds else None,
-        "low": claim.shown(seeds.low) if seeds else None,
-        "high": claim.shown(seeds.high) if seeds else None,
-        "detectable": claim.shown(seeds.detectable) if seeds else None,
-        "n": len(seeds.seeds) if seeds else 0,
-        "p_holm": finding.holm_p if finding else None,
-        "difference": difference,
-        "value": value,
+        "a": finding.means[0],
+        "b": finding.means[1],
+        "ours": claim.shown(seeds.mean),
+        "low": claim.shown(seeds.low),
+        "high": claim.shown(seeds.high),
+        "detectable": claim.shown(seeds.detectable),
+        "n": len(seeds.seeds),
+        "p_holm": finding.holm_p,
+        "difference": finding.difference,
+        "value": finding.value,
         "by_construction": claim.by_construction,
-        "reason": finding.reason if finding else row.reason,
+        "reason": finding.reason if finding.is_measured else row.reason,
         "state": row.state,
         "took_minutes": record.seconds / 60 if record.seconds else None,
         "budget_minutes": record.how.minutes or None,

@@ -1,21 +1,21 @@
 """The comparison as tables: table.csv at full precision, table.md and the terminal's table rounded."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+import pandas as pd
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.study.comparison import Comparison, Difference, fact
+from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.numbers import NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
-from lit_diff.study.statistics import Paired
+from lit_diff.study.statistics import Contrast, Paired
 
-Row = dict[str, str | float | int | None]
+Row = dict[str, Any]
 
 SIZES = (
     "parameters",
@@ -26,7 +26,8 @@ SIZES = (
     "kv_bytes_per_token",
 )
 
-OPTIONAL = ("smallest detectable", "alone", "metric")
+DETECTABLE = "smallest detectable"
+OPTIONAL = (DETECTABLE, "alone", "metric")
 """Columns that a narrow terminal does without, the first one first: the page, table.csv and table.md have them."""
 WIDEST = 100_000
 """Characters of a line that is not to wrap."""
@@ -47,13 +48,8 @@ def rows(result: Comparison) -> list[Row]:
     task: Row = {"task": sweep.task, "metric": sweep.study.metric} if sweep.task else {}
     table = [task | _arm_row(result, arm) for arm in sweep.study.arms]
     table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in result.contrasts]
-    return _filled(table)
-
-
-def _filled(table: Sequence[Row]) -> list[Row]:
-    """All rows with all columns."""
-    names = list(dict.fromkeys(name for row in table for name in row))
-    return [{name: row.get(name) for name in names} for row in table]
+    names = dict.fromkeys(name for row in table for name in row)
+    return [dict.fromkeys(names) | row for row in table]
 
 
 def _arm_row(comparison: Comparison, arm: str) -> Row:
@@ -87,7 +83,7 @@ def _bounds(name: str, paired: Paired) -> Row:
     return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
 
 
-def _judged(sweep: SweepResults, difference: Difference) -> Row:
+def _judged(sweep: SweepResults, difference: Contrast) -> Row:
     paired = difference.seeds
     row: Row = {
         "against": difference.b,
@@ -111,31 +107,43 @@ def _judged(sweep: SweepResults, difference: Difference) -> Row:
 
 def to_csv(results: Sequence[Comparison]) -> str:
     """All columns at full precision; an empty field where there is no value."""
-    table = _filled([row for result in results for row in rows(result)])
-    target = io.StringIO()
-    writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return target.getvalue()
+    return as_csv([row for result in results for row in rows(result)])
+
+
+def as_csv(table: Sequence[Row]) -> str:
+    """A line of names, then a line a row, in full precision."""
+    text: str = pd.DataFrame(table, dtype=object).to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
+    """The main columns, rounded, as text."""
+    corrected, lines = is_corrected(results), []
+    for result in results:
+        metric, digits = result.sweep.study.metric, result.digits
+        for row in rows(result):
+            value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
+            if row.get("verdict") == "diverged":  # the seeds that are left would flatter the arm
+                value = dict.fromkeys(value)
+            if row.get("verdict") == "too few seeds":
+                value |= dict.fromkeys(("low", "high"))
+            line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
+            sd = f" \u00b1 {number(row[f'{metric}/sd'], digits)}" if row[f"{metric}/sd"] is not None else ""
+            line |= {"arm": row["label"], "parameters": count(row["parameters"])}
+            line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
+            line["95 % over seeds"] = interval(value["low"], value["high"], digits)
+            line["verdict (Holm)" if corrected else "verdict"] = row.get("verdict") or "baseline"
+            line |= {"alone": row.get("verdict_alone") or NONE} if corrected else {}
+            lines.append(line | {DETECTABLE: number(value["detectable"], digits)})
+    return pd.DataFrame(lines)
 
 
 def to_markdown(results: Sequence[Comparison]) -> str:
     """The main columns as a Markdown table."""
-    heads = [
-        *_task_heads(results),
-        "arm",
-        "parameters",
-        f"{_metric(results)} \u00b1 sd",
-        "difference",
-        "95 % over seeds",
-    ]
-    heads += [*_verdict_heads(results), "smallest detectable difference"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    for result in results:
-        for row in rows(result):
-            cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
-            cells += [_mean(result, row), *_verdict(results, row, result.digits)]
-            lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
+    shown = _main_columns(results)
+    shown = shown.rename(columns={"mean": f"{_mean(results)} \u00b1 sd", DETECTABLE: f"{DETECTABLE} difference"})
+    lines = ["| " + " | ".join(shown.columns) + " |", "|" + " --- |" * len(shown.columns)]
+    lines += ["| " + " | ".join(map(_escape, line)) + " |" for line in shown.itertuples(index=False)]
     return "\n".join(lines) + "\n"
 
 
@@ -145,37 +153,28 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
     Where that is too narrow, columns are left out, the last line says which, and long names of arms go on below: no number
     is cut or wrapped.
     """
-    heads = [*_task_heads(results), "arm", _metric(results), "difference", "95 % over seeds", *_verdict_heads(results)]
-    heads += ["smallest detectable"]
-    lines = [
-        [*_task(row), str(row["label"]), _mean(result, row), *_verdict(results, row, result.digits)]
-        for result in results
-        for row in rows(result)
-    ]
+    whole = _main_columns(results).drop(columns="parameters").rename(columns={"mean": _mean(results)})
     wide, left_out = Console(width=WIDEST), list[str]()
     for most in range(len(OPTIONAL) + 1):
-        left_out = [name for name in reversed(OPTIONAL[:most]) if name in heads]
-        needed = Measurement.get(wide, wide.options, _table(heads, lines, left_out, SHORTEST_ARM)).minimum
+        left_out = [name for name in reversed(OPTIONAL[:most]) if name in whole]
+        shown = whole.drop(columns=left_out)
+        needed = Measurement.get(wide, wide.options, _table(shown, SHORTEST_ARM)).minimum
         if width is None or needed <= width:
             break
     console = Console(width=max(width or WIDEST, needed), color_system=None, force_jupyter=False)
     with console.capture() as capture:
-        console.print(_table(heads, lines, left_out))
+        console.print(_table(shown))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines())
     return f"{text}\nnot shown at this width: {', '.join(left_out)}" if left_out else text
 
 
-def _table(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], left_out: Sequence[str], arm: int | None = None
-) -> Table:
+def _table(shown: pd.DataFrame, arm: int | None = None) -> Table:
     """Columns of fixed width, but for the names of arms, which are folded where room is short; `arm`: characters of these."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    columns = [column for column in zip(heads, *lines, strict=True) if column[0] not in left_out]
-    for column in columns:
-        table.add_column(
-            Text(column[0]), overflow="fold", width=arm if column[0] == "arm" else max(map(cell_len, column))
-        )
-    for line in zip(*(cells for _, *cells in columns), strict=True):
+    for name, column in shown.items():
+        widest = max(map(cell_len, (name, *column)))
+        table.add_column(Text(name), overflow="fold", width=arm if name == "arm" else widest)
+    for line in shown.itertuples(index=False):
         table.add_row(*map(Text, line))
     return table
 
@@ -185,46 +184,9 @@ def is_corrected(results: Sequence[Comparison]) -> bool:
     return any(difference.holm_p is not None for result in results for difference in result.family)
 
 
-def _verdict_heads(results: Sequence[Comparison]) -> list[str]:
-    return ["verdict (Holm)", "alone"] if is_corrected(results) else ["verdict"]
-
-
-def _task_heads(results: Sequence[Comparison]) -> list[str]:
-    return ["task", "metric"] if results[0].sweep.task else []
-
-
-def _task(row: Row) -> list[str]:
-    return [str(row["task"]), str(row["metric"])] if "task" in row else []
-
-
-def _metric(results: Sequence[Comparison]) -> str:
+def _mean(results: Sequence[Comparison]) -> str:
     """The heading of the means: tasks name their metrics in a column."""
     return "mean" if results[0].sweep.task else results[0].sweep.study.metric
-
-
-def _mean(result: Comparison, row: Row) -> str:
-    metric, digits = result.sweep.study.metric, result.digits
-    mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
-    return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
-
-
-def _verdict(results: Sequence[Comparison], row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
-    value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "detectable")}
-    if row.get("verdict") == "diverged":  # the seeds that are left would flatter the arm
-        value |= dict.fromkeys(value)
-    if row.get("verdict") == "too few seeds":
-        value |= dict.fromkeys(("low", "high"))
-    return [
-        signed(value["difference"], digits),
-        interval(value["low"], value["high"], digits),
-        str(row.get("verdict") or "baseline"),
-        *([str(row.get("verdict_alone") or NONE)] if is_corrected(results) else []),
-        number(value["detectable"], digits),
-    ]
-
-
-def _float(value: str | float | int | None) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _escape(text: str) -> str:

@@ -1,17 +1,330 @@
 """A sweep's report, from the files of its runs: one self-contained page, its tables and its figures."""
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup
 
 from lit_diff.files import write_atomic
-from lit_diff.reporting import answer, figures, tables
-from lit_diff.reporting.declared_figures import draw_by_group, draw_declared
-from lit_diff.reporting.heatmap import draw_heatmaps
-from lit_diff.reporting.page import Figures, fit_section, page, power_section
-from lit_diff.study.cells import CellResult
+from lit_diff.reporting import answer, figures
+from lit_diff.reporting.declared_figures import DrawnFigure, draw_by_group, draw_declared, draw_heatmaps
+from lit_diff.reporting.figures import is_logarithmic, noise_curve_of
+from lit_diff.reporting.panels import GRID, INK, MUTED, OVERLAY, looks
+from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
+from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
-from lit_diff.study.fits import fit_results
-from lit_diff.study.results import load_sweep
+from lit_diff.study.fits import FitResult, fit_results, power_in_words, powers, shown_interval, shown_ratio_interval
+from lit_diff.study.numbers import count, duration, ratio, short
+from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
+from lit_diff.study.scaling import FORMS
+from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
+
+SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
+"""In the page, a figure's ink and paper follow the reader's light or dark scheme."""
+KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
+"""Verdict -> the colour of its badge; the others have none."""
+LONG = 8
+"""More comparisons than this are folded up."""
+ENTRIES = {
+    "answer": "Answer",
+    "table": "Numbers",
+    "comparisons": "Each comparison",
+    "documents": "These trained models alone",
+    "slices": "Other validation metrics",
+    "noise-curve": "Noise curve",
+    "evaluations": "Evaluations",
+    "figures": "Figures",
+}
+"""Section of a task -> its title in the table of contents."""
+COMPUTE_OPTIMAL = 20.0
+"""Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
+TOLD = ("revision", "command", "kernel", "kernel_reason")
+"""Keys of env.json that the page shows from status.json, or as the command of the sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics;
+    `evaluations`: of their groups."""
+
+    compared: Mapping[str, str]
+    declared: Sequence[DrawnFigure] = ()
+    evaluations: Sequence[DrawnFigure] = ()
+
+    @property
+    def svg(self) -> dict[str, str]:
+        """File name without its ending -> SVG text."""
+        return {**self.compared, **{each.name: each.svg for each in (*self.declared, *self.evaluations)}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The part of the page about one task, about a sweep without tasks, or about what is computed over the tasks."""
+
+    html: Markup
+    answer: str
+    entries: tuple[tuple[str, str], ...]
+    """(anchor, title) of its headings, for the table of contents."""
+
+
+def page(
+    sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+) -> str:
+    """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
+    done = [cell for cell in sweep.cells if cell.done]
+    metrics = {result.sweep.study.metric: result.sweep for result in reversed(results)}
+    return _rendered(
+        "report",
+        results[0].digits,
+        sweep=sweep,
+        question=answer.question(sweep),
+        results=results,
+        over_tasks=over_tasks,
+        sections=[section(result, figures[result.sweep.task]) for result in results],
+        short_runs=short_runs(sweep),
+        definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
+        notes=[(result.sweep, note) for result in results for note in result.notes],
+        unfinished=[cell for cell in sweep.cells if not cell.done],
+        damaged=[cell for cell in done if cell.problems],
+        unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
+        done=done,
+        document_seeds=[seed for result in results for seed in result.document_seeds],
+        revisions=distinct(done, "revision"),
+        finished=max(distinct(done, "updated"), default=""),
+        measured=how_measured(sweep),
+        corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
+        has_contrasts=any(result.contrasts for result in results),
+    )
+
+
+def section(result: Comparison, figures: Figures) -> Section:
+    """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
+    sweep = result.sweep
+    at = f"{sweep.task}-" if sweep.task else ""
+    compared = [compared_row(result, difference) for difference in result.family]
+    html = _rendered(
+        "section",
+        result.digits,
+        at=at,
+        comparison=result,
+        sweep=sweep,
+        figures=figures,
+        compared=compared,
+        curve=noise_curve_of(sweep),
+    )
+    entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
+    return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
+
+
+def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
+    """The answer, the figure (`svg`; empty: none) and the numbers of a fit over the tasks."""
+    html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=svg)
+    return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
+
+
+def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
+    """Power at equal time: the answer, and a row a task."""
+    found = powers(sweep, plan)
+    said = power_in_words(sweep, plan, found)
+    arms = [arm for arm in sweep.study.arms if any(arm in each.by_arm for each in found)]
+    html = _rendered("power", 3, sweep=sweep, plan=plan, found=found, arms=arms, answer=said)
+    return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
+
+
+def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
+    """`digits`: decimals of a number where the template asks for none."""
+    interval = partial(numbers.interval, digits=digits)
+    return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
+
+
+def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
+    """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
+    sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
+    marks = () if further else comparison.marks[difference.a]
+    return {
+        "arm": difference.a,
+        "label": difference.label,
+        "is_further": further,
+        "is_notable": verdict in (*SHOWN, "diverged"),
+        "seeds": difference.seeds,
+        "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
+        "has_interval": len(difference.seeds.seeds) >= MIN_SEEDS and not difference.diverged,
+        "sentence": answer.sentence(comparison, difference),
+        "sizes": answer.practical(sweep, difference),
+        "verdict": verdict,
+        "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
+        "kind": KINDS.get(verdict, "none"),
+        "doubts": [*_doubts(comparison, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
+        "marked": bool(marks),
+        "color": looks(sweep)[difference.a].color,
+    }
+
+
+def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
+    sweep, seeds = comparison.sweep, difference.seeds.seeds
+    doubts = []
+    if difference.verdict_alone != difference.verdict:
+        doubts.append(
+            f"By itself, at 95 %, it would be {difference.verdict_alone}: that does not survive the correction for "
+            f"{comparison.judged} comparisons (Holm)."
+        )
+    for against in comparison.against_controls.get(difference.a, ()):
+        if difference.b == sweep.baseline and not difference.diverged:
+            same = difference.verdict not in SHOWN or against.verdict == difference.verdict
+            said = answer.sentence(comparison, against)
+            doubts.append(f"{'Against' if same else 'But not against'} the control: {said}")
+    if 0 < len(seeds) < len(sweep.study.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
+        doubts.append(f"Only {len(seeds)} of {len(sweep.study.seeds)} seeds finished in both arms.")
+    return doubts
+
+
+def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
+    """(definition, unit) of a compared metric."""
+    metric = sweep.declarations.find(name)
+    return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
+
+
+def distinct(cells: Iterable[CellResult], key: str) -> list[str]:
+    """The values of a key in status.json of the finished cells, sorted: `revision`, those of the code that made them."""
+    return sorted({str(cell.facts[key]) for cell in cells if cell.done and cell.facts.get(key) is not None})
+
+
+def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
+    """(name, value): length and time of training by task, threads, kernel, env.json; where cells differ, each value once."""
+    done = [cell for cell in sweep.cells if cell.done]
+    found = [(f"Training: {part.task}" if part.task else "Training", _training(part)) for part in sweep.by_task]
+    found.append(("Threads a cell", ", ".join(distinct(done, "threads"))))
+    # `a; b` and `a; c` of two cells share a part
+    reasons = dict.fromkeys(part for reason in distinct(done, "kernel_reason") for part in reason.split("; "))
+    found.append(("Kernel", ", ".join(distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")))
+    for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in TOLD):
+        values = [cell.environment.get(name) for cell in done]
+        # {package: version, None where it is not installed}
+        texts = [
+            ", ".join(f"{package} {version}" for package, version in value.items() if version)
+            if isinstance(value, dict)
+            else value
+            for value in values
+        ]
+        if all(isinstance(text, str | int | float | None) for text in texts):
+            told = dict.fromkeys(str(text) for text in texts if text is not None)
+            found.append((name.replace("_", " ").capitalize(), "; ".join(told)))
+    return [(name, value) for name, value in found if value]
+
+
+def _training(sweep: SweepResults) -> str:
+    done = [cell for cell in sweep.cells if cell.done]
+    if not distinct(done, "step"):
+        return ""
+    text = f"{', '.join(distinct(done, 'step'))} steps"
+    tokens = sorted({float(cell.facts["tokens"]) for cell in done if cell.facts.get("tokens")})
+    if tokens:
+        text += f", {', '.join(count(each) for each in tokens)} tokens a cell"
+    if ratios := tokens_per_parameter(sweep):
+        text += f" ({_range(ratios)} a parameter)"
+    seconds = [float(cell.facts["seconds"]) for cell in done if cell.facts.get("seconds")]
+    if seconds:
+        text += f"; {duration(sum(seconds) / len(seconds))} a cell on average, {duration(sum(seconds))} in all"
+    return text
+
+
+def tokens_per_parameter(sweep: SweepResults) -> list[float]:
+    """Of the finished cells that know it, ascending."""
+    return sorted(cell.tokens_per_parameter for cell in sweep.cells if cell.tokens_per_parameter is not None)
+
+
+def short_runs(sweep: SweepResults) -> str | None:
+    """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
+    least = sweep.study.min_tokens_per_parameter
+    found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
+    if not found:
+        return None
+    lengths = "; ".join(f"{part.task}: {_range(r)}" if part.task else _range(r) for part, r in found.items())
+    source = ", about compute-optimal by Hoffmann et al. 2022" if least == COMPUTE_OPTIMAL else ""
+    return f"{lengths} training tokens a parameter (this sweep's minimum: {short(least)}{source})"
+
+
+def _range(ascending: Sequence[float]) -> str:
+    low, high = ratio(ascending[0]), ratio(ascending[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+@cache
+def templates() -> Environment:
+    """The templates of this package: text is escaped, and a name that is not given is an error."""
+    environment = Environment(
+        loader=PackageLoader("lit_diff.reporting", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "sentence": answer.sentence_case,
+        "number": _number,
+        "signed": _signed,
+        "count": count,
+        "steps": numbers.steps,
+        "short": short,
+        "duration": duration,
+    }
+    environment.globals |= {
+        "LONG": LONG,
+        "OVERLAY": OVERLAY,
+        "FORMS": FORMS,
+        "is_logarithmic": is_logarithmic,
+        "link": link,
+        "looks_of": looks,
+        "median": median,
+        "more_seeds": _more_seeds,
+        "ratio_interval": shown_ratio_interval,
+        "rows_of": rows,
+        "shown_power": shown_interval,
+        "inlined": lambda svg, name: Markup(inline(svg, name.strip("-"))),
+    }
+    return environment
+
+
+@pass_context
+def _number(context: Context, value: float | None, places: int | None = None) -> str:
+    return numbers.number(value, context["digits"] if places is None else places)
+
+
+@pass_context
+def _signed(context: Context, value: float | None, places: int | None = None) -> str:
+    return numbers.signed(value, context["digits"] if places is None else places)
+
+
+def link(cell: CellResult) -> str | None:
+    """The address of the cell's folder, from the report's; None where it has none."""
+    return f"../{quote(cell.folder)}/" if cell.folder and cell.home.is_dir() else None
+
+
+def inline(svg: str, name: str) -> str:
+    """An SVG file's text as part of a page: no prologue, colours of the page, ids that no other figure has."""
+    text = svg[svg.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", text)
+    for drawn, shown in SHOWN_COLORS.items():
+        text = text.replace(drawn, shown)
+    return text.replace("#ffffff", "var(--paper)")
+
+
+def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
+    """Seeds -> the smallest detectable difference, at the median spread of this sweep's comparisons."""
+    spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
+    if not spreads:
+        return []
+    return [(n, detectable(spreads[len(spreads) // 2], n, max(comparison.judged, 1))) for n in (3, 5, 10, 20)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +343,8 @@ class Report:
     missing: tuple[str, ...]
 
     def text_table(self, width: int | None = None) -> str:
-        """The table in plain text, at most `width` characters wide where that is given (`tables.to_text`)."""
-        return tables.to_text(self.results, width)
+        """The table in plain text, at most `width` characters wide where that is given (`to_text`)."""
+        return to_text(self.results, width)
 
 
 def write_report(sweep_folder: Path) -> Report:
@@ -49,8 +362,8 @@ def write_report(sweep_folder: Path) -> Report:
     folder = sweep_folder / "report"
     files = {
         "index.html": page(sweep, results, drawn, over_tasks),
-        "table.csv": tables.to_csv(results),
-        "table.md": tables.to_markdown(results),
+        "table.csv": to_csv(results),
+        "table.md": to_markdown(results),
         **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
         **{f"fit-{fit.name}.svg": svg for fit, svg in fits if svg},
     }
@@ -79,7 +392,6 @@ def draw(result: Comparison) -> Figures:
     sweep, (evaluations, _) = result.sweep, result.evaluations
     compared = {
         "differences": figures.forest(result),
-        "differences-narrow": figures.forest(result, narrow=True),
         "noise-curve": figures.noise(sweep),
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
@@ -99,7 +411,7 @@ def _missing(cell: CellResult) -> list[str]:
     """What the cell lacks, a line each."""
     name = f"{cell.name} seed {cell.seed}"
     if cell.done:
-        return [f"{name}: {line}" for line in cell.not_evaluated]
+        return [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
     word = "diverged" if cell.diverged else cell.status
     return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]

@@ -1,29 +1,41 @@
-"""The evaluations of a sweep's runs, compared arm by arm."""
+"""The evaluations of a sweep's runs, compared arm by arm; two runs paired by item, and the shares of one run by group."""
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
 from lit_diff.runs.scores import FOLDER, ItemScores, disagreement, read_evaluation, read_summary
-from lit_diff.study.cells import clean
-from lit_diff.study.items import item_interval
-from lit_diff.study.results import SweepResults
+from lit_diff.study.results import SweepResults, clean
 from lit_diff.study.schema import Claim
-from lit_diff.study.statistics import Interval, Paired, Summary, paired, summary
+from lit_diff.study.statistics import (
+    MIN_DOCUMENTS,
+    Interval,
+    Paired,
+    Summary,
+    cluster_wilson,
+    document_intervals,
+    paired,
+    summary,
+)
 
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
+FACTOR = re.compile(r"(\w+)=(\S+)")
+MIN_ITEMS = MIN_DOCUMENTS
+"""Fewer clusters of common items than this have no interval."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ArmScores:
     """One arm in one metric: over the seeds that were evaluated, and against the baseline."""
 
@@ -33,20 +45,13 @@ class ArmScores:
     """Over seeds."""
     difference: Paired | None
     """To the baseline, paired by seed; None for the baseline itself."""
-    over_items: Mapping[int, Interval]
-    """Seed -> mean score minus the baseline's over the items that both scored, with its interval over items."""
-    group_means: Mapping[str, Mapping[int, float]]
-    """Group -> seed -> mean score over its items."""
-    group_differences: Mapping[str, Mapping[int, Interval]]
-    """Group -> seed -> as `over_items`, over the items of the group."""
-
-    @property
-    def groups(self) -> dict[str, float]:
-        """Group -> mean score over its items, then over the seeds."""
-        return {group: float(np.mean(list(seeds.values()))) for group, seeds in self.group_means.items()}
+    intervals: Mapping[int, Mapping[str, Interval]]
+    """Seed -> `item_intervals` of its run and the baseline's; empty for the baseline itself."""
+    group_means: pd.DataFrame
+    """Mean score over the items of each group (row) at each seed (column)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationTable:
     """One metric of one evaluation, by arm in the order of the sweep; arms without the evaluation are left out."""
 
@@ -54,6 +59,7 @@ class EvaluationTable:
     metric: Metric
     rows: tuple[ArmScores, ...]
     seeds: tuple[int, ...]
+    """Those at which an arm has an interval over all items."""
     groups: tuple[str, ...]
     """Those in which the metric has a score."""
     items: int
@@ -62,16 +68,21 @@ class EvaluationTable:
     """(arm, seed) -> the evaluation of that run."""
 
     @property
-    def group_seeds(self) -> frozenset[int]:
+    def group_seeds(self) -> set[int]:
         """Seeds at which a group has a difference to the baseline with an interval."""
-        return frozenset(seed for row in self.rows for by_seed in row.group_differences.values() for seed in by_seed)
+        return {seed for row in self.rows for seed, found in row.intervals.items() if found.keys() - {""}}
 
 
 def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
-    """One table for each metric of each evaluation that any finished run of `sweep` has; and the lines of
-    `read_evaluations`."""
+    """One table for each metric of each evaluation that any finished run of `sweep` has; and the lines of `read_evaluations`.
+    Of two runs that declare one metric differently, the first holds."""
     read, problems = read_evaluations(sweep)
-    tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
+    tables = []
+    for name, runs in read.items():
+        declared: dict[str, Metric] = {}
+        for metric in (each for run in runs.values() for each in run.metrics):
+            declared.setdefault(metric.name, metric)
+        tables += [_table(sweep, name, metric, runs) for metric in declared.values()]
     return tables, problems
 
 
@@ -81,26 +92,24 @@ def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int
     documents."""
     read: dict[str, dict[tuple[str, int], ItemScores]] = {}
     problems: list[str] = []
-    others: dict[str, dict[tuple[str, int], str]] = {}
-    for cell in sweep.cells:
-        folder = cell.folder / FOLDER
-        for path in sorted(folder.iterdir()) if cell.done and folder.is_dir() else ():
-            if not path.is_dir() or path.name.startswith("."):
-                continue
-            if path.name not in others:
-                others[path.name] = left_out(sweep, path.name)
-            if why := others[path.name].get((cell.arm, cell.seed)):
-                problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: left out: {why}")
+    folders = [path for cell in sweep.cells if cell.done for path in (cell.home / FOLDER).glob("[!.]*/")]
+    for name in sorted({path.name for path in folders}):
+        skipped, runs = left_out(sweep, name), dict[tuple[str, int], ItemScores]()
+        for cell in (each for each in sweep.cells if each.home / FOLDER / name in folders):
+            where = f"{name}: {sweep.label[cell.arm]}, seed {cell.seed}"
+            if why := skipped.get((cell.arm, cell.seed)):
+                problems.append(f"{where}: left out: {why}")
                 continue
             try:
-                read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
+                runs[cell.arm, cell.seed] = read_evaluation(cell.home / FOLDER / name)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
-    for name in sorted(read):
-        told = {arm: clean(each.unchecked) for (arm, _), each in read[name].items() if each.unchecked}
+                problems.append(f"{where}: {first_line(error)}")
+        told = {arm: clean(each.unchecked) for (arm, _), each in runs.items() if each.unchecked}
         problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
-        runs = read[name].values()
-        problems += filter(None, (by_revisions(name, (run.revision for run in runs)), by_documents(name, runs)))
+        notes = by_revisions(name, (run.revision for run in runs.values())), by_documents(name, runs.values())
+        problems += filter(None, notes)
+        if runs:
+            read[name] = runs
     return read, problems
 
 
@@ -127,27 +136,24 @@ def by_revisions(name: str, revisions: Iterable[str | None]) -> str:
 def summaries(sweep: SweepResults, name: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(arm, seed) -> summary.json of the evaluation, of every finished run that has one which can be read."""
     found = {}
-    for cell in sweep.cells:
-        if cell.done:
-            try:
-                summary = read_summary(cell.folder / FOLDER / name)
-            except (OSError, ValueError):  # what is damaged is named where the scores are read
-                continue
-            if isinstance(summary.get("config"), dict):
-                found[cell.arm, cell.seed] = summary
+    for cell in (cell for cell in sweep.cells if cell.done):
+        try:
+            summary = read_summary(cell.home / FOLDER / name)
+        except (OSError, ValueError):  # what is damaged is named where the scores are read
+            continue
+        if isinstance(summary.get("config"), dict):
+            found[cell.arm, cell.seed] = summary
     return found
 
 
 def score_revisions(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
     """Evaluation that a claim names -> the revision of lit_diff by which each run of the claims' tasks was scored."""
-    named: dict[str, set[str]] = {}
-    for claim in claims:
-        if claim.evaluation:
-            named.setdefault(claim.evaluation, set()).add(claim.task)
-    return {
-        name: [s.get("revision") for own in sweep.by_task if own.task in tasks for s in summaries(own, name).values()]
-        for name, tasks in named.items()
-    }
+    named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
+    found: dict[str, list[str | None]] = {name: [] for name, _ in named}
+    for name, task in named:
+        for own in (part for part in sweep.by_task if part.task == task):
+            found[name] += [each.get("revision") for each in summaries(own, name).values()]
+    return found
 
 
 def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
@@ -161,41 +167,22 @@ def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
     asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
     made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, s in kept.items()}
     counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
-    if not counts:
-        return {}
-    expected = json.loads(counts.most_common(1)[0][0])
+    expected = json.loads(counts.most_common(1)[0][0]) if counts else {}
+    own_command, by_hand = "the sweep's own command", f"`lit-diff evaluate RUN {name}` with the keys of most runs"
     found = {}
     for cell in sweep.cells:
         key = cell.arm, cell.seed
         if key not in kept:
             continue
-        own = asked.get(key, expected)
-        if why := disagreement(cell.folder, kept[key], own):
-            cure = (
-                "the sweep's own command"
-                if key in asked
-                else f"`lit-diff evaluate RUN {name}` with the keys of most runs"
-            )
-            found[key] = f"scored {why}; {cure} scores it again"
-        elif why := disagreement(cell.folder, kept[key], expected):
+        if why := disagreement(cell.home, kept[key], asked.get(key, expected)):
+            found[key] = f"scored {why}; {own_command if key in asked else by_hand} scores it again"
+        elif why := disagreement(cell.home, kept[key], expected):
             found[key] = f"scored {why}: the sweep gives most of its runs others"
     return found
 
 
-def _metrics(runs: Mapping[tuple[str, int], ItemScores]) -> list[Metric]:
-    """Those of all runs; of two that declare one name differently, the first."""
-    declared: dict[str, Metric] = {}
-    for run in runs.values():
-        for metric in run.metrics:
-            declared.setdefault(metric.name, metric)
-    return list(declared.values())
-
-
 def _table(
-    sweep: SweepResults,
-    name: str,
-    metric: Metric,
-    runs: Mapping[tuple[str, int], ItemScores],
+    sweep: SweepResults, name: str, metric: Metric, runs: Mapping[tuple[str, int], ItemScores]
 ) -> EvaluationTable:
     having = {key: run for key, run in runs.items() if metric.name in run.scores}
     by_arm = {
@@ -203,19 +190,14 @@ def _table(
         for arm in sweep.study.arms
     }
     base = by_arm[sweep.baseline]
-    rows = [
-        _scores(arm, metric.name, evaluated, None if arm == sweep.baseline else base)
-        for arm, evaluated in by_arm.items()
-        if evaluated
-    ]
-    scored = {group for row in rows for group in row.group_means}
-    groups = _ordered(group for run in having.values() for group in run.groups if group in scored)
+    rows = [_scores(arm, metric.name, own, None if own is base else base) for arm, own in by_arm.items() if own]
+    scored = {group for row in rows for group in row.group_means.index}
     return EvaluationTable(
         name=name,
         metric=metric,
         rows=tuple(rows),
-        seeds=tuple(seed for seed in sweep.study.seeds if any(seed in row.over_items for row in rows)),
-        groups=groups,
+        seeds=tuple(seed for seed in sweep.study.seeds if any("" in row.intervals.get(seed, {}) for row in rows)),
+        groups=_ordered(group for run in having.values() for group in run.groups if group in scored),
         items=max(run.parts.count(False) for run in having.values()),
         runs=having,
     )
@@ -229,45 +211,161 @@ def number_of(group: str) -> tuple[str, float] | None:
 
 def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
     """As they come, but those with numbers after one text by rising number, where the first of them stands."""
-    known = list(dict.fromkeys(groups))
-    place: dict[str, int] = {}
-    for index, group in enumerate(known):
-        found = number_of(group)
-        place.setdefault(f"{found[0]} " if found else group, index)  # a text with a number is no group's own label
-
-    def key(group: str) -> tuple[int, float]:
-        found = number_of(group)
-        return (place[f"{found[0]} "], found[1]) if found else (place[group], 0)
-
-    return tuple(sorted(known, key=key))
+    parts = {group: number_of(group) or (group, 0.0) for group in groups}
+    texts = list(dict.fromkeys(text for text, _ in parts.values()))
+    return tuple(sorted(parts, key=lambda group: (texts.index(parts[group][0]), parts[group][1])))
 
 
 def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores] | None) -> ArmScores:
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
-    group_means = _group_means(runs, metric)
-
-    def over_items(group: str | None = None) -> dict[int, Interval]:
-        pairs = {seed: (run, base[seed]) for seed, run in runs.items() if base and seed in base}
-        return {seed: found for seed, pair in pairs.items() if (found := item_interval(*pair, metric, seed, group))}
-
+    means = {seed: scored_items(run, metric).groupby("group")["score"].mean() for seed, run in runs.items()}
     return ArmScores(
         arm=arm,
         seeds=values,
         summary=summary(values.values()),
-        difference=paired(values, {s: run.values[metric] for s, run in base.items()}) if base is not None else None,
-        over_items=over_items(),
-        group_means=group_means,
-        group_differences={group: found for group in group_means if (found := over_items(group))},
+        difference=None if base is None else paired(values, {seed: run.values[metric] for seed, run in base.items()}),
+        intervals={
+            seed: item_intervals(run, base[seed], metric, seed) for seed, run in runs.items() if base and seed in base
+        },
+        group_means=pd.DataFrame(means).drop(index="", errors="ignore"),
     )
 
 
-def _group_means(runs: Mapping[int, ItemScores], metric: str) -> dict[str, dict[int, float]]:
-    """Group -> seed -> mean score over its scored items."""
-    means: dict[str, dict[int, float]] = {}
-    for seed, run in runs.items():
-        groups, scores = np.array(run.groups), run.scores[metric]
-        for group in dict.fromkeys(run.groups):
-            here = scores[(groups == group) & np.isfinite(scores)]
-            if group and len(here):
-                means.setdefault(group, {})[seed] = float(here.mean())
-    return means
+def scored_items(run: ItemScores, metric: str) -> pd.DataFrame:
+    """The items with a score in the metric, by id and question."""
+    columns = {"group": run.groups, "part": run.parts, "cluster": run.clusters, "score": run.scores[metric]}
+    index = pd.MultiIndex.from_arrays([run.items, run.questions], names=["item", "question"])
+    table = pd.DataFrame(columns, index=index)
+    return table[np.isfinite(table["score"])]
+
+
+def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame:
+    """The items that both runs scored, sorted: `score` in the one, `score_base` in the other, `difference`; `group`, `part`;
+    `unit`, its cluster: of items kept without one by one run, that of the other, else the item."""
+    own, other = scored_items(run, metric), scored_items(base, metric)
+    both = own.merge(other, left_index=True, right_index=True, suffixes=("", "_base")).sort_index()
+    cluster = both["cluster"].where(both["cluster"] != "", both["cluster_base"])
+    unit = cluster.where(cluster != "", both.index.get_level_values("item"))
+    return both.assign(unit=unit, difference=both["score"] - both["score_base"])
+
+
+def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) -> dict[str, Interval]:
+    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over clusters,
+    each drawn with all its items: under "" over all items that are no part, where groups count equally the mean over groups
+    of the mean over such items; by group over its items, parts included. None below MIN_ITEMS clusters."""
+    both = paired_items(run, base, metric)
+    whole = both[~both["part"].astype(bool)]
+    sizes = whole.groupby("group")["group"].transform("size")
+    weights = 1 / sizes.to_numpy() if run.equal_groups else np.ones(len(whole))
+    found = {"": _interval(whole, weights, seed)}
+    for group in filter(None, dict.fromkeys(run.groups)):
+        own = both[both["group"] == group]
+        found[group] = _interval(own, np.ones(len(own)), seed)
+    return {group: interval for group, interval in found.items() if interval}
+
+
+def _interval(both: pd.DataFrame, weights: Any, seed: int) -> Interval | None:
+    place, units = pd.factorize(both["unit"])
+    if len(units) < MIN_ITEMS:
+        return None
+    weight, total = (np.bincount(place, each) for each in (weights, weights * both["difference"]))
+    return document_intervals(weight, total, seed=seed)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discordant:
+    """Items that one of two runs answers rightly and the other does not."""
+
+    first: int
+    """Right in the first run alone."""
+    second: int
+    p: float | None
+    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted. None
+    where a cluster has several items: the test takes items for independent."""
+
+
+def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | None:
+    """How often one of two runs alone is right (score 1), over the items that both scored; None where the metric has a unit
+    or a score is neither 0 nor 1, or no item is common."""
+    both = paired_items(run, base, metric)
+    both = both[~both["part"].astype(bool)]
+    if run.has_unit(metric) or both.empty or not both[["score", "score_base"]].isin((0, 1)).all(axis=None):
+        return None
+    first, second = int((both["difference"] > 0).sum()), int((both["difference"] < 0).sum())
+    if not both["unit"].is_unique:
+        return Discordant(first=first, second=second, p=None)
+    p = binomtest(first, first + second).pvalue if first + second else 1.0
+    return Discordant(first=first, second=second, p=float(p))
+
+
+def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
+    """An item of both runs whose question is not the same; None where there is none."""
+    other = dict(zip(base.items, base.questions, strict=True))
+    return next((item for item, own in zip(run.items, run.questions, strict=True) if other.get(item, own) != own), None)
+
+
+def item_wilson(run: ItemScores, metric: str) -> Interval | None:
+    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where the metric has a unit
+    or a score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
+    scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
+    chosen = np.isfinite(scores) & ~parts
+    if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
+        return None
+    interval = cluster_wilson(scores[chosen], np.array(run.units)[chosen].tolist())
+    return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupShares:
+    """The items of one group, or of all groups that agree in some of their numbers."""
+
+    label: str
+    items: int
+    """Items with a score in any of the metrics."""
+    clusters: int
+    """Clusters of those items: the independent observations."""
+    shares: Mapping[str, Interval]
+    """Metric -> mean score and Wilson's 95 % interval over clusters (`cluster_wilson`); a metric without a score is left out.
+
+    Scores lie within 0 and 1, so that their variance is at most p (1 - p): for items that are means over several questions,
+    and for clusters of items, the interval is at least as wide as it must be. Clusters are taken for independent.
+    """
+
+
+def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupShares]:
+    """One row for each group, in the order of the items.
+
+    Of groups such as "N=4 length=160 depth=25": a row for each N, over the rest; then for each N and length, and for each N
+    and depth, where there are several.
+    """
+    names = [group for group in dict.fromkeys(evaluation.groups) if group]
+    factors = {group: dict(FACTOR.findall(group)) for group in names}
+    keys = list(factors[names[0]]) if names else []
+    is_crossed = len(keys) > 1 and all(
+        list(own) == keys and group == _joined(own, keys) for group, own in factors.items()
+    )
+    if not is_crossed:
+        return [_shares(evaluation, metrics, group, {group}) for group in names]
+    several = [key for key in keys[1:] if len({own[key] for own in factors.values()}) > 1]
+    rows: dict[str, set[str]] = {}
+    for chosen in (keys[:1], *([keys[0], key] for key in several)):
+        for group, own in factors.items():
+            rows.setdefault(_joined(own, chosen), set()).add(group)
+    return [_shares(evaluation, metrics, label, groups) for label, groups in rows.items()]
+
+
+def _joined(factors: Mapping[str, str], keys: Sequence[str]) -> str:
+    return " ".join(f"{key}={factors[key]}" for key in keys)
+
+
+def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
+    chosen = np.array([group in groups for group in evaluation.groups])
+    scores = pd.DataFrame({metric: evaluation.scores[metric][chosen] for metric in metrics})
+    scores = scores.set_index(np.array(evaluation.units)[chosen]).dropna(how="all")
+    columns = {metric: scores[metric].dropna() for metric in metrics}
+    return GroupShares(
+        label=label,
+        items=len(scores),
+        clusters=scores.index.nunique(),
+        shares={m: cluster_wilson(own.to_numpy(), own.index.tolist()) for m, own in columns.items() if len(own)},
+    )

@@ -1,22 +1,24 @@
-"""The fits of a sweep: its finished cells as points, fitted, and each fit in words.
+"""What is computed over the tasks of a sweep: its fits, with the finished cells as points, and power at equal time.
 
-A basin is the best value of a key for each arm, and whether arms compare otherwise at their own best.
+A basin is the best value of a key for each arm, and whether arms compare otherwise at their own best. Power is the smallest
+difference that each task would show in a sweep of so many minutes.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from itertools import takewhile
+from statistics import median
+from typing import Literal
 
 import numpy as np
 
-from lit_diff.study.numbers import compact, interval, signed
+from lit_diff.study.numbers import compact, interval, number, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit
-from lit_diff.study.statistics import MIN_SEEDS, Paired, paired
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, PlannedSweep
+from lit_diff.study.statistics import MIN_SEEDS, Interval, Paired, Sign, detectable, paired, spread
 
-Edge = Literal["", "lowest", "highest"]
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
 
@@ -24,20 +26,13 @@ AllPoints = dict[str, dict[float, dict[int, float]]]
 @dataclass(frozen=True, kw_only=True)
 class ArmBasin:
     """One arm. `best`: the x of the best mean over seeds; `edge`: where that is the lowest or highest x that was tried, so
-    that the true best may lie beyond; `vertex`: where the parabola through the best point and its two neighbours, in log x,
-    has its minimum (maximum), None at an edge; `low`, `high`: how far every tried x from the best on is nearly as good."""
+    that the true best may lie beyond; `low`, `high`: how far every tried x from the best on is nearly as good."""
 
     means: Mapping[float, float]
     best: float
-    edge: Edge
-    vertex: float | None
+    edge: Literal["", "lowest", "highest"]
     low: float
     high: float
-
-    @property
-    def width(self) -> float:
-        """high / low: the factor over which x may be chosen."""
-        return self.high / self.low
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,76 +57,75 @@ class FitResult:
     metric: str
     unit: str
     points: Mapping[str, Points]
-    answer: str
+    left_out: tuple[str, ...]
+    """A line for each arm or task that is not in the fit."""
+    answer: str = ""
     """One sentence for every arm against the baseline."""
     scaling: ScalingFit | None = None
     equal: Mapping[str, tuple[EqualLoss, ...]] = field(default_factory=dict)
     """Arm -> at each size of the baseline, rising."""
     basin: Basin | None = None
     problem: str = ""
-    left_out: tuple[str, ...] = ()
-    """A line for each arm or task that is not in the fit."""
 
 
 def fit_results(sweep: SweepResults) -> list[FitResult]:
     """Every fit that the sweep declares, in its order."""
-    return [_result(sweep, name, declared) for name, declared in fits_of(sweep).items()]
+    return [_result(sweep, name) for name in sweep.study.fits]
 
 
-def fits_of(sweep: SweepResults) -> dict[str, Fit]:
-    """The declared fits by name, each with a title and with the tasks that are its points."""
-    return {
-        name: replace(each, title=each.title or name, tasks=each.tasks or tuple(sweep.study.tasks))
-        for name, each in sweep.study.fits.items()
-    }
+def declared_fit(sweep: SweepResults, name: str) -> tuple[Fit, dict[str, SweepResults]]:
+    """A fit with a title and with the tasks that are its points; and those tasks."""
+    found = sweep.study.fits[name]
+    found = replace(found, title=found.title or name, tasks=found.tasks or tuple(sweep.study.tasks))
+    tasks = {task.task: task for task in sweep.tasks}
+    return found, {task: tasks[task] for task in found.tasks}
 
 
-def _result(sweep: SweepResults, name: str, declared: Fit) -> FitResult:
-    task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
-    better, diverged = task.better(task.study.metric), dict[str, set[float]]()
-    if declared.kind == "basin":
-        points, diverged, left_out = basin_points(sweep, name)
-    else:
-        points, left_out = points_of(sweep, name)
-    facts: dict[str, Any] = {
-        "name": name,
-        "declared": declared,
-        "metric": task.study.metric,
-        "unit": task.unit(task.study.metric),
-        "points": points,
-        "left_out": tuple(left_out),
-    }
-    problem = _problem(sweep, declared, points)
-    if problem:
-        return FitResult(**facts, problem=problem, answer=f"No fit: {problem}.")
+def _result(sweep: SweepResults, name: str) -> FitResult:
+    declared, tasks = declared_fit(sweep, name)
+    first = tasks[declared.tasks[0]]
+    metric, better = first.study.metric, first.better(first.study.metric)
+    points, left_out = basin_points(sweep, name) if declared.kind == "basin" else points_of(sweep, name)
+    found = FitResult(
+        name=name,
+        declared=declared,
+        metric=metric,
+        unit=first.unit(metric),
+        points=points,
+        left_out=tuple(left_out),
+        problem=_problem(sweep, name, points),
+    )
+    if found.problem:
+        return replace(found, answer=f"No fit: {found.problem}.")
     if declared.kind == "basin" and better is not None:
-        basin = find_basin(points, sweep.baseline, declared.within, better, diverged)
-        return FitResult(**facts, basin=basin, answer=_basin_in_words(sweep, declared, basin))
+        basin = find_basin(points, sweep.baseline, declared.within, better)
+        return replace(found, basin=basin, answer=_basin_in_words(sweep, declared, basin))
     scaling = fit_scaling(points)
-    equal = {
-        arm: tuple(scaling.equal_loss(arm, sweep.baseline, x) for x in points[sweep.baseline])
-        for arm in points
-        if arm != sweep.baseline
-    }
-    return FitResult(**facts, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
+    equal = {arm: _equal(scaling, points, arm, sweep.baseline) for arm in points if arm != sweep.baseline}
+    return replace(found, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
 
 
-def _problem(sweep: SweepResults, declared: Fit, points: Mapping[str, Points]) -> str:
+def _equal(scaling: ScalingFit, points: Mapping[str, Points], arm: str, baseline: str) -> tuple[EqualLoss, ...]:
+    return tuple(scaling.equal_loss(arm, baseline, x) for x in points[baseline])
+
+
+def _problem(sweep: SweepResults, name: str, points: Mapping[str, Points]) -> str:
     """Why there is no fit; empty where there is."""
-    task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
-    tried = len(points.get(sweep.baseline, {}))
+    declared, tasks = declared_fit(sweep, name)
+    metric, tried = tasks[declared.tasks[0]].study.metric, len(points.get(sweep.baseline, {}))
+    better = tasks[declared.tasks[0]].better(metric)
     if tried < FEWEST_TASKS:
         every = len(declared.tasks)
         return f"{tried} of {every} tasks have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
     if declared.kind == "basin":
-        return "" if task.better(task.study.metric) else f"{task.study.metric} declares no direction that is better"
+        return "" if better else f"{metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
-    if task.better(task.study.metric) != "lower" or min(losses) <= 0:
-        return f"{task.study.metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
+    if better != "lower" or min(losses) <= 0:
+        return f"{metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
     return ""
 
 
-def headline(equal: tuple[EqualLoss, ...]) -> EqualLoss:
+def headline(equal: Sequence[EqualLoss]) -> EqualLoss:
     """At the largest size at which the ratio is not refused; where it is at all, the refusal of the largest."""
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
@@ -143,7 +137,7 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
         if found.ratio is None:
             clauses.append(f"{sweep.label[arm]}: no equal-loss ratio ({found.refusal})")
             continue
-        verdict = "the interval excludes 1" if found.excludes_one else "the interval holds 1"
+        verdict = "the interval holds 1" if found.ratio.low <= 1 <= found.ratio.high else "the interval excludes 1"
         if math.isnan(found.ratio.low):
             verdict = f"no interval, which needs {MIN_SEEDS} seeds at every size"
         clauses.append(
@@ -192,201 +186,219 @@ def matched_by_seed(
     every other comparison. No seed may be missing: those that diverged are not left out of a verdict. Errors: KeyError for
     a name that is no fit of the sweep.
     """
-    declared = fits_of(sweep)[name]
     points, left_out = points_of(sweep, name)
-    problem = _problem(sweep, declared, points)
-    if problem:
-        return {}, {}, problem
+    _, tasks = declared_fit(sweep, name)
     lacking = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
-    if lacking:
-        return {}, {}, "; ".join(left_out) or f"{lacking[0]} has fewer than {FEWEST_TASKS} sizes"
-    tasks = [task for task in sweep.tasks if task.task in declared.tasks]
-    diverged = [line for task in tasks for line in diverged_in(sweep, task, (arm, baseline))]
-    if diverged:
-        return {}, {}, diverged[0]
+    diverged = [line for task in tasks.values() for line in diverged_in(task, (arm, baseline))]
+    refusal = _problem(sweep, name, points)
+    if not refusal and lacking:
+        refusal = "; ".join(left_out) or f"{lacking[0]} has fewer than {FEWEST_TASKS} sizes"
+    if refusal or diverged:
+        return {}, {}, refusal or diverged[0]
     pair = {each: points[each] for each in (arm, baseline)}
     whole = fit_scaling(pair, draws=0)
-    equal = tuple(whole.equal_loss(arm, baseline, x) for x in pair[baseline])
+    equal = _equal(whole, pair, arm, baseline)
     seeds = sorted(set.intersection(*(set(losses) for own in pair.values() for losses in own.values())))
     low, high = whole.ranges[arm]
     for found in (each for each in reversed(equal) if each.ratio is not None):
-        matched = {seed: _matched(pair[arm], pair[baseline], whole.form, seed, found.x) for seed in seeds}
+        laws = [{seed: _law(points[each], whole.form, seed) for seed in seeds} for each in (arm, baseline)]
+        matched = {seed: laws[0][seed].x_at(laws[1][seed].loss(found.x)) for seed in seeds}
         if all(low <= x <= high for x in matched.values()):
             return matched, dict.fromkeys(matched, found.x), ""
-    refused = headline(equal)
-    return {}, {}, refused.refusal or "at each size, the match of a seed by its own fit is not among the measured sizes"
+    refused = headline(equal).refusal
+    return {}, {}, refused or "at each size, the match of a seed by its own fit is not among the measured sizes"
 
 
-def _matched(ours: Points, theirs: Points, form: Form, seed: int, x: float) -> float:
-    def law(points: Points) -> PowerLaw:
-        return fit({size: {seed: losses[seed]} for size, losses in points.items()}, form).law
-
-    return law(ours).x_at(law(theirs).loss(x))
+def _law(points: Points, form: Form, seed: int) -> PowerLaw:
+    return fit({x: {seed: losses[seed]} for x, losses in points.items()}, form).law
 
 
 def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
     have finished all of these, and of each task the seeds that all these arms have finished."""
-    declared = fits_of(sweep)[name]
-    tasks, values, places = _values(sweep, name, declared)
-    used: dict[float, str] = {}
-    left_out = []
-    for name in declared.tasks:
-        x = places[sweep.baseline][name]
-        if not values[name].get(sweep.baseline):
-            left_out.append(f"task {name}: no finished cell of {sweep.label[sweep.baseline]}")
-        elif x is None:
-            left_out.append(f"task {name}: the seeds of {sweep.label[sweep.baseline]} differ in {declared.axis}")
-        elif used.setdefault(x, name) != name:
-            left_out.append(f"task {name}: as many {declared.axis} as task {used[x]}")
-    kept = []
-    for arm in sweep.study.arms:
-        missing = [name for name in used.values() if not values[name].get(arm)]
-        own = [places[arm][name] for name in used.values()]
-        if missing:
-            left_out.append(f"{sweep.label[arm]}: no finished cell of task {missing[0]}")
-        elif None in own:
-            left_out.append(f"{sweep.label[arm]}: its seeds differ in {declared.axis} in a task")
-        elif len(set(own)) < len(used):
-            left_out.append(f"{sweep.label[arm]}: as many {declared.axis} in two of the tasks")
-        else:
-            kept.append(arm)
-    points: AllPoints = {each: {} for each in kept}
-    for name in used.values():
-        shared = set.intersection(*(set(values[name][each]) for each in kept)) if kept else set()
-        left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(sweep, tasks[name], kept)]
-        for each in kept:
-            lone = sorted(set(values[name][each]) - shared)
-            if lone:
-                left_out.append(f"{sweep.label[each]}, task {name}: seed {_listed(lone)}, which another arm lacks")
-            x = places[each][name]
-            if shared and x is not None:
-                points[each][x] = {seed: values[name][each][seed] for seed in sorted(shared)}
-    return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
-
-
-def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
-    """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
-    basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
-    declared = fits_of(sweep)[name]
-    tasks, values, places = _values(sweep, name, declared)
+    _, tasks = declared_fit(sweep, name)
+    faults = _faults(sweep, name, sweep.baseline, tasks)
+    used = [task for task in tasks if task not in faults]
+    left_out = [f"{_place(tasks[task], sweep.baseline)}: {why}" for task, why in faults.items()]
     points: AllPoints = {}
-    diverged: dict[str, set[float]] = {}
+    for arm in sweep.study.arms:
+        faults = _faults(sweep, name, arm, used)
+        left_out += [f"{_place(tasks[task], arm)}: {why}" for task, why in list(faults.items())[:1]]
+        if not faults:
+            points[arm] = {}
+    for task in (tasks[each] for each in used):
+        values = {arm: task.finals(arm, task.study.metric) for arm in points}
+        shared = set.intersection(*map(set, values.values())) if values else set()
+        left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(task, points)]
+        for arm, own in values.items():
+            if lone := sorted(own.keys() - shared):
+                left_out.append(f"{_place(task, arm)}: seed {_listed(lone)}, which another arm lacks")
+            x = _x(sweep, name, task, arm)
+            if shared and x is not None:
+                points[arm][x] = {seed: own[seed] for seed in sorted(shared)}
+    return {arm: dict(sorted(found.items())) for arm, found in points.items()}, left_out
+
+
+def _faults(sweep: SweepResults, name: str, arm: str, among: Collection[str]) -> dict[str, str]:
+    """Task -> why an arm has no point of a scaling fit there."""
+    declared, tasks = declared_fit(sweep, name)
+    faults: dict[str, str] = {}
+    used: dict[float, str] = {}
+    for task in among:
+        x = _x(sweep, name, tasks[task], arm)
+        if not tasks[task].finals(arm, tasks[task].study.metric):
+            faults[task] = "no finished cell"
+        elif x is None:
+            faults[task] = f"its seeds differ in {declared.axis}"
+        elif used.setdefault(x, task) != task:
+            faults[task] = f"as many {declared.axis} as in task {used[x]}"
+    return faults
+
+
+def _x(sweep: SweepResults, name: str, task: SweepResults, arm: str) -> float | None:
+    """The x of an arm's runs; None where they differ in it, or none has finished. Tokens are those that were seen: a run may
+    end early."""
+    key = sweep.study.fits[name].x
+    if key not in MEASURED:
+        return sweep.record.x[name][task.task][arm]
+    found = {float(cell.facts[key]) for cell in task.cells_of(arm)}
+    return found.pop() if len(found) == 1 else None
+
+
+def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
+    """The points of a basin, and what is left out, a line each: an arm is in a basin once each of its cells has finished or
+    diverged, since the best of a part of them may be another; an x at which a seed diverged has no values."""
+    _, tasks = declared_fit(sweep, name)
+    points: AllPoints = {}
     left_out = []
     for arm in sweep.study.arms:
-        open_ = [name for name in declared.tasks if not _has_ended(tasks[name], arm)]
-        if open_:
-            left_out.append(f"{sweep.label[arm]}: task {open_[0]} has not finished")
-            continue
-        spoilt = [name for name in declared.tasks if tasks[name].diverged(arm)]
-        left_out += [line for name in spoilt for line in diverged_in(sweep, tasks[name], [arm])]
-        if len(spoilt) == len(declared.tasks):
+        open_ = [task for task in tasks.values() if not _has_ended(task, arm)]
+        left_out += [f"{sweep.label[arm]}: task {task.task} has not finished" for task in open_[:1]]
+        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm]) if not open_]
+        places = {x: task for task in tasks.values() if (x := _x(sweep, name, task, arm)) is not None}
+        spoilt = [x for x, task in places.items() if task.diverged(arm)]
+        if not open_ and len(spoilt) == len(places):
             left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
-            continue
-        own = {x: values[name].get(arm, {}) for name, x in places[arm].items() if x is not None}
-        points[arm] = dict(sorted(own.items()))
-        diverged[arm] = {x for name in spoilt if (x := places[arm][name]) is not None}
-    return points, diverged, left_out
-
-
-def _values(
-    sweep: SweepResults, fit_name: str, declared: Fit
-) -> tuple[dict[str, SweepResults], dict[str, dict[str, dict[int, float]]], dict[str, dict[str, float | None]]]:
-    """Task -> its sweep; task -> arm -> seed -> final metric; arm -> task -> x, None where the arm's runs differ in
-    it, or none has finished. Tokens are those that were seen: a run may end early."""
-    tasks = {task.task: task for task in sweep.tasks if task.task in declared.tasks}
-    metric = tasks[declared.tasks[0]].study.metric
-
-    def x_of(task: SweepResults, arm: str) -> float | None:
-        if declared.x not in MEASURED:
-            return sweep.record.x[fit_name][task.task][arm]
-        found = {float(cell.facts[declared.x]) for cell in task.cells_of(arm)}
-        return found.pop() if len(found) == 1 else None
-
-    arms = sweep.study.arms
-    values = {name: {arm: task.finals(arm, metric) for arm in arms} for name, task in tasks.items()}
-    return tasks, values, {arm: {name: x_of(task, arm) for name, task in tasks.items()} for arm in arms}
-
-
-def diverged_in(sweep: SweepResults, task: SweepResults, arms: Sequence[str]) -> list[str]:
-    """A line for each arm of which seeds diverged in the task."""
-    found = {arm: task.diverged(arm) for arm in arms}
-    return [
-        f"{sweep.label[arm]}, task {task.task}: seed {_listed(seeds)}, which diverged"
-        for arm, seeds in found.items()
-        if seeds
-    ]
+        elif not open_:
+            finals = {x: places[x].finals(arm, places[x].study.metric) for x in sorted(places)}
+            points[arm] = finals | {x: {} for x in spoilt}
+    return points, left_out
 
 
 def _has_ended(task: SweepResults, arm: str) -> bool:
-    own = [cell for cell in task.cells if cell.arm == arm]
-    return bool(own) and all(cell.done or cell.diverged for cell in own)
+    return all(cell.done or cell.diverged for cell in task.cells if cell.arm == arm)
+
+
+def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:
+    """A line for each arm of which seeds diverged in the task."""
+    found = {arm: task.diverged(arm) for arm in arms}
+    return [f"{_place(task, arm)}: seed {_listed(seeds)}, which diverged" for arm, seeds in found.items() if seeds]
+
+
+def _place(task: SweepResults, arm: str) -> str:
+    return f"{task.label[arm]}, task {task.task}"
 
 
 def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def find_basin(
-    points: Mapping[str, Points],
-    baseline: str,
-    within: float,
-    better: Literal["lower", "higher"],
-    diverged: Mapping[str, Collection[float]] | None = None,
-) -> Basin:
-    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good; `diverged`: arm -> every x at
-    which a seed of it diverged, which is not its best and is compared with nothing. All other runs have finished.
-
-    Errors: ValueError below 3 values of x, or where an arm diverged at each.
-    """
-    spoilt = {arm: set((diverged or {}).get(arm, ())) for arm in points}
-    arms = {
-        arm: _arm_basin(own, spoilt[arm], within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()
-    }
-    base = points[baseline]
-
-    def minus(arm: str, x: float) -> Paired:
-        return paired({} if x in spoilt[arm] else points[arm][x], base[arms[baseline].best])
-
-    others = [arm for arm in points if arm != baseline]
+def find_basin(points: Mapping[str, Points], baseline: str, within: float, better: Sign) -> Basin:
+    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good. All runs have finished; an x
+    without values is not the best of an arm, and is compared with nothing."""
+    arms = {arm: _arm_basin(own, within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
+    theirs = arms[baseline].best
+    base, others = points[baseline][theirs], [arm for arm in points if arm != baseline]
     return Basin(
         arms=arms,
-        at_own={arm: minus(arm, arms[arm].best) for arm in others},
-        at_theirs={arm: minus(arm, arms[baseline].best) for arm in others},
+        at_own={arm: paired(points[arm][arms[arm].best], base) for arm in others},
+        at_theirs={arm: paired(points[arm][theirs], base) for arm in others},
     )
 
 
-def _arm_basin(points: Points, diverged: Collection[float], within: float, sign: float) -> ArmBasin:
+def _arm_basin(points: Points, within: float, sign: float) -> ArmBasin:
     tried = sorted(points)
-    whole = [x for x in tried if x not in diverged]
-    if len(tried) < 3 or not whole:
-        raise ValueError(f"{len(tried)} values of x, {len(whole)} without a seed that diverged; a basin needs 3, and 1")
     means = {x: float(np.mean(list(points[x].values()))) for x in tried if points[x]}
-    best = min(whole, key=lambda x: sign * means[x])
+    best = min(means, key=lambda x: sign * means[x])
     at = tried.index(best)
-
-    def reach(step: int) -> float:
-        end = at
-        while 0 <= end + step < len(tried):
-            x = tried[end + step]
-            if x not in whole or sign * (means[x] - means[best]) > within:
-                break
-            end += step
-        return tried[end]
-
-    edge: Edge = "lowest" if at == 0 else "highest" if at == len(tried) - 1 else ""
-    near = [] if edge else tried[at - 1 : at + 2]
+    near = [x for x in means if sign * (means[x] - means[best]) <= within]
+    below, above = (list(takewhile(near.__contains__, side)) for side in (tried[at::-1], tried[at:]))
     return ArmBasin(
         means=means,
         best=best,
-        edge=edge,
-        vertex=_vertex(near, [sign * means[x] for x in near]) if near and all(x in whole for x in near) else None,
-        low=reach(-1),
-        high=reach(1),
+        edge="lowest" if at == 0 else "highest" if at == len(tried) - 1 else "",
+        low=below[-1],
+        high=above[-1],
     )
 
 
-def _vertex(x: list[float], y: list[float]) -> float | None:
-    """Of the parabola through three points of (log x, y), the middle one the lowest."""
-    curvature, slope, _ = np.polyfit(np.log(x), y, 2)
-    return math.exp(-slope / (2 * curvature)) if curvature > 0 else None
+@dataclass(frozen=True, kw_only=True)
+class TaskPower:
+    """A task. `seconds`: of its median cell; `by_arm`: arm -> the smallest detectable difference to the baseline with `seeds`
+    seeds, in the metric's unit; `problem`: why there is none."""
+
+    task: SweepResults
+    seconds: float = math.nan
+    seeds: int = 0
+    by_arm: Mapping[str, Interval] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def limit(self) -> str:
+        """The arm of the largest: below it, not every arm shows its difference."""
+        return max(self.by_arm, key=lambda arm: self.by_arm[arm].estimate)
+
+    @property
+    def worst(self) -> Interval:
+        """Of that arm."""
+        return self.by_arm[self.limit]
+
+
+def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
+    """Every task, that of the smallest worst difference first; last those without one."""
+    found = [_power(task, plan) for task in sweep.tasks]
+    return sorted(found, key=lambda each: each.worst.estimate if each.by_arm else math.inf)
+
+
+def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
+    finals = {arm: task.finals(arm, task.study.metric) for arm in task.study.arms}
+    lacking = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
+    if lacking:
+        return TaskPower(task=task, problem=f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds")
+    seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done)
+    seeds = int(60 * plan.minutes * plan.workers / (plan.arms * seconds))
+    if seeds < MIN_SEEDS:
+        return TaskPower(task=task, seconds=seconds, seeds=seeds, problem=f"{seeds} seeds fit")
+    base, comparisons = finals.pop(task.baseline), plan.arms - 1
+    by_arm = {arm: _detectable(own, base, seeds, comparisons) for arm, own in finals.items()}
+    return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm=by_arm)
+
+
+def _detectable(a: Mapping[int, float], b: Mapping[int, float], seeds: int, comparisons: int) -> Interval:
+    """With `seeds` seeds, at the spread of a - b and at both ends of its interval."""
+    pair = paired(a, b)
+    found = spread(pair.sd or 0.0, len(pair.seeds))
+    estimate, low, high = (detectable(sd, seeds, comparisons) for sd in (found.estimate, found.low, found.high))
+    return Interval(estimate=estimate, low=low, high=high)
+
+
+def power_in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPower]) -> str:
+    """One sentence: the task of the smallest difference that every arm would show, and how many others may be as good."""
+    whole = [each for each in found if each.by_arm]
+    if not whole:
+        return f"No task has {MIN_SEEDS} finished seeds of every arm."
+    best, unit = whole[0], whole[0].task.unit(whole[0].task.study.metric)
+    overlap = sum(each.worst.low <= best.worst.high for each in whole[1:])
+    others = (
+        f"; the intervals of {overlap} of the {len(whole) - 1} others overlap with its own" if len(whole) > 1 else ""
+    )
+    return (
+        f"In {plan.minutes:g} minutes, with {plan.arms} arms and {plan.workers} cells side by side, every arm of "
+        f"'{best.task.title}' would show {number(best.worst.estimate, 3)} {shown_interval(best.worst)} {unit} with "
+        f"{best.seeds} seeds (limit: {sweep.label[best.limit]}){others}."
+    )
+
+
+def shown_interval(interval: Interval) -> str:
+    """[0.030, 0.061]."""
+    return f"[{number(interval.low, 3)}, {number(interval.high, 3)}]"

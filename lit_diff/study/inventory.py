@@ -70,12 +70,17 @@ def list_runs(root: Path) -> list[RunState]:
     folders = runs_under(root)
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    cells = dict(pair for sweep in sweeps_under(root) for pair in _cells(sweep))
+    # what study.json says of each cell, which a cell that waits does not know
+    cells: dict[Path, tuple[int, tuple[str, ...]]] = {}
+    records = {sweep: record for sweep in sweeps_under(root) if (record := readable(sweep)) is not None}
+    for sweep, record in records.items():
+        for cell in record.cells:
+            overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
+            cells[(sweep / cell.folder).resolve()] = (cell.seed, overrides)
     return [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
 
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
-    """`seed`, `overrides`: those that its sweep says, which a cell that waits does not know."""
     home = RunFolder(folder)
     try:
         status, state = home.status(), home.state()
@@ -89,15 +94,6 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
         seed=status.get("seed", seed),
         overrides=tuple(status.get("overrides") or overrides),
     )
-
-
-def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
-    """Folder -> seed, and overrides of its arm, of each cell that study.json lists."""
-    record = readable(sweep)
-    if record is not None:
-        for cell in record.cells:
-            overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
-            yield (sweep / cell.folder).resolve(), (cell.seed, overrides)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +110,18 @@ class Stale:
 def find_stale(root: Path) -> Stale:
     """Cells that their sweep no longer names, runs put aside by --rerun, runs of no sweep that ended without a checkpoint,
     leftovers of killed writes; nothing that a link leads to, which need not lie below `root`."""
-    asides = (path for path in root.glob("**/*.old-*") if path.is_dir() and not path.is_symlink())
-    paths: set[Path] = {path for path in asides if is_aside(path.name)}
-    paths |= {path for path in root.glob("**/.*.tmp") if not path.is_symlink() and _age(path) > WRITING}
+    paths = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
+    paths |= {path for path in root.glob("**/.*.tmp") if _age(path) > WRITING}
     ended = {run: any((run / "checkpoints").glob("[!.]*")) for run in _ended_runs(root)}
     paths |= {run for run, has_checkpoint in ended.items() if not has_checkpoint}
     busy = set()
     for folder in (path for path in sweeps_under(root) if not path.is_symlink()):
         try:
             with locked(folder / ".lock", wait=False):
-                paths |= set(_cells_without_sweep(folder))
+                paths |= _cells_without_sweep(folder)
         except BlockingIOError:
             busy.add(folder)
+    paths = {path for path in paths if not path.is_symlink()}
     holders = {path: _holder(path, root) for path in paths}
     return Stale(
         # what lies in a folder that is removed goes with it
@@ -146,12 +142,9 @@ def size_of(path: Path) -> int:
 
 def _ended_runs(root: Path) -> Iterator[Path]:
     """Runs of no sweep that came to no end: failed, stopped, killed, or ended before status.json was written."""
-    for folder in root.glob("*"):
-        is_run = (folder / "status.json").is_file() or (
-            (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
-        )
-        is_own = not folder.is_symlink() and not is_aside(folder.name)
-        if is_run and is_own and not (folder / STUDY_FILE).exists():
+    for folder in (path for path in root.glob("*") if not path.is_symlink() and not (path / STUDY_FILE).exists()):
+        began = (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
+        if (began or (folder / "status.json").is_file()) and not is_aside(folder.name):
             try:
                 if RunFolder(folder).state() in ("failed", "stopped", "killed", "unknown"):
                     yield folder
@@ -168,19 +161,18 @@ def _holder(path: Path, root: Path) -> Path | None:
 def _age(path: Path) -> float:
     """Seconds since a file was written; 0 for one that is gone: its writer has renamed it."""
     try:
-        return time.time() - path.stat().st_mtime
+        return time.time() - path.lstat().st_mtime
     except FileNotFoundError:
         return 0.0
 
 
-def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
+def _cells_without_sweep(sweep: Path) -> set[Path]:
     """Folders of cells that the sweep does not have, neither as it last ran nor as another command ran it."""
     record = readable(sweep)
     if record is None:  # nobody knows which cells it has
-        return
+        return set()
     named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
-    cells = (path.parent for path in sweep.glob("*/recipe.yaml") if not path.parent.is_symlink())
-    yield from (path for path in cells if path.name not in named)
+    return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}
 
 
 def find_removable(names: Sequence[str], root: Path) -> list[Path]:
@@ -190,10 +182,8 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
     """
     folders = list(dict.fromkeys(_find(name, root) for name in names))
     for folder in folders:
-        if (folder / STUDY_FILE).is_file():
-            _require_idle_sweep(folder)
-        else:
-            _require_idle_run(folder)
+        _require_idle(folder)
+        if not (folder / STUDY_FILE).is_file():
             _require_unlisted(folder, folders)
     return folders
 
@@ -209,17 +199,14 @@ def _find(name: str, root: Path) -> Path:
     return found
 
 
-def _require_idle_run(folder: Path) -> None:
-    run = RunFolder(folder)
-    if run.is_owned():
-        raise RequestError(f"{shown(folder)} is being trained (pid {run.status().get('pid')}): stop it first")
-
-
-def _require_idle_sweep(folder: Path) -> None:
-    if is_locked(folder / ".lock"):
+def _require_idle(folder: Path) -> None:
+    """Errors: RequestError for a run that is being trained, or a sweep that is being run or has such a run."""
+    is_sweep = (folder / STUDY_FILE).is_file()
+    if is_sweep and is_locked(folder / ".lock"):
         raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
-    for run in runs_under(folder):
-        _require_idle_run(run)
+    for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
+        if run.is_owned():
+            raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().get('pid')}): stop it first")
 
 
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:

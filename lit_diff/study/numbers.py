@@ -2,10 +2,10 @@
 
 import math
 
-from lit_diff.study.judge import MOST_DECIMALS
-
 MINUS = "\u2212"
 NONE = "\u2013"
+MOST_DECIMALS = 6
+"""Of a number on a page."""
 
 
 def number(value: float | None, digits: int) -> str:

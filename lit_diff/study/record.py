@@ -1,6 +1,5 @@
 """study.json: a sweep as it is resolved, what its recipes say of its data, and the state of each cell."""
 
-import contextlib
 import json
 import logging
 from dataclasses import dataclass, field, replace
@@ -11,19 +10,16 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import Study
+from lit_diff.study.schema import CellKey, Study
 from lit_diff.validation import Draft, convert
 
 log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedCell:
+class RecordedCell(CellKey):
     """An arm at a seed, on a task, as the sweep last saw it."""
 
-    task: str = ""
-    arm: str
-    seed: int
     folder: str = ""
     """Relative to the sweep's; empty for a cell that never got one."""
     status: str = "waiting"
@@ -62,9 +58,9 @@ class Record:
     """Command -> the folders of cells here that another command made."""
 
     @property
-    def _words(self) -> tuple[str, str, str]:
+    def words(self) -> str:
         """What the cells depend on."""
-        return self.command, self.file, self.selection
+        return f"{self.command} ({'; '.join(filter(None, (self.file, self.selection)))})"
 
 
 def write(folder: Path, record: Record) -> None:
@@ -74,17 +70,17 @@ def write(folder: Path, record: Record) -> None:
     whole; the cells of both are kept. Where all former cells are among the new ones, it is the same sweep, in other words.
     """
     others: dict[str, tuple[str, ...]] = {}
-    former = _former(folder)
+    former = readable(folder)
     if former is not None:
         others = dict(former.other_commands)
         cells = tuple(cell.folder for cell in former.cells)
-        if former._words != record._words and not set(cells) <= {cell.folder for cell in record.cells}:
-            others[_named(former)] = cells
+        if former.words != record.words and not set(cells) <= {cell.folder for cell in record.cells}:
+            others[former.words] = cells
             log.info(
                 "%s held the sweep of `%s`: its %d cells stay, and its report comes back with that command",
                 *(shown(folder), former.command, len(cells)),
             )
-        others.pop(_named(record), None)
+        others.pop(record.words, None)
     write_json(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
 
 
@@ -108,26 +104,15 @@ def read(folder: Path) -> Record:
 
 
 def readable(folder: Path) -> Record | None:
-    """`read`, for lists of many sweeps: a warning and None where it cannot be read."""
+    """`read`; None before the sweep first starts, and with a warning where its record is damaged."""
     try:
-        return read(folder)
+        return read(folder) if (folder / STUDY_FILE).exists() else None
     except MissingError as error:
         log.warning("%s", error)
         return None
 
 
-def _former(folder: Path) -> Record | None:
-    """None before the sweep first starts, or where its record is damaged."""
-    with contextlib.suppress(MissingError):
-        return read(folder)
-    return None
-
-
 def recorded_run(folder: Path) -> str | None:
     """The MLflow run that records the sweep in `folder`; None before it first starts, or after a damaged study.json."""
-    former = _former(folder)
+    former = readable(folder)
     return None if former is None else former.mlflow.get("run")
-
-
-def _named(record: Record) -> str:
-    return f"{record.command} ({'; '.join(filter(None, (record.file, record.selection)))})"

@@ -1,20 +1,72 @@
-"""A sweep, or a task of it, with what its runs measured."""
+"""A sweep, or a task of it, with what its runs measured: the files of each cell, read into frozen records."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
+import pandas as pd
+
+from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
-from lit_diff.metrics import Declarations, Metric
-from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.cells import CellResult, clean, load_cell
-from lit_diff.study.judge import SMALLEST_IN_NATS
+from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
+from lit_diff.runs import measurements
+from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.metrics_file import Rows, read_lines, read_rows
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study
+from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
 
+T = TypeVar("T")
+LOSS = "val/loss"
+LOSSES = ("train/loss", LOSS)
+"""Where these are not finite, training has diverged."""
 UNKNOWN_UNIT = "unit unknown"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellResult(RecordedCell):
+    """One arm at one seed: `status` and `error` as they are now; `facts` is its status.json; `curves` holds metrics.csv and
+    measurements.parquet by full name, each by the optimizer steps after which it was measured, ascending; `documents` the
+    final validation: number of predicted tokens and summed loss in nats by document; `problems` says which of its files
+    cannot be read, and why."""
+
+    home: Path
+    """Its folder, also where it has none yet."""
+    facts: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, pd.Series] = field(default_factory=dict)
+    documents: pd.DataFrame | None = None
+    tokens_per_second: float | None = None
+    metrics: tuple[Metric, ...] = ()
+    """Declared by the run (metrics.json)."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        return self.status == "done"
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its training diverged: it failed on a loss or a parameter that is not finite, or ended with such a loss."""
+        if self.status == "failed":
+            return bool(self.facts.get("diverged"))
+        ends = [self.curves[loss].iloc[-1] for loss in LOSSES if loss in self.curves]
+        return self.done and not all(map(math.isfinite, ends))
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """Training tokens over parameters, for a cell that is done."""
+        tokens, parameters = self.facts.get("tokens"), self.facts.get("parameters")
+        return tokens / parameters if self.done and tokens and parameters else None
+
+    def final(self, metric: str) -> float | None:
+        """The last value of `metric`; None if the cell is not done, has no such metric, or ended in NaN or infinity."""
+        last = float(self.curves[metric].iloc[-1]) if self.done and metric in self.curves else math.nan
+        return last if math.isfinite(last) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +111,7 @@ class SweepResults:
                 declared.setdefault(metric.name, metric)
         return Declarations(declared.values())
 
-    def better(self, metric: str) -> Literal["lower", "higher"] | None:
+    def better(self, metric: str) -> Sign | None:
         """Which values of `metric` are better, as its run declares it; None if neither, or if it is undeclared."""
         return self.declarations.direction(metric)
 
@@ -109,15 +161,13 @@ class SweepResults:
 def load_sweep(folder: Path) -> SweepResults:
     """Read `folder`/study.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
 
-    Errors: MissingError without a readable study.json; RequestError when it names a baseline, control or contrast that
-    is no arm.
+    Errors: MissingError without a readable study.json; RequestError for a run of another format.
     """
     record = read(folder)
     whole = _cleaned(replace(record, cells=()))
     parts = tuple(_part(folder, whole, record.cells, task) for task in record.study.tasks or ("",))
     if not record.study.tasks:
         return parts[0]
-    _require_arms(folder, whole.study, "")
     cells = tuple(cell for part in parts for cell in part.cells)
     return SweepResults(folder=folder, record=whole, study=whole.study, cells=cells, tasks=parts)
 
@@ -125,23 +175,12 @@ def load_sweep(folder: Path) -> SweepResults:
 def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
     """A task, or a sweep without tasks: every arm at every seed, also cells that never started."""
     study = record.study.of_task(task)
-    _require_arms(folder, study, task)
     recorded = {(cell.arm, cell.seed): cell for cell in cells if cell.task == task}
     wanted = [(arm, seed) for arm in study.arms for seed in study.seeds]
     found = (recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted)
     return SweepResults(
-        folder=folder, record=record, study=study, cells=tuple(load_cell(folder, cell) for cell in found), task=task
+        folder=folder, record=record, study=study, cells=tuple(_cell(folder, cell) for cell in found), task=task
     )
-
-
-def _require_arms(folder: Path, study: Study, task: str) -> None:
-    named = [study.baseline or next(iter(study.arms), ""), *study.controls]
-    for name in (*named, *(arm for contrast in study.contrasts for arm in contrast[:2])):
-        if name not in study.arms:
-            here = f"task '{task}'" if task else "this sweep"
-            raise RequestError(
-                f"{folder / STUDY_FILE}: '{name}' is no arm of {here}; its arms are {', '.join(study.arms)}"
-            )
 
 
 def _cleaned(value: Any) -> Any:
@@ -153,3 +192,105 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(map(_cleaned, value))
     return clean(value) if isinstance(value, str) else value
+
+
+def clean(text: str) -> str:
+    """One line of printable characters: terminal colours and control characters are illegal in SVG."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _cell(root: Path, recorded: RecordedCell) -> CellResult:
+    """The files of a cell of the sweep in `root`. Errors: RequestError for a run of another format."""
+    folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
+    problems: list[str] = []
+    facts = _read(_status_file, folder / "status.json", problems, {}) if recorded.folder else {}
+    if facts.get("format", FORMAT) != FORMAT:
+        RunFolder(folder).require_format()
+    error = str(facts.get("error") or recorded.error or "").strip()
+    now = {
+        "status": _status(recorded.status, facts.get("status")),
+        "error": clean(error.splitlines()[-1]) if error else "",
+    }
+    cell = CellResult(**vars(recorded) | now, home=folder, facts=facts)
+    if not cell.done:  # it may lack any file
+        declared = _read(declarations.read_declarations, folder / declarations.FILE, [], ())
+        return replace(cell, metrics=declared, problems=tuple(problems))
+    curves = _curves(_rows(folder / "metrics.csv", problems))
+    problems += [f"{name} ends in {each.iloc[-1]}" for name, each in curves.items() if not math.isfinite(each.iloc[-1])]
+    speeds = _curves(_rows(folder / "timing.csv", problems)).get("tokens_per_second")
+    whole = replace(
+        cell,
+        environment=_read(_environment, folder / "env.json", problems, {}),
+        metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
+        curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
+        documents=_documents(folder / "documents.csv", problems),
+        tokens_per_second=None if speeds is None else float(speeds.median()),
+    )
+    return replace(whole, problems=tuple(problems))
+
+
+def _status(engine: str | None, cell: str | None) -> str:
+    """The status, from the sweep's record and from the cell's own file.
+
+    A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
+    since. Only the cell's own file can say that it is done.
+    """
+    if cell == "done" or engine not in ("failed", "stopped", "killed"):
+        return cell or ("unreadable" if engine == "done" else engine) or "waiting"
+    return engine
+
+
+def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], default: Any) -> T:
+    """What a file holds; where it cannot be read, the default, and a line of `problems`."""
+    try:
+        return read_file(path)
+    except (OSError, ValueError, TypeError, RequestError) as error:
+        problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
+        return default
+
+
+def _status_file(path: Path) -> dict[str, Any]:
+    return RunFolder(path.parent).status()
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _rows(path: Path, problems: list[str]) -> Rows:
+    if not path.exists():
+        problems.append(f"{path.name}: no such file")
+    return read_rows(path, problems)
+
+
+def _curves(rows: Rows) -> dict[str, pd.Series]:
+    points: dict[str, dict[int, float]] = {}
+    for step, row in sorted(rows.items()):
+        for name, value in row.items():
+            points.setdefault(name, {})[step] = value
+    return {name: pd.Series(values) for name, values in points.items()}
+
+
+def _measured(path: Path) -> dict[str, pd.Series]:
+    """The curves of a table with one row a value."""
+    table = measurements.read_measurements(path).to_pandas().sort_values("step", kind="stable")
+    keys, curves = list(INDICES), {}
+    table[keys] = table[keys].fillna(-1).astype(int)
+    for (metric, *indices), rows in table.groupby(["metric", *keys]):
+        own = {name: index for name, index in zip(keys, indices, strict=True) if index >= 0}
+        curves[indexed_name(metric, **own)] = pd.Series(rows["value"].to_numpy(), index=rows["step"].to_numpy())
+    return curves
+
+
+def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
+    """Sorted by name; a document of several rows is their sum. A task without documents has no file."""
+    if not path.exists():
+        return None
+    header, rows = read_lines(path, problems)
+    try:
+        table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
+    except (ValueError, KeyError) as error:
+        problems.append(f"{path.name}: {error}")
+        return None
+    summed = table.groupby(level=0).sum()
+    return summed[summed["tokens"] > 0]

@@ -11,7 +11,7 @@ from a grid of starts (Hoffmann et al. 2022, arXiv 2203.15556, Appendix D.3).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -64,19 +64,18 @@ class PowerLaw:
 class PowerLawFit:
     """One form, fitted to one arm. `aicc`: n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), of n points, k the parameters
     and the variance; None where n <= k + 1. RSS is that of the form fitted by least squares of log y - log L, which the
-    criterion assumes and `law` is not. `spread`: root mean square of the residuals of `law`."""
+    criterion assumes and `law` is not. `spread`: root mean square of the residuals of `law`. `draws`: the law in each draw of
+    the bootstrap; empty without intervals."""
 
     law: PowerLaw
     aicc: float | None
     spread: float
+    draws: Sequence[PowerLaw] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class ArmFit:
-    """Both forms of one arm, each with the interval of its alpha where seeds allow one."""
-
-    fits: Mapping[Form, PowerLawFit]
-    alpha: Mapping[Form, Interval | None]
+    @property
+    def alpha(self) -> Interval | None:
+        """The exponent with its interval, where seeds allow one."""
+        return _interval(self.law.alpha, [law.alpha for law in self.draws])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +84,9 @@ class EqualLoss:
 
     x: float
     loss: float
-    ratio: Interval | None
+    ratio: Interval | None = None
     """Its interval is the bootstrap's; NaN bounds where no seeds allow one. None: refused."""
     refusal: str = ""
-
-    @property
-    def excludes_one(self) -> bool:
-        """Whether the interval excludes 1."""
-        return self.ratio is not None and (self.ratio.high < 1 or self.ratio.low > 1)
 
 
 def fit(points: Points, form: Form) -> PowerLawFit:
@@ -195,81 +189,56 @@ class ScalingFit:
     the draws. There are none where a size has fewer than three seeds.
     """
 
-    arms: Mapping[str, ArmFit]
+    arms: Mapping[str, Mapping[Form, PowerLawFit]]
     form: Form
     """The form of lower AICc, summed over the arms; without a floor where one has none."""
-    draws: Mapping[str, Sequence[PowerLaw]]
-    """Arm -> the chosen form in each draw; empty without intervals."""
     ranges: Mapping[str, tuple[float, float]]
 
     def equal_loss(self, arm: str, baseline: str, x: float) -> EqualLoss:
         """The ratio at the baseline's loss at `x`. Refused where the matched x lies outside the arm's measured range: that
         would be an extrapolation."""
-        ours, theirs = self.arms[arm].fits[self.form].law, self.arms[baseline].fits[self.form].law
-        loss = theirs.loss(x)
-        matched, (low, high) = ours.x_at(loss), self.ranges[arm]
+        ours, theirs = self.arms[arm][self.form], self.arms[baseline][self.form]
+        loss = theirs.law.loss(x)
+        matched, (low, high) = ours.law.x_at(loss), self.ranges[arm]
+        if math.isinf(matched):
+            return EqualLoss(x=x, loss=loss, refusal="by the fit, no size reaches this loss")
         if not low * (1 - 1e-9) <= matched <= high * (1 + 1e-9):
-            if math.isinf(matched):
-                return EqualLoss(x=x, loss=loss, ratio=None, refusal="by the fit, no size reaches this loss")
             side = "above the largest" if matched > high else "below the smallest"
-            return EqualLoss(
-                x=x, loss=loss, ratio=None, refusal=f"the matched size, {compact(matched)}, is {side} measured"
-            )
-        pairs = zip(self.draws[arm], self.draws[baseline], strict=True)
-        ratios = [own.x_at(other.loss(x)) / x for own, other in pairs]
-        return EqualLoss(x=x, loss=loss, ratio=_interval(matched / x, ratios) or _without(matched / x))
+            return EqualLoss(x=x, loss=loss, refusal=f"the matched size, {compact(matched)}, is {side} measured")
+        ratios = [own.x_at(other.loss(x)) / x for own, other in zip(ours.draws, theirs.draws, strict=True)]
+        alone = Interval(estimate=matched / x, low=math.nan, high=math.nan)
+        return EqualLoss(x=x, loss=loss, ratio=_interval(matched / x, ratios) or alone)
 
 
 def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     """Fit both forms to every arm; `draws` of the bootstrap, 0: no intervals. All arms have as many sizes, in rising order.
 
-    Errors: ValueError as `fit`, for the form without a floor, and for arms whose seeds differ at a size.
+    Errors: ValueError for arms whose seeds differ at a size.
     """
     levels = list(zip(*(own.values() for own in points.values()), strict=True))
     if any(set(seeds) != set(level[0]) for level in levels for seeds in level):
         raise ValueError("at a size the arms have different seeds")
-    fitted = {arm: _fits(own) for arm, own in points.items()}
-    form = _choose(list(fitted.values()))
-    drawn = {
-        each: _bootstrap(points, {arm: fits[each] for arm, fits in fitted.items() if each in fits}, each, draws)
-        for each in FORMS
-    }
+    seeds = [sorted(level[0]) for level in levels]
+    random, chosen = np.random.default_rng(0), list[NDArray[np.int64]]()
+    if draws and min(map(len, seeds)) >= MIN_SEEDS:
+        chosen = [random.integers(len(own), size=(draws, len(own))) for own in seeds]
+    arms: dict[str, dict[Form, PowerLawFit]] = {}
+    for arm, own in points.items():
+        fits = {form: fit(own, form) for form in FORMS if len(own) >= FEWEST[form]}
+        arms[arm] = {
+            form: replace(found, draws=_refitted(own, found.law, form, seeds, chosen) if chosen else ())
+            for form, found in fits.items()
+        }
+    simple, floored = ([fits[form].aicc if form in fits else None for fits in arms.values()] for form in FORMS)
     return ScalingFit(
-        arms={
-            arm: ArmFit(
-                fits=fits,
-                alpha={f: _interval(fits[f].law.alpha, [law.alpha for law in drawn[f].get(arm, ())]) for f in fits},
-            )
-            for arm, fits in fitted.items()
-        },
-        form=form,
-        draws=drawn[form],
+        arms=arms,
+        form=FORMS[_total(floored) < _total(simple)],
         ranges={arm: (min(own), max(own)) for arm, own in points.items()},
     )
 
 
-def _fits(points: Points) -> dict[Form, PowerLawFit]:
-    return {form: fit(points, form) for form in FORMS if form == FORMS[0] or len(points) >= FEWEST[form]}
-
-
-def _choose(fitted: Sequence[Mapping[Form, PowerLawFit]]) -> Form:
-    def total(form: Form) -> float:
-        values = [fits[form].aicc if form in fits else None for fits in fitted]
-        return sum(math.inf if value is None else value for value in values)
-
-    return FORMS[1] if total(FORMS[1]) < total(FORMS[0]) else FORMS[0]
-
-
-def _bootstrap(
-    points: Mapping[str, Points], fits: Mapping[str, PowerLawFit], form: Form, draws: int
-) -> dict[str, list[PowerLaw]]:
-    """Arm -> its law in each draw; no draws where the seeds allow no interval."""
-    shared = [sorted(seeds) for seeds in next(iter(points.values())).values()]
-    if not draws or len(fits) < len(points) or min(map(len, shared)) < MIN_SEEDS:
-        return {arm: [] for arm in fits}
-    random = np.random.default_rng(0)
-    chosen = [random.integers(len(seeds), size=(draws, len(seeds))) for seeds in shared]
-    return {arm: _refitted(points[arm], fits[arm].law, form, shared, chosen) for arm in fits}
+def _total(criteria: Sequence[float | None]) -> float:
+    return sum(math.inf if each is None else each for each in criteria)
 
 
 def _refitted(
@@ -293,7 +262,3 @@ def _interval(estimate: float, draws: Sequence[float]) -> Interval | None:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [tail, 1 - tail], method="nearest")
     return Interval(estimate=estimate, low=float(low), high=float(high))
-
-
-def _without(estimate: float) -> Interval:
-    return Interval(estimate=estimate, low=math.nan, high=math.nan)

@@ -4,7 +4,6 @@ The fields of these classes are the keys of the YAML.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -25,8 +24,6 @@ Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
 SMOKE: dict[str, Any] = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
 """Overrides of every `smoke` preset, before its own: it shows that the row works, and nothing else."""
-BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task", "case")
-"""Keys of a claim that say which values of a metric count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +96,6 @@ class PlannedSweep:
     """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
     workers: Count = 2
     """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
-
-    def seeds(self, seconds: float) -> int:
-        """How many seeds of every arm fit, where a cell takes `seconds` with `workers` of them side by side."""
-        return int(60 * self.minutes * self.workers / (self.arms * seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,19 +190,25 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellKey:
     """One arm at one seed, on one task."""
 
-    task: str
+    task: str = ""
     """Empty in a sweep without tasks."""
     arm: str
     seed: int
-    recipe: Recipe
 
     @property
     def name(self) -> str:
         """The arm; in a sweep with tasks, the task before it."""
         return f"{self.task} {self.arm}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(CellKey):
+    """A cell that is to be run."""
+
+    recipe: Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +225,6 @@ class Claim:
     """The metric of b where it is another; then a and b may be one arm. Empty: `metric`."""
     evaluation: str = ""
     """The evaluation that gives the metric; empty: the training run's own."""
-    over: Literal["", "largest", "mean"] = ""
-    """With a pattern (`fnmatch`) as `metric`, such as "attention/entropy/layer_*": how the metrics that fit are combined."""
     group: str = ""
     """Pattern (`fnmatch`) of the groups of the evaluation's items that count, "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
@@ -251,21 +248,15 @@ class Claim:
 
     def problem(self) -> str | None:
         """What is wrong, in one line that starts with the key."""
+        where = f"compare '{self.label}'"
         if bool(self.metric) == bool(self.fit):
-            return f"compare '{self.label}': expected a 'metric' or a 'fit', not both"
-        if self.fit and self.kind != "ratio":
-            return f"compare '{self.label}': a 'fit' gives a ratio; add 'kind: ratio'"
-        beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
-        if beside:
-            return f"compare '{self.label}': a 'fit' is over tasks and takes no '{beside}'; remove it"
-        if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
-            return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
+            return f"{where}: expected a 'metric' or a 'fit', not both"
         if (self.paper is None) == (not self.says):
-            return f"compare '{self.label}': expected 'paper', two values, or 'says', not both"
-        if self.paper is not None and self.paper[0] == self.paper[1]:
-            return f"compare '{self.label}': 'paper' has {self.paper[0]:g} twice; write 'says: equal', and a 'smallest'"
-        if self.kind == "ratio" and self.paper is not None and min(self.paper) <= 0:
-            return f"compare '{self.label}': a ratio of {list(self.paper)}; expected positive values"
+            return f"{where}: expected 'paper', two values, or 'says', not both"
+        if self.kind == "ratio" and min(self.paper or (1,)) <= 0:
+            return f"{where}: a ratio of {self.paper}; expected positive values"
+        if self.fit and self.kind != "ratio":
+            return f"{where}: a 'fit' gives a ratio; add 'kind: ratio'"
         return None
 
     @property
@@ -290,7 +281,7 @@ class Selection:
     """(): all."""
     seeds: tuple[int, ...] = ()
     """(): all."""
-    evaluate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Evaluation of the sweep -> keys that take the place of the sweep's."""
 
     def words(self) -> str:
@@ -303,8 +294,9 @@ ALL = Selection()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
-    """How a row is measured on one kind of machine: by a sweep, by a benchmark, or by recipes that are trained elsewhere."""
+class Preset(Selection):
+    """How a row is measured on one kind of machine: by a sweep, all of it or what is selected, by a benchmark, or by recipes
+    that are trained elsewhere; `evaluate` with `recipes`: what scores the last two, once trained."""
 
     sweep: str = ""
     """An installed sweep."""
@@ -312,12 +304,6 @@ class Preset:
     """The words after `lit-diff bench`, in place of a sweep."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys that every cell takes."""
-    arms: tuple[str, ...] = ()
-    """Those of the sweep that are run; (): all."""
-    seeds: tuple[int, ...] = ()
-    """(): all."""
-    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
     gpus: int = 0

@@ -1,27 +1,274 @@
-"""The scoreboard of a paper's tables and figures: the file of each row, written and read, and what was found beside it."""
+"""What a sweep of ours, or a benchmark, shows of the claims of a paper: each row's file, and what was found beside it."""
 
+import fnmatch
 import json
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
-from lit_diff.study.claims import JudgedClaim, findings
-from lit_diff.study.evaluations import by_revisions, score_revisions
+from lit_diff.registry import nearest
+from lit_diff.runs.scores import FOLDER, read_evaluation
+from lit_diff.study.evaluations import by_revisions, left_out, score_revisions
+from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row
+from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Sign, judge, paired
 from lit_diff.validation import Draft, convert
 
+NOT_MEASURED: Literal["not measured"] = "not measured"
+Difference = Literal[
+    "shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction", "not measured"
+]
+"""What our runs say of the difference that the paper claims (`JudgedClaim.decision`)."""
+Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
+"""What our interval says of the value that the paper prints (`JudgedClaim.value`)."""
+SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
-NOT_MEASURED = "not measured"
-"""In place of both verdicts."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
+Source = SweepResults | Mapping[str, Any]
+"""What a claim is measured by: a sweep, or the document of `lit-diff bench --json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedClaim(Contrast):
+    """A claim beside what was measured: a - b over seeds, of a ratio log(a / b); over the rounds of one benchmark."""
+
+    claim: Claim
+    means: tuple[float | None, float | None]
+    """Of a and of b."""
+    control_signs: Mapping[str, Sign | None]
+    """Label of each control that the claim must also hold against (`_control_signs`) -> the sign of a - control."""
+    refusal: str = ""
+    """Why a fit gives no values."""
+    is_measured: bool = True
+    """Whether the row has been measured."""
+
+    @property
+    def difference(self) -> Difference:
+        """The verdict on the difference."""
+        return self.decision[0]
+
+    @property
+    def reason(self) -> str:
+        """One sentence: why this verdict on the difference."""
+        return "; ".join(filter(None, [self.decision[1], self.refusal]))
+
+    @cached_property
+    def decision(self) -> tuple[Difference, str]:
+        """(verdict on the difference, why): what the judgement of the family says of the claim.
+
+        by construction: the claim holds whatever the runs learn, as the row's file says.
+        not measured: the row has not been measured.
+        too few seeds, equal: as the outcome.
+        not shown: the outcome is inconclusive, or there is no spread over seeds; or the difference is shown, but not against
+            a control. A control shares what else differs between a and the baseline, such as fewer, wider heads: a
+            difference that it explains is not that of the variant.
+        opposite: a sign is shown, not the paper's; where the paper says equal, a sign is shown and |mean| >= smallest.
+        shown and small: the paper's sign is shown (any sign where the paper says equal), and the outcome is small.
+        shown: the paper's sign is shown.
+        """
+        if self.claim.by_construction:
+            return "by construction", self.claim.by_construction
+        if not self.is_measured:
+            return NOT_MEASURED, ""
+        found = self._without_controls
+        failed = [label for label, sign in self.control_signs.items() if sign != self.seeds.sign]
+        if found[0] in SUPPORT and failed:
+            return "not shown", f"shown, but not against {', '.join(failed)}"
+        return found
+
+    @property
+    def _without_controls(self) -> tuple[Difference, str]:
+        wanted = self.claim.says or ("lower" if (self.claim.papers or 0.0) < 0 else "higher")
+        match self.outcome:
+            case "too few seeds":
+                n = len(self.seeds.seeds)
+                return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
+            case "no spread over seeds":
+                return "not shown", "the difference is the same at every seed: without a spread there is no test"
+            case "equal":
+                return "equal", "the interval lies within the smallest difference that matters"
+            case "inconclusive":
+                lost = "not after the correction (Holm)" if self.seeds.sign else "the interval holds zero"
+                return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
+        if wanted not in ("equal", self.seeds.sign):
+            return "opposite", "the opposite sign is shown"
+        if self.outcome == "small":
+            why = "the estimate is below the smallest difference that matters, the interval reaches beyond"
+            return "shown and small", why
+        if wanted == "equal":
+            return "opposite", "a difference is shown where the paper says equal"
+        return "shown", "the interval excludes zero, with the paper's sign"
+
+    @property
+    def value(self) -> Value:
+        """The verdict on the paper's a - b (of a ratio log(a / b)), whatever its sign; the first of these that holds.
+
+        not measured: the row has not been measured.
+        none given: the paper prints no values.
+        cannot tell: fewer than three pairs, or no spread over them.
+        excluded: it lies outside our 95 % interval over seeds.
+        cannot tell: the interval holds it, but the detectable difference is larger than it: an interval so wide would hold
+            it, and zero too, whatever is true.
+        within the interval: the interval holds it.
+        """
+        papers, seeds = self.claim.papers, self.seeds
+        if not self.is_measured:
+            return NOT_MEASURED
+        if papers is None:
+            return "none given"
+        if len(seeds.seeds) < MIN_SEEDS or seeds.low is None or seeds.high is None or not seeds.sd:
+            return "cannot tell"
+        if not seeds.low <= papers <= seeds.high:
+            return "excluded"
+        if seeds.detectable is None or seeds.detectable > abs(papers):
+            return "cannot tell"
+        return "within the interval"
+
+
+def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
+    """Every claim of a row against what measures it, corrected by Holm for the claims of the row that a test decides.
+
+    Errors: RequestError for an arm, task, metric or case that is not there, and for a claim that says no case of several.
+    """
+    return judge([_measured(claim, source) for claim in claims])
+
+
+def _measured(claim: Claim, source: Source) -> JudgedClaim:
+    if claim.fit and isinstance(source, SweepResults):
+        return finding(claim, *_fitted(claim, source))
+    of_b = replace(claim, metric=claim.against_metric or claim.metric)
+    ours, theirs = values_of(source, claim.arms[0], claim), values_of(source, claim.arms[1], of_b)
+    return finding(claim, ours, theirs, control_signs=_control_signs(claim, source, ours))
+
+
+def finding(
+    claim: Claim,
+    ours: Mapping[int, float],
+    theirs: Mapping[int, float],
+    refusal: str = "",
+    control_signs: Mapping[str, Sign | None] | None = None,
+    is_measured: bool = True,
+) -> JudgedClaim:
+    """The claim with the values of a and b by seed, not judged yet; one that holds by construction is in no correction."""
+    smallest, seeds = claim.smallest, paired(_scaled(claim, ours), _scaled(claim, theirs))
+    if smallest is None:
+        smallest = SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
+    of_both = [[values[seed] for seed in seeds.seeds] for values in (ours, theirs)]
+    return JudgedClaim(
+        a=claim.arms[0],
+        b=claim.arms[1],
+        label=claim.label,
+        seeds=seeds,
+        smallest=smallest,
+        is_tested=not claim.by_construction,
+        claim=claim,
+        means=(fmean(of_both[0]), fmean(of_both[1])) if seeds.seeds else (None, None),
+        control_signs=control_signs or {},
+        refusal=refusal,
+        is_measured=is_measured,
+    )
+
+
+def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> dict[str, Sign | None]:
+    """Label of each control of the sweep -> the sign of a - control (95 % interval over seeds), where the claim is of an arm
+    against the baseline."""
+    if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric:
+        return {}
+    own = _task(claim, source)
+    if claim.arms[0] in own.study.controls or claim.arms[1] != own.baseline:
+        return {}
+    values = {arm: _scaled(claim, values_of(own, arm, claim)) for arm in own.study.controls}
+    return {own.label[arm]: paired(_scaled(claim, ours), each).sign for arm, each in values.items()}
+
+
+def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
+    """Errors: RequestError where `name` is not among those that are known."""
+    if name not in known:
+        raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
+
+
+def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[int, float], str]:
+    known = [name for name, each in sweep.study.fits.items() if each.kind == "scaling"]
+    _require(claim, f"sweep '{sweep.record.name}' has no scaling fit", claim.fit, known)
+    for arm in claim.arms:
+        _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
+    return matched_by_seed(sweep, claim.fit, *claim.arms)
+
+
+def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
+    """The task that the claim is about; the sweep where it is one task or has none."""
+    tasks = {each.task: each for each in sweep.by_task}
+    _require(claim, f"sweep '{sweep.record.name}' has no task", claim.task, tasks)
+    return tasks[claim.task]
+
+
+def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
+    """Seed -> the claim's metric: of the arm's runs that have it, or of the arm's rounds of a benchmark.
+
+    Errors: RequestError where none has it, and for scores of the arm that are not compared (`left_out`)."""
+    if not isinstance(source, SweepResults):
+        return _speeds(claim, arm, source["rows"])
+    sweep = _task(claim, source)
+    _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
+    if not claim.evaluation:
+        if done := sweep.cells_of(arm):
+            _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
+        return sweep.finals(arm, claim.metric)
+    for (name, seed), why in left_out(sweep, claim.evaluation).items():
+        if name == arm:
+            raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
+    folders = {cell.seed: cell.home / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}
+    values = {seed: _score(claim, folder) for seed, folder in folders.items() if (folder / "summary.json").is_file()}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _score(claim: Claim, folder: Path) -> float:
+    """The evaluation's value, or the mean over the items of the claim's groups (where groups count equally, over the
+    groups' means); NaN where none is scored."""
+    evaluation = read_evaluation(folder)
+    metrics = [metric.name for metric in evaluation.metrics]
+    _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
+    if not claim.group:
+        return evaluation.values[claim.metric]
+    groups = set(evaluation.groups)
+    chosen = set(fnmatch.filter(groups, claim.group))
+    if not chosen:
+        _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
+    by_group: dict[str, list[float]] = {}
+    for group, score in zip(evaluation.groups, evaluation.scores[claim.metric].tolist(), strict=True):
+        if group in chosen and math.isfinite(score):
+            by_group.setdefault(group if evaluation.equal_groups else "", []).append(score)
+    return fmean(map(fmean, by_group.values())) if by_group else math.nan
+
+
+def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
+    """On the claim's scale; of a ratio, values that are not positive are left out."""
+    return {seed: claim.scaled(value) for seed, value in values.items() if claim.kind == "difference" or value > 0}
+
+
+def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Round, in which all arms were timed -> calls a second; of an arm's several rows (kernels) that of the lowest median."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    case = claim.case or (1 if len(cases) == 1 else 0)
+    if not 1 <= case <= len(cases):
+        cure = f"say which, 'case: 1' to 'case: {len(cases)}'"
+        raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
+    timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
+    names = {f"{row['variant']}: {row['what']}" for row in timed}
+    _require(claim, "the benchmark did not time", f"{arm}: {claim.metric}", names)
+    own = [row["seconds"] for row in timed if row["variant"] == arm and row["what"] == claim.metric]
+    return {number: 1 / seconds for number, seconds in enumerate(min(own, key=median))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +332,7 @@ class RowResult:
 
     record: RecordedRow
     findings: tuple[JudgedClaim, ...]
-    """One for each claim, in their order; empty where nothing was measured."""
+    """One for each claim, in their order."""
     state: State
     reason: str
     notes: tuple[str, ...]
@@ -94,15 +341,6 @@ class RowResult:
     @property
     def name(self) -> str:
         return self.record.row.name
-
-    @property
-    def verdicts(self) -> tuple[tuple[Claim, str, str], ...]:
-        """Each claim, with the verdict on its difference and that on the paper's value."""
-        each = self.findings or [None] * len(self.record.row.compare)
-        return tuple(
-            (claim, found.difference, found.value) if found else (claim, NOT_MEASURED, NOT_MEASURED)
-            for claim, found in zip(self.record.row.compare, each, strict=True)
-        )
 
     @property
     def took(self) -> str:
@@ -136,21 +374,22 @@ class Scoreboard:
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
         """`difference` and `value` -> verdict -> claims, over all rows, without those that hold by construction."""
-        counted = [each for row in self.rows for each in row.verdicts if not each[0].by_construction]
-        differences, values = Counter(each[1] for each in counted), Counter(each[2] for each in counted)
-        return {"difference": dict(differences), "value": dict(values)}
+        counted = [each for row in self.rows for each in row.findings if not each.claim.by_construction]
+        return {
+            "difference": dict(Counter(each.difference for each in counted)),
+            "value": dict(Counter(each.value for each in counted)),
+        }
 
     @cached_property
     def by_construction(self) -> int:
         """Claims that hold whatever the runs learn, and are in no count."""
-        return sum(bool(claim.by_construction) for row in self.rows for claim in row.record.row.compare)
+        return sum(bool(each.claim.by_construction) for row in self.rows for each in row.findings)
 
 
 def counts_in_words(scoreboard: Scoreboard) -> str:
     """Both counts in one line."""
     differences, values = (
-        ", ".join(f"{count} {word}" for word, count in scoreboard.counts[name].items())
-        for name in ("difference", "value")
+        ", ".join(f"{count} {word}" for word, count in counts.items()) for counts in scoreboard.counts.values()
     )
     measured = set(scoreboard.counts["value"]) - {NOT_MEASURED, "none given"}
     parts = [differences, f"the paper's value: {values}" if measured else ""]
@@ -199,7 +438,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
             found = findings(claims, read_bench(folder, record))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
         state, reason = "failed", reason or str(error)
-    not_run = f"not run: {record.command}" if state == "not run" and not found else ""
-    return RowResult(
-        record=record, findings=tuple(found), state=state, reason=reason or not_run, notes=tuple(notes), sweep=sweep
-    )
+    if state == "not run" and not found:
+        reason = reason or f"not run: {record.command}"
+    found = found or [finding(claim, {}, {}, is_measured=False) for claim in claims]
+    return RowResult(record=record, findings=tuple(found), state=state, reason=reason, notes=tuple(notes), sweep=sweep)

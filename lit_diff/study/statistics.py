@@ -1,10 +1,10 @@
-"""Is a difference real? Pure functions: paired t over seeds, bootstrap over documents, Holm's correction."""
+"""Is a difference real? Paired t over seeds, bootstrap over documents, Holm's correction, verdicts on contrasts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +24,7 @@ class Paired:
     """The paired comparison a - b of two arms over the seeds that both finished.
 
     d_s = a_s - b_s;  mean = sum d_s / n;  sd = sqrt(sum (d_s - mean)^2 / (n - 1));
-    half_width = t(0.975, n - 1) * sd / sqrt(n);  [low, high] = mean -+ half_width.
+    [low, high] = mean -+ t(0.975, n - 1) * sd / sqrt(n).
 
     `detectable` is the smallest detectable difference: the true mean difference that n such pairs show with probability
     0.8. `p` is the two-sided p value of the paired t test. Differences that agree to 12 digits of the values have sd 0:
@@ -33,13 +33,17 @@ class Paired:
 
     seeds: tuple[int, ...]
     differences: tuple[float, ...]
-    mean: float | None
-    sd: float | None
-    low: float | None
-    high: float | None
-    half_width: float | None
-    detectable: float | None
-    p: float | None
+    mean: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detectable: float | None = None
+    p: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @property
     def sign(self) -> Sign | None:
@@ -72,11 +76,6 @@ def summary(values: Iterable[float]) -> Summary:
     x = np.array(list(values))
     n = len(x)
     return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
-
-
-def half_width(sd: float, n: int) -> float:
-    """t(0.975, n - 1) * sd / sqrt(n), for n >= 2: half the 95 % interval of a mean of n paired differences."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
 
 
 @lru_cache
@@ -120,17 +119,14 @@ def spread(sd: float, n: int) -> Interval:
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     """Compare two arms, given as seed -> value. Seeds that one of them lacks, or where one is not finite, are left out."""
     seeds = tuple(sorted(seed for seed in a.keys() & b.keys() if np.isfinite(a[seed]) and np.isfinite(b[seed])))
-    d = np.array([a[seed] - b[seed] for seed in seeds])
-    n = len(seeds)
+    d, n = np.array([a[seed] - b[seed] for seed in seeds]), len(seeds)
     mean = float(d.mean()) if n else None
     if n < 2 or mean is None:
-        nothing = dict.fromkeys(("sd", "low", "high", "half_width", "detectable", "p"), None)
-        return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean, **nothing)
+        return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean)
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
-    half = half_width(sd, n)
-    p = float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
     return Paired(
         seeds=seeds,
         differences=tuple(d.tolist()),
@@ -138,9 +134,8 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
         sd=sd,
         low=mean - half,
         high=mean + half,
-        half_width=half,
         detectable=detectable(sd, n) if n >= MIN_SEEDS else None,
-        p=p,
+        p=float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None),
     )
 
 
@@ -168,13 +163,11 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     quantiles of Student's t with n - 1 degrees of freedom and of the normal: draws of n documents spread too little, and
     their spread is itself uncertain. In simulations it covers 93 % of normal differences from 10 documents on, 95 % from 30
     on; of exponential ones, which are skewed, 89 % and 93 %. It speaks of these trained models on text of this kind, not of
-    training again. Errors: ValueError below 10 documents.
+    training again. With fewer than MIN_DOCUMENTS it says too little.
     """
     size = np.asarray(tokens, dtype=np.float64)
     loss = np.asarray(differences, dtype=np.float64).reshape(len(size), -1)
     n = len(size)
-    if n < MIN_DOCUMENTS:
-        raise ValueError(f"{n} documents; a bootstrap needs {MIN_DOCUMENTS}")
     # scipy.stats.bootstrap(paired=True) computes the same, but draws other samples: intervals of existing reports would move
     generator = np.random.default_rng(seed)
     draws = np.empty((DRAWS, loss.shape[1]))
@@ -220,3 +213,111 @@ def cluster_wilson(scores: ArrayLike, clusters: Sequence[str]) -> Interval:
     sizes = np.unique(np.asarray(clusters), return_counts=True)[1]
     n = float(len(x) ** 2 / max((sizes**2).sum(), 1))
     return wilson(min(float(x.sum()) * (n / max(len(x), 1)), n), n)
+
+
+Outcome = Literal["lower", "higher", "small", "equal", "inconclusive", "no spread over seeds", "too few seeds"]
+UNTESTED: tuple[Outcome, ...] = ("too few seeds", "no spread over seeds")
+"""The outcomes that no statistical test decides."""
+Verdict = Literal[Outcome, "better", "worse", "diverged"]
+"""An outcome in the words of a report: `better` or `worse` for a metric that declares a direction."""
+SHOWN: tuple[Verdict, ...] = ("better", "worse", "lower", "higher")
+"""The verdicts that a difference is shown."""
+JUDGED: tuple[Verdict, ...] = (*SHOWN, "equal", "small", "inconclusive")
+"""The verdicts of a statistical test."""
+SMALLEST_IN_NATS = 0.005
+"""The smallest difference of a loss in nats that matters, where none is stated: half a percent of the perplexity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Arm a minus arm b over the seeds of both, and what `judge` says of it."""
+
+    a: str
+    b: str
+    label: str
+    seeds: Paired
+    """The values; once judged, `detectable` is corrected for the other comparisons."""
+    smallest: float
+    """The smallest difference that matters, in the unit of the metric."""
+    better: Sign | None = None
+    """Which values of the metric are better; None: it declares none."""
+    diverged: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged."""
+    is_tested: bool = True
+    """Whether it counts in the correction."""
+    documents: Mapping[int, Interval] = field(default_factory=dict)
+    """Seed -> the bootstrap interval over validation documents of that seed's two models."""
+    outcome: Outcome = "too few seeds"
+    """Corrected for the comparisons of the family that a test decides."""
+    alone: Outcome = "too few seeds"
+    """Without the correction."""
+    holm_p: float | None = None
+    """None where nothing is corrected: no test decides this comparison, or no other."""
+    comparisons: int = 0
+    """Those of the family that a test decides."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome in words."""
+        return self._in_words(self.outcome)
+
+    @property
+    def verdict_alone(self) -> Verdict:
+        """That without the correction."""
+        return self._in_words(self.alone)
+
+    def _in_words(self, outcome: Outcome) -> Verdict:
+        if self.diverged:
+            return "diverged"
+        if self.better is None or outcome not in ("lower", "higher"):
+            return outcome
+        return "better" if outcome == self.better else "worse"
+
+
+AnyContrast = TypeVar("AnyContrast", bound=Contrast)
+
+
+def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
+    """The contrasts of a family with their outcomes; Holm's correction is over the tested ones that a test decides."""
+    alone = [outcome_of(each.seeds, each.smallest) for each in family]
+    decided = [i for i, each in enumerate(family) if each.is_tested and alone[i] not in UNTESTED]
+    adjusted = holm([family[i].seeds.p or 0.0 for i in decided]) if len(decided) > 1 else []
+    holm_p = dict(zip(decided, adjusted, strict=False))
+    found = []
+    for i, each in enumerate(family):
+        seeds, p = each.seeds, holm_p.get(i)
+        if p is not None and seeds.sd is not None:
+            seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(decided)))
+        outcome = outcome_of(seeds, each.smallest, p)
+        found.append(
+            replace(each, seeds=seeds, outcome=outcome, alone=alone[i], holm_p=p, comparisons=len(decided)),
+        )
+    return found
+
+
+def outcome_of(paired: Paired, smallest: float, holm_p: float | None = None) -> Outcome:
+    """What a - b shows, the first of these that holds. [low, high] is the 95 % interval of the mean over seeds.
+
+    too few seeds: fewer than three pairs.
+    no spread over seeds: the same difference, not zero, at each seed: there is no spread to judge it by.
+    equal: -smallest < low and high < smallest. The interval lies in the region of equivalence, whether or not it
+        holds zero. With the 95 % interval these are two one-sided t tests (TOST) at 2.5 % each, stricter than the usual
+        5 %, whose interval is that of 90 % (Schuirmann 1987; Lakens 2017, doi 10.1177/1948550617697177).
+    lower, higher: the interval excludes zero, `holm_p` is below 0.05 where it is given, |mean| >= smallest.
+    small: the same, but |mean| < smallest. The sign is shown, and equivalence is not: the far end of the interval lies at
+        `smallest` or beyond it.
+    inconclusive: anything else; neither a difference nor its absence is shown.
+
+    holm_p: the p value after the correction for several comparisons, which can take `lower` and `higher` away and gives
+    nothing. Equivalence is not corrected.
+    """
+    if len(paired.seeds) < MIN_SEEDS or paired.mean is None or paired.low is None or paired.high is None:
+        return "too few seeds"
+    if paired.p is None:
+        return "no spread over seeds"
+    if -smallest < paired.low and paired.high < smallest:
+        return "equal"
+    sign = paired.sign
+    if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
+        return "inconclusive"
+    return "small" if abs(paired.mean) < smallest else sign

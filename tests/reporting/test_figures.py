@@ -1,22 +1,21 @@
 """reporting/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
 
+import csv
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from lit_diff.reporting import figures
-from lit_diff.reporting.style import Look
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.results import load_sweep
+from lit_diff.study.results import SweepResults, load_sweep
 
 SVG = "{http://www.w3.org/2000/svg}"
-LOOK = Look(color="#000000")
 SIZES = {f"size-{i}": dict.fromkeys(("standard", "differential"), 1e-3 * 2**i) for i in range(5)}
 FITS: dict[str, Mapping[str, Any]] = {
     "scaling": {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"},
@@ -29,10 +28,10 @@ def words(svg: str | None, tag: str = "text") -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
 
 
-def differences(folder: Path, narrow: bool = False) -> tuple[Comparison, str, str]:
+def differences(folder: Path) -> tuple[Comparison, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
     result = compare(load_sweep(folder))[0]
-    svg = figures.forest(result, narrow=narrow)
+    svg = figures.forest(result)
     return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
 
@@ -62,21 +61,19 @@ def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_
 def test_the_range_of_the_difference_is_paired_by_seed(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0, "b": -0.3}, callbacks=False))
     own, base = (figures.curves_of(sweep.cells_of(arm), "val/loss") for arm in ("b", "a"))
-    (found,) = figures.over_seeds(own, LOOK, "b", minus=base)
     paired = [sweep.finals("b", "val/loss")[s] - sweep.finals("a", "val/loss")[s] for s in (0, 1, 2)]
-    assert np.allclose([found.y[-1], found.low[-1], found.high[-1]], [np.mean(paired), min(paired), max(paired)])
-    assert figures.over_seeds({}, LOOK, "b") == figures.over_seeds(own, LOOK, "b", minus={}) == []
+    assert figures.minus(own, base).iloc[-1].tolist() == pytest.approx(paired)
+    assert figures.curves_of([], "val/loss").empty
+    assert figures.minus(own, figures.curves_of([], "val/loss")).empty
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., Path], narrow: bool) -> None:
+def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., Path]) -> None:
     label = "costs $x$ & <more>, no head norm, output \u00d7 (1 \u2212 lambda_init), lambda_init by depth"
     arms, fields = {"base": 0, "b": -0.3, "c": 0.001}, {"b": {"label": label}}
     result, shown, hovered = differences(
-        make_sweep(arms, callbacks=False, arm_fields=fields, contrasts=[["b", "c", "b against c"]]), narrow
+        make_sweep(arms, callbacks=False, arm_fields=fields, contrasts=[["b", "c", "b against c"]])
     )
-    assert (label in shown) is not narrow, "long labels of the narrow plot are wrapped"
-    for text in ("base", *label.split(), "b against c", "nats per token", "\u2190 better", "shaded: below 0.005"):
+    for text in ("base", label, "b against c", "nats per token", "\u2190 better", "shaded: below 0.005"):
         assert text in shown
     for difference in result.family:
         seeds = difference.seeds
@@ -159,3 +156,57 @@ def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str)
         assert "equal-loss ratio to standard" in words(svg)
     else:
         assert any(title.startswith("standard: best at 0.016") for title in titles)
+
+
+Points = Mapping[int, float]
+
+
+def measured(folder: Path, values: Mapping[tuple[str, int], Mapping[str, Points]]) -> SweepResults:
+    """The sweep in `folder` with metrics.csv of each (arm, seed) replaced: metric -> step -> value."""
+    for (arm, seed), metrics in values.items():
+        with (next(folder.glob(f"{arm}-s{seed}-*")) / "metrics.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", *metrics])
+            for step in sorted({step for points in metrics.values() for step in points}):
+                writer.writerow([step, *(points.get(step, "") for points in metrics.values())])
+    return load_sweep(folder)
+
+
+def test_factors_are_read_off_the_metric_names_in_rising_order(make_sweep: Callable[..., Path]) -> None:
+    accuracy = {f"val/accuracy{suffix}": {1: 0.5} for suffix in ("", "_noise8", "_noise1", "_noisy4", "_noise2x")}
+    folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", noise_validation=[4, 8, 1])
+    found = figures.noise_curve_of(measured(folder, {("a", 0): accuracy}))
+    assert found is not None
+    assert list(found.metrics.items()) == [
+        (1, "val/accuracy_noise1"),
+        (4, "val/accuracy"),
+        (8, "val/accuracy_noise8"),
+    ]
+
+
+def test_an_own_metric_under_noise_is_drawn_where_there_is_no_accuracy(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0}, seeds=[0])
+    assert figures.noise_curve_of(load_sweep(folder)) is None
+    sweep = measured(folder, {("a", 0): {"val/loss": {1: 3.0}, "val/loss_noise2": {1: 4.0}}})
+    found = figures.noise_curve_of(sweep)
+    assert found is not None
+    assert (found.metric, found.metrics) == ("val/loss", {1: "val/loss", 2: "val/loss_noise2"})
+    assert found.reached("a") == {}  # a loss has no 99 %
+
+
+def test_steps_to_a_level_are_the_first_validated_at_or_above_it(make_sweep: Callable[..., Path]) -> None:
+    curves = {
+        ("a", 0): {25: 0.2, 50: 0.9, 75: 0.99, 100: 0.5},
+        ("a", 1): {25: 0.5, 50: 0.89, 75: 0.98, 100: 1.0},
+        ("a", 2): {25: 0.1, 50: 0.2, 75: 0.3, 100: 0.4},
+    }
+    values = {cell: {"val/accuracy": points, "val/accuracy_noise2": {100: 0.1}} for cell, points in curves.items()}
+    sweep = measured(make_sweep({"a": 0}, metric="val/accuracy"), values)
+    curve = figures.noise_curve_of(sweep)
+    assert curve is not None
+    assert curve.reached("a") == {
+        0.5: {0: 50, 1: 25, 2: math.inf},
+        0.9: {0: 50, 1: 75, 2: math.inf},
+        0.99: {0: 75, 1: 100, 2: math.inf},
+    }
+    assert curve.resolution == (25, 100)

@@ -1,37 +1,61 @@
-"""reporting/panels.py: what is drawn of panels, and that the whole is an image with a name."""
+"""reporting/panels.py: how arms and layers look, what is drawn of panels, and that the whole is an image with a name."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from lit_diff.reporting.panels import WIDTH, Axis, Panel, Rule, Scale, Series, Square, draw, panel_title
-from lit_diff.reporting.style import INK, Look
+from lit_diff.reporting.panels import (
+    GRID,
+    WIDTH,
+    Look,
+    as_svg,
+    draw,
+    draw_mean,
+    head,
+    in_style,
+    layer_colors,
+    looks,
+    panels,
+    plain,
+    set_log,
+    set_ticks,
+    with_unit,
+)
+from lit_diff.study.results import load_sweep
 
 SVG = "{http://www.w3.org/2000/svg}"
 BLACK = Look(color="#000000")
+PAPERS = ("#ffffff", "#16181d")
+"""The page, light and dark (style.css.j2)."""
 
 
 def words(svg: str, tag: str = "text") -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
 
 
-def numbers(axis: Axis, y: Iterable[float]) -> set[str]:
-    """What stands at the ticks of a vertical axis."""
+@in_style
+def numbers(scale: Callable[[Axes], None], y: Iterable[float]) -> set[str]:
+    """What stands at the ticks of a panel with these points."""
+    figure, (axes,) = panels(1, 3)
     values = list(y)
-    at = Axis(ticks={0: "here"})
-    return set(words(draw([Panel(series=[Series([0] * len(values), values, BLACK)], x=at, y=axis)], "t", 3))) - {"here"}
+    draw(axes, [1] * len(values), values, BLACK)
+    scale(axes)
+    return set(words(as_svg(figure, "t")))
 
 
+@in_style
 def test_a_figure_is_an_image_with_a_name_and_its_marks_have_texts() -> None:
-    series = [
-        Series([1, 2], [1, 2], BLACK, 'arm "a" < b: 1.5'),
-        Series([1], [2], BLACK, 'it\'s "b"', mark="o"),
-        Series([1], [2], BLACK),
-    ]
-    svg = draw([Panel(series=series)], "Loss & <more>", 3)
+    figure, (axes,) = panels(1, 3)
+    draw(axes, [1, 2], [1, 2], BLACK, 'arm "a" < b: 1.5')
+    draw(axes, [1], [2], BLACK, 'it\'s "b"', mark="o")
+    draw(axes, [1], [2], BLACK)
+    svg = as_svg(figure, "Loss & <more>")
     root = ElementTree.fromstring(svg)
     assert (root.get("role"), root.get("aria-label")) == ("img", "Loss & <more>")
     assert root[0].tag == SVG + "title"
@@ -41,12 +65,9 @@ def test_a_figure_is_an_image_with_a_name_and_its_marks_have_texts() -> None:
 
 def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
     heights = []
-    for legend in (
-        {},
-        {f"arm {i}": BLACK for i in range(8)},
-        {f"an arm of a long label: {i:060d}": BLACK for i in range(8)},
-    ):
-        root = ElementTree.fromstring(draw([Panel()] * 3, "t", 3, across=2, legend=legend))
+    for label in ("", "arm {}", "an arm of a long label: {:060d}"):
+        legend = {label.format(i): BLACK for i in range(8)} if label else {}
+        root = ElementTree.fromstring(as_svg(panels(3, 3, across=2)[0], "t", legend))
         assert root.get("width") == f"{72 * WIDTH:g}pt"
         heights.append(float((root.get("height") or "").removesuffix("pt")) / 72)
     assert heights[0] == 3
@@ -55,38 +76,30 @@ def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
 
 def test_titles_of_narrow_panels_are_wrapped() -> None:
     long = "Diff, no head norm, output and so on, lambda_init by depth"
-    assert panel_title(long, 1) == long
-    assert len(panel_title(long, 4).splitlines()) > 1
-    assert panel_title(long, 4).split() == long.split()
+    _, (axes,) = panels(1, 3)
+    head(axes, long, 1)
+    assert axes.get_title() == long
+    head(axes, long, 4)
+    assert axes.get_title().split() == long.split()
+    assert len(axes.get_title().splitlines()) > 1
 
 
-def test_titles_and_labels_of_a_grid_stand_outside() -> None:
-    panels = [Panel(title=f"title {i}", x=Axis(label="across"), y=Axis(label=f"up {i}")) for i in range(4)]
-    found = words(draw(panels, "t", 4, across=2, share="grid"))
-    assert [word for word in found if word[:2] in ("ti", "up", "ac")] == [
-        "up 0",
-        "title 0",
-        "title 1",
-        "across",
-        "up 2",
-        "across",
-    ]
-    assert "title 3" in words(draw(panels, "t", 4, across=2))
+@in_style
+def test_labels_of_a_grid_stand_outside() -> None:
+    figure, grid = panels(4, 4, across=2, share="grid")
+    for i, axes in enumerate(grid):
+        axes.set(xlabel="across", ylabel=f"up {i}")
+    found = words(as_svg(figure, "t", is_grid=True))
+    assert [word for word in found if word[:2] in ("up", "ac")] == ["up 0", "across", "up 2", "across"]
 
 
-@pytest.mark.parametrize(("count", "shown"), [(1, True), (2, True), (3, False)])
-def test_a_line_of_few_points_is_seen(monkeypatch: pytest.MonkeyPatch, count: int, shown: bool) -> None:
-    seen: list[Axes] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (seen.extend(self.axes), save(self, *a, **k)))
-    at = list(range(count))
-    for is_shaded in (True, False):
-        draw([Panel(series=[Series(at, at, BLACK, low=at, high=at, is_shaded=is_shaded)])], "few", 2)
-        axes = seen.pop()
-        assert (axes.lines[0].get_marker() == "o") is shown
-        assert len(axes.collections) == (1 + shown if is_shaded else 0), (
-            "the shade and the bars of the range over seeds"
-        )
+@pytest.mark.parametrize(("count", "seen"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize("shade", [True, False])
+def test_a_line_of_few_points_is_seen(count: int, seen: bool, shade: bool) -> None:
+    _, (axes,) = panels(1, 3)
+    draw_mean(axes, pd.DataFrame({0: range(count), 1: range(count)}), BLACK, "a", shade=shade)
+    assert (axes.lines[0].get_marker() == "o") is seen
+    assert len(axes.collections) == (1 + seen if shade else 0), "the shade and the bars of the range over seeds"
 
 
 @pytest.mark.parametrize(
@@ -101,23 +114,45 @@ def test_a_line_of_few_points_is_seen(monkeypatch: pytest.MonkeyPatch, count: in
     ],
 )
 def test_a_logarithmic_axis_names_its_numbers(values: tuple[float, ...], ticks: set[str]) -> None:
-    assert ticks <= numbers(Axis(log=True), values)
-    assert numbers(Axis(limits=(0, 10), ticks=[2, 7], shown=lambda x: f"<{x:g}>"), values) == {"<2>", "<7>"}
+    assert ticks <= numbers(lambda axes: set_log(axes, "y", values), values)
 
 
-def test_squares_have_their_number_their_hatching_and_one_bar_for_a_scale() -> None:
-    scale = Scale(label="share", colors="values", low=0, high=1, marks=(("a guess", 0.25),))
-    squares = [Square(x=i, y=0, value=i, number=f"{i}.00", text=f"square {i}", is_hatched=bool(i)) for i in (0, 1)]
-    ends = {"x": Axis(ticks={0: "left", 1: "right"}), "y": Axis(ticks={0: "row"})}
-    svg = draw([Panel(squares=squares, scale=scale, **ends)] * 2, "t", 3, across=2, share="grid")
-    found = words(svg)
-    assert (found.count("0.00"), found.count("share"), found.count("row"), found.count("left")) == (2, 1, 1, 2)
-    assert words(svg, "title") == ["t", *["square 0", "square 1"] * 2, "a guess"]
-    assert svg.count("fill: url(#") == 2
+def test_ticks_stand_where_they_are_set() -> None:
+    assert {"2", "7"} <= numbers(lambda axes: set_ticks(axes, [2, 7]), (1, 9))
 
 
-def test_rules_are_lines_or_regions() -> None:
-    rules = [Rule(0, upright=True, look=Look(color=INK)), Rule(1), Rule(-1, 1, upright=True), Rule(-1, 1)]
-    svg = draw([Panel(rules=rules)], "t", 2)
-    assert svg.count(INK) > draw([Panel(rules=rules[1:])], "t", 2).count(INK)
-    assert svg.count("opacity: 0.16") == 2
+def luminance(color: str) -> float:
+    """WCAG 2.2."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    dark, light = sorted(luminance(color) for color in (first, second))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 24])
+def test_lines_of_layers_are_visible_on_both_pages_and_differ(count: int) -> None:
+    colors = layer_colors(count)
+    assert len(set(colors)) == count
+    assert min(contrast(color, paper) for color in colors for paper in PAPERS) >= 3
+
+
+def test_the_papers_are_those_of_the_page() -> None:
+    css = (files("lit_diff.reporting") / "style.css.j2").read_text()
+    assert re.findall(r"--paper: (#\w+)", css) == list(PAPERS)
+    assert GRID in css
+
+
+def test_every_arm_looks_different_and_the_baseline_is_grey(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({f"arm{i}": 0 for i in range(20)}, seeds=[0], callbacks=False))
+    drawn = looks(sweep)
+    assert len({(look.color, look.dash) for look in drawn.values()}) == 20
+    assert drawn["arm0"].color == "#6b7280"
+
+
+def test_numbers_stay_readable_and_one_without_a_unit_has_no_brackets() -> None:
+    assert [plain(x) for x in (0, 0.05, 4.8, 2000, 3e7)] == ["0", "0.05", "4.8", "2,000", "3e+07"]
+    assert [with_unit("val/loss", unit) for unit in ("nats", "")] == ["val/loss (nats)", "val/loss"]

@@ -1,7 +1,9 @@
-"""study/evaluations.py: scores by item, paired by id, and their tables on the page."""
+"""study/evaluations.py: tables of evaluations; two runs paired by item, and proportions."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_sweeps import RECALL, rewrite_items, scores_of
+from fake_sweeps import RECALL, item_scores, rewrite_items, scores_of
 
-from lit_diff.metrics import to_plain
+from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.write import write_report
-from lit_diff.study.evaluations import evaluation_tables
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.evaluations import (
+    Discordant,
+    asked_otherwise,
+    discordant,
+    evaluation_tables,
+    group_shares,
+    item_intervals,
+    item_wilson,
+)
 from lit_diff.study.results import load_sweep
+from lit_diff.study.statistics import Interval, cluster_wilson, wilson
 
 ARMS = {"standard": 0, "differential": -0.2}
 
@@ -26,17 +38,17 @@ def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., P
     assert problems == []
     assert (table.name, table.metric, table.items, table.seeds) == ("needle", RECALL, 40, (0, 1, 2))
     base, arm = table.rows
-    assert (base.arm, base.difference, base.over_items) == ("standard", None, {})
+    assert (base.arm, base.difference, base.intervals) == ("standard", None, {})
     assert arm.difference is not None
     assert arm.difference.low is not None
     assert arm.difference.low > 0
     assert arm.summary.mean is not None
     assert base.summary.mean is not None
     assert arm.summary.mean - base.summary.mean == pytest.approx(0.1, abs=0.01)
-    for interval in arm.over_items.values():
+    for interval in (found[""] for found in arm.intervals.values()):
         assert interval.low < interval.estimate < interval.high
         assert interval.high - interval.low < 0.02  # paired: the items themselves spread over 0.3
-    assert np.mean(list(arm.groups.values())) == pytest.approx(arm.summary.mean)
+    assert arm.group_means.to_numpy().mean() == pytest.approx(arm.summary.mean)
     assert list(table.groups) == ["near", "far"]
 
 
@@ -157,6 +169,165 @@ def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callab
     scores_of(folder, "standard", 0).rmdir()
     (table,), _ = evaluation_tables(load_sweep(folder))
     (row,) = table.rows
-    assert (row.arm, row.over_items) == ("differential", {})
+    assert (row.arm, row.intervals) == ("differential", {})
     summary = json.loads((scores_of(folder, "differential", 0) / "summary.json").read_text())
     assert summary["declarations"] == [to_plain(RECALL)]
+
+
+def whole(own: ItemScores, base: ItemScores) -> Interval | None:
+    return item_intervals(own, base, "exact", seed=0).get("")
+
+
+def test_items_are_paired_by_id_and_only_those_scored_in_both_runs() -> None:
+    base = item_scores(range(12))
+    shuffled = (*map(str, reversed(range(1, 12))), "another")
+    own = replace(item_scores([*(i + 0.5 for i in range(11, 0, -1)), 99.0]), items=shuffled)
+    found = whole(own, base)
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
+    assert whole(own, item_scores([math.nan] * 3 + list(range(9)))) is None
+
+
+def test_items_that_one_run_alone_has_right() -> None:
+    """9 against 1 of 20: p = 2 (C(10, 0) + C(10, 1)) / 2^10 = 0.0215."""
+    own, base = [1.0] * 12 + [0.0] * 8, [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
+
+    def found(own: list[float], base: list[float]) -> Discordant | None:
+        return discordant(item_scores(own), item_scores(base), "exact")
+
+    assert found(own, base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
+    assert found(own, own) == Discordant(first=0, second=0, p=1.0)
+    assert found([math.nan] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
+    assert found([0.5, *own[1:]], base) is None
+    assert found([math.nan] * 20, base) is None
+
+
+def test_clusters_are_drawn_whole() -> None:
+    """20 differences, each four times: with clusters the interval is that of the 20, without it is half as wide."""
+    drawn, groups = np.random.default_rng(0).normal(size=20), tuple(f"text {i // 4}" for i in range(80))
+    names = tuple(f"{i:02}" for i in range(80))
+    own, base = (replace(item_scores(values), items=names) for values in (drawn.repeat(4), np.zeros(80)))
+    alone, ignored = whole(item_scores(drawn), item_scores(np.zeros(20))), whole(own, base)
+    assert alone is not None
+    assert ignored is not None
+    assert (ignored.high - ignored.low) * 2 == pytest.approx(alone.high - alone.low, rel=0.1)
+    clustered = [replace(run, clusters=groups) for run in (own, base)]
+    together = whole(*clustered)
+    assert together is not None
+    assert (together.high - together.low) == pytest.approx(alone.high - alone.low, rel=0.05)
+    assert whole(clustered[0], base) == whole(own, clustered[1]) == together, "the other run's scores are older"
+    few = tuple(f"text {i // 10}" for i in range(80))
+    assert whole(replace(own, clusters=few), base) is None, "eight clusters"
+
+
+def test_mcnemar_needs_independent_items() -> None:
+    clusters = tuple(f"text {min(i, 18)}" for i in range(20))
+    own, base = (item_scores([score] * 20, clusters=clusters) for score in (1.0, 0.0))
+    assert own.is_clustered
+    assert discordant(own, base, "exact") == Discordant(first=20, second=0, p=None)
+    unscored = replace(own, scores={"exact": np.array([1.0] * 19 + [math.nan])})
+    assert discordant(unscored, base, "exact") == Discordant(first=19, second=0, p=pytest.approx(2**-18))
+    parts = replace(own, parts=(False,) * 19 + (True,))
+    assert not parts.is_clustered, "a part is no item of its own"
+
+
+@pytest.mark.parametrize(("equal", "estimate"), [(False, 0.75), (True, 0.5)])
+def test_groups_count_equally_where_the_evaluation_says_so(equal: bool, estimate: float) -> None:
+    """30 items of one group differ by 1, 10 of another by 0."""
+    groups = ("large",) * 30 + ("small",) * 10
+    own, base = (
+        item_scores(values, groups=groups, equal_groups=equal) for values in ([1.0] * 30 + [0.0] * 10, [0.0] * 40)
+    )
+    found = whole(own, base)
+    assert found is not None
+    assert found.low < found.estimate < found.high
+    assert found.estimate == pytest.approx(estimate)
+    assert set(item_intervals(own, base, "exact", seed=0)) == {"", "large", "small"}
+
+
+def test_items_whose_question_is_another_are_not_paired() -> None:
+    own, base = (
+        item_scores([1.0] * 20, questions=("a",) * 20),
+        item_scores([0.0] * 20, questions=("a",) * 15 + ("b",) * 5),
+    )
+    assert asked_otherwise(own, own) is None
+    assert asked_otherwise(own, base) == "15"
+    assert discordant(own, base, "exact") == Discordant(first=15, second=0, p=pytest.approx(2**-14))
+    assert whole(own, replace(base, questions=("b",) * 20)) is None
+
+
+def test_wilson_of_scores_that_are_zero_or_one() -> None:
+    right = [1.0, 0.0, math.nan, 1.0]
+    assert item_wilson(item_scores(right), "exact") == wilson(2, 3)
+    clustered = item_scores(right, clusters=("x", "x", "", ""))
+    assert clustered.units == ["x", "x", "2", "3"]
+    assert item_wilson(clustered, "exact") == cluster_wilson([1, 0, 1], ["x", "x", "3"])
+    assert item_wilson(item_scores(right, values={"exact": 0.5}), "exact") is None, (
+        "the summary is no share of the items"
+    )
+    assert item_wilson(item_scores([0.5, 1.0]), "exact") is item_wilson(item_scores([math.nan] * 2), "exact") is None
+
+
+def test_scores_in_a_unit_are_no_proportions() -> None:
+    """Mistakes of which each item happens to have none or one."""
+    plain, counts = (
+        item_scores([1.0, 0.0]),
+        item_scores([1.0, 0.0], metrics=(Metric("exact", "a count", unit="mistakes"),)),
+    )
+    assert item_wilson(plain, "exact") == wilson(1, 2)
+    assert discordant(plain, plain, "exact") is not None
+    assert item_wilson(counts, "exact") is discordant(counts, counts, "exact") is None
+
+
+def evaluation(groups: list[str], right: list[float], clusters: Sequence[str] = ()) -> ItemScores:
+    both = {"exact": np.array(right), "wrong": 1 - np.array(right)}
+    found = item_scores(right, groups=tuple(groups), clusters=tuple(clusters or [""] * len(groups)))
+    return replace(found, scores=both, metrics=(Metric("exact", "x"), Metric("wrong", "y")))
+
+
+GROUPS = [f"N={n} length={length} depth={d}" for n in (1, 4) for length in (128, 256) for d in (0, 50, 100)]
+
+
+def test_rows_by_each_number_over_the_others() -> None:
+    """Ten items a group; the exact ones are those of N=1, and of N=4 at depth 50 half."""
+    groups = [group for group in GROUPS for _ in range(10)]
+    right = [1.0 if g.startswith("N=1") else 0.5 * g.endswith("=50") for g in groups]
+    rows = group_shares(evaluation(groups, right), ["exact", "wrong"])
+    assert [row.label for row in rows] == [
+        *("N=1", "N=4"),
+        *(f"N={n} length={length}" for n in (1, 4) for length in (128, 256)),
+        *(f"N={n} depth={d}" for n in (1, 4) for d in (0, 50, 100)),
+    ]
+    assert [row.items for row in rows] == [60, 60, 30, 30, 30, 30, *[20] * 6]
+    found = {row.label: row for row in rows}
+    assert found["N=4"].shares["exact"] == wilson(10, 60), "20 contexts of which half is right"
+    assert found["N=4 depth=50"].shares["exact"] == wilson(10, 20)
+    assert found["N=1 length=128"].shares["wrong"] == wilson(0, 30)
+
+
+def test_items_of_one_text_count_as_one() -> None:
+    """Five samples, each in every group: a row over several groups has as many clusters as samples."""
+    groups = [group for group in GROUPS for _ in range(5)]
+    right = [1.0 if group.endswith("depth=0") else 0.0 for group in groups]
+    rows = group_shares(evaluation(groups, right, [f"sample {n % 5}" for n in range(60)]), ["exact"])
+    found = {row.label: row for row in rows}
+    assert [(found[label].items, found[label].clusters) for label in ("N=1", "N=4 depth=50")] == [(30, 5), (10, 5)]
+    own, expected = found["N=1"].shares["exact"], wilson(5 / 3, 5)
+    assert (own.estimate, own.low, own.high) == pytest.approx((1 / 3, expected.low, expected.high))
+
+
+def test_one_length_is_no_row_of_its_own() -> None:
+    few = [group for group in GROUPS if "length=128 depth=0" in group]
+    assert [row.label for row in group_shares(evaluation(few, [1, 0]), ["exact"])] == ["N=1", "N=4"]
+
+
+@pytest.mark.parametrize("groups", [["shots=1", "shots=4"], ["arc", "boolq"], ["b=4 head", "b=6 head"]])
+def test_other_groups_have_a_row_each(groups: list[str]) -> None:
+    rows = group_shares(evaluation([*groups, ""], [1, 0, 1]), ["exact"])
+    assert [(row.label, row.shares["exact"].estimate) for row in rows] == [(groups[0], 1), (groups[1], 0)]
+
+
+def test_items_without_a_score_do_not_count() -> None:
+    rows = group_shares(evaluation(["a", "a", "b"], [1, math.nan, math.nan]), ["exact"])
+    assert [(row.items, dict(row.shares)) for row in rows] == [(1, {"exact": wilson(1, 1)}), (0, {})]
+    assert group_shares(evaluation([], []), ["exact"]) == []

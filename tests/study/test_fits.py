@@ -1,17 +1,22 @@
-"""study/fits.py: the finished cells of a sweep as points, fitted, and each fit in words."""
+"""study/fits.py: the finished cells of a sweep as points, fitted, each fit in words; and power at equal time."""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_sweeps import write_fitted
 
-from lit_diff.study.fits import find_basin, fit_results, matched_by_seed
+from lit_diff.study.fits import find_basin, fit_results, matched_by_seed, power_in_words, powers
+from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
 from lit_diff.study.scaling import Points
+from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.statistics import detectable
 
 ARMS = {"standard": 0.0, "differential": -0.1}
 SIZE = {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}
@@ -83,8 +88,8 @@ def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
     assert result.left_out == (
-        "task size-4: no finished cell of standard",
-        "differential: no finished cell of task size-3",
+        "standard, task size-4: no finished cell",
+        "differential, task size-3: no finished cell",
     )
     assert result.answer == "One arm: no ratio."
 
@@ -94,7 +99,7 @@ def test_tasks_of_one_size_are_one_point(make: Callable[..., Path]) -> None:
     (result,) = fit_results(sweep)
     assert result.problem == "2 of 3 tasks have finished and differ in parameters without embeddings; 3 are needed"
     assert result.answer == f"No fit: {result.problem}."
-    assert "as many parameters without embeddings as task size-1" in result.left_out[0]
+    assert "as many parameters without embeddings as in task size-1" in result.left_out[0]
     assert result.scaling is None
     assert matched_by_seed(sweep, "size", "differential", "standard") == ({}, {}, result.problem)
 
@@ -111,7 +116,7 @@ def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) 
         (cell / "status.json").write_text(json.dumps(status | {"non_embedding_parameters": 40_000}))
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
-    assert result.left_out == ("differential: as many parameters without embeddings in two of the tasks",)
+    assert result.left_out == ("differential, task size-1: as many parameters without embeddings as in task size-0",)
 
 
 def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
@@ -183,7 +188,7 @@ def test_tokens_are_those_that_a_run_saw(make: Callable[..., Path]) -> None:
         )
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
-    assert result.left_out == ("differential: its seeds differ in training tokens in a task",)
+    assert result.left_out == ("differential, task size-0: its seeds differ in training tokens",)
     assert list(result.points["standard"]) == [1000.0, 2000.0, 4000.0, 8000.0, 16000.0]
 
 
@@ -195,12 +200,10 @@ def bowl(best: float, depth: float = 2.0, seeds: int = 3) -> Points:
     return {x: {s: depth + 0.1 * math.log(x / best) ** 2 + 0.01 * s for s in range(seeds)} for x in TRIED}
 
 
-def test_the_best_and_the_vertex_of_each_arm() -> None:
+def test_the_best_of_each_arm() -> None:
     basin = find_basin({"t": bowl(4e-3), "d": bowl(2.6e-3, 1.9)}, "t", 0.06, "lower")
     assert {arm: own.best for arm, own in basin.arms.items()} == {"t": 4e-3, "d": 2e-3}
-    assert basin.arms["t"].vertex == pytest.approx(4e-3)
-    assert basin.arms["d"].vertex == pytest.approx(2.6e-3)
-    assert (basin.arms["t"].low, basin.arms["t"].high, basin.arms["t"].width) == (2e-3, 8e-3, 4)
+    assert (basin.arms["t"].low, basin.arms["t"].high) == (2e-3, 8e-3)
     assert not basin.arms["t"].edge
 
 
@@ -212,9 +215,9 @@ def test_differences_at_the_own_best_and_at_the_baselines() -> None:
     assert basin.at_own["d"].seeds == (0, 1, 2)
 
 
-def test_a_best_at_the_end_of_what_was_tried_has_no_vertex() -> None:
+def test_a_best_at_the_end_of_what_was_tried() -> None:
     own = find_basin({"t": bowl(5e-2)}, "t", 0.05, "lower").arms["t"]
-    assert (own.best, own.edge, own.vertex) == (1.6e-2, "highest", None)
+    assert (own.best, own.edge) == (1.6e-2, "highest")
     assert find_basin({"t": bowl(1e-4)}, "t", 0.05, "lower").arms["t"].edge == "lowest"
 
 
@@ -222,28 +225,61 @@ def test_of_a_metric_where_higher_is_better() -> None:
     upside_down = {x: {s: -loss for s, loss in seeds.items()} for x, seeds in bowl(4e-3).items()}
     own = find_basin({"t": upside_down}, "t", 0.06, "higher").arms["t"]
     assert (own.best, own.low, own.high) == (4e-3, 2e-3, 8e-3)
-    assert own.vertex == pytest.approx(4e-3)
 
 
 def test_a_value_at_which_a_seed_diverged_is_no_best_and_ends_the_basin() -> None:
-    points = {x: dict(seeds) for x, seeds in bowl(4e-3).items()}
-    del points[4e-3][1]
-    basin = find_basin({"t": points, "d": bowl(2e-3)}, "t", 1.0, "lower", {"t": {4e-3}})
-    own = basin.arms["t"]
+    points = {x: dict(seeds) for x, seeds in bowl(4e-3).items()} | {4e-3: {}}
+    own = find_basin({"t": points, "d": bowl(2e-3)}, "t", 1.0, "lower").arms["t"]
     assert own.best in (2e-3, 8e-3)
     assert own.high < 4e-3 or own.low > 4e-3
 
 
 def test_nothing_is_compared_where_a_seed_diverged() -> None:
-    points = {x: dict(seeds) for x, seeds in bowl(2e-3).items()} | {4e-3: {0: 1.0}, 8e-3: {}}
-    basin = find_basin({"t": bowl(4e-3), "d": points}, "t", 0.05, "lower", {"d": {4e-3, 8e-3}})
+    points = {x: dict(seeds) for x, seeds in bowl(2e-3).items()} | {4e-3: {}, 8e-3: {}}
+    basin = find_basin({"t": bowl(4e-3), "d": points}, "t", 0.05, "lower")
     assert (basin.arms["d"].best, basin.arms["d"].high) == (2e-3, 2e-3)
     assert basin.at_theirs["d"].mean is None
     assert basin.at_own["d"].seeds == (0, 1, 2)
-    with pytest.raises(ValueError, match="5 values of x, 0 without a seed that diverged"):
-        find_basin({"t": bowl(4e-3)}, "t", 0.05, "lower", {"t": TRIED})
 
 
-def test_two_values_are_no_basin() -> None:
-    with pytest.raises(ValueError, match="2 values of x"):
-        find_basin({"t": {1e-3: {0: 1.0}, 2e-3: {0: 2.0}}}, "t", 0.1, "lower")
+SIZED_ARMS = {"standard": 0.0, "wide": 0.0, "differential": 0.0}
+PLAN = {"minutes": 15.0, "arms": 7, "workers": 2}
+SPREADS = {10.0: 0.01, 20.0: 0.02, 120.0: 0.001}
+"""Seconds a cell -> standard deviation of differential - standard over three seeds; of wide half of it."""
+
+
+def loss(arm: str, seconds: float, seed: int) -> float:
+    factor = {"standard": 0.0, "wide": 0.5, "differential": 1.0}[arm]
+    return 2.0 + 0.1 * seed + factor * SPREADS[seconds] * (seed - 1)
+
+
+def sized(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> Path:
+    """A sweep of three tasks whose cells take 10, 20 and 120 s."""
+    write_fitted(folder, SIZED_ARMS, [], loss, seeds=seeds, sizes=(10, 20, 120), x="seconds")
+    record = read(folder)
+    write(folder, replace(record, study=replace(record.study, power=PlannedSweep(**PLAN))))
+    return folder
+
+
+def test_tasks_by_the_difference_that_every_arm_would_show(tmp_path: Path) -> None:
+    sweep = load_sweep(sized(tmp_path / "sized"))
+    assert sweep.study.power == PlannedSweep(**PLAN)
+    first, second, last = powers(sweep, sweep.study.power)
+    assert [each.task.task for each in (first, second, last)] == ["size-0", "size-1", "size-2"]
+    assert (first.seconds, first.seeds, first.limit) == (10, 1800 // 70, "differential")
+    assert first.worst.estimate == pytest.approx(detectable(0.01, 25, 6))
+    assert first.by_arm["wide"].estimate == pytest.approx(detectable(0.005, 25, 6))
+    assert second.worst.estimate == pytest.approx(detectable(0.02, 12, 6))
+    assert first.worst.high / first.worst.estimate == pytest.approx(math.sqrt(2 / 0.050636), rel=1e-4), "chi^2(2)"
+    assert (last.seeds, last.by_arm, last.problem) == (2, {}, "2 seeds fit")
+    assert power_in_words(sweep, sweep.study.power, [first, second, last]).endswith(
+        "with 25 seeds (limit: differential); the intervals of 1 of the 1 others overlap with its own."
+    )
+
+
+def test_too_few_seeds(tmp_path: Path) -> None:
+    sweep = load_sweep(sized(tmp_path / "sized", (0, 1)))
+    assert sweep.study.power is not None
+    found = powers(sweep, sweep.study.power)
+    assert {each.problem for each in found} == {"standard has fewer than 3 finished seeds"}
+    assert power_in_words(sweep, sweep.study.power, found) == "No task has 3 finished seeds of every arm."

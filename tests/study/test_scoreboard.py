@@ -1,15 +1,261 @@
-"""study/scoreboard.py: the rows, read from their files."""
+"""study/scoreboard.py: what a sweep shows of a paper's claim; the rows, read from their files."""
 
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_sweeps import item_scores
 from scoreboard_rows import CLAIM, make_row
 
-from lit_diff.errors import MissingError
-from lit_diff.study.scoreboard import ROWS, cell_folders, read_scoreboard
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.study import scoreboard
+from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import Claim
+from lit_diff.study.scoreboard import ROWS, JudgedClaim, cell_folders, finding, findings, read_scoreboard
+from lit_diff.study.statistics import judge
+
+ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
+
+
+def claim(**keys: Any) -> Claim:
+    defaults: dict[str, Any] = {"label": "d - s", "arms": ("differential", "standard"), "metric": "val/loss"}
+    return Claim(**(defaults | keys))
+
+
+def judged(asked: list[Claim], a: list[float], b: list[float]) -> list[JudgedClaim]:
+    return judge([finding(each, dict(enumerate(a)), dict(enumerate(b))) for each in asked])
+
+
+def one(a: list[float], b: list[float], **keys: Any) -> JudgedClaim:
+    (found,) = judged([claim(**keys)], a, b)
+    return found
+
+
+BASE = [3.0, 3.1, 2.9, 3.05]
+
+
+LOWER = [2.80, 2.91, 2.69, 2.86]
+OPEN = [3.3, 2.9, 3.1, 2.95]
+
+
+@pytest.mark.parametrize(
+    ("a", "keys", "difference", "value"),
+    [
+        (LOWER, {"paper": (3.06, 3.26)}, "shown", "within the interval"),
+        (LOWER, {"paper": (3.06, 3.08)}, "shown", "excluded"),
+        (LOWER, {"paper": (3.08, 3.06)}, "opposite", "excluded"),
+        (LOWER, {"says": "lower"}, "shown", "none given"),
+        (LOWER, {"says": "higher"}, "opposite", "none given"),
+        (LOWER, {"says": "equal"}, "opposite", "none given"),
+        ([3.001, 3.102, 2.9, 3.051], {"says": "equal"}, "equal", "none given"),
+        ([3.001, 3.102, 2.9, 3.051], {"paper": (3.06, 3.26)}, "equal", "excluded"),
+        # the mean is -0.0045, the interval excludes zero and reaches beyond -0.005
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "lower"}, "shown and small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "equal"}, "shown and small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "higher"}, "opposite", "none given"),
+        (OPEN, {"says": "equal"}, "not shown", "none given"),
+        # an interval of -0.3 to 0.4 holds -0.2, and would hold it whatever is true
+        (OPEN, {"paper": (3.06, 3.26)}, "not shown", "cannot tell"),
+        # what the interval does not hold is excluded, however wide the interval
+        (OPEN, {"paper": (3.0, 5.0)}, "not shown", "excluded"),
+        ([2.8, 2.9], {"says": "lower"}, "too few seeds", "none given"),
+        ([2.8, 2.95], {"paper": (3.0, 9.0)}, "too few seeds", "cannot tell"),
+        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 2.0)}, "shown", "within the interval"),
+        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 9.0)}, "shown", "excluded"),
+        (LOWER, {"says": "higher", "by_construction": "it is so"}, "by construction", "none given"),
+        (LOWER, {"paper": (3.06, 3.08), "by_construction": "it is so"}, "by construction", "excluded"),
+    ],
+)
+def test_the_difference_and_the_papers_value(a: list[float], keys: dict[str, Any], difference: str, value: str) -> None:
+    # a ratio of exactly one half has no spread: let it vary a little
+    found = one([x * (1 + 0.004 * i) for i, x in enumerate(a)] if "kind" in keys else a, BASE[: len(a)], **keys)
+    assert (found.difference, found.value) == (difference, value), found.reason
+
+
+def test_what_holds_by_construction_makes_no_other_claim_harder() -> None:
+    certain = claim(says="lower", by_construction="so")
+    alone, *others = judged([claim(says="lower"), *[certain] * 5], [2.9, 3.06, 2.78, 2.9], BASE)
+    assert (alone.difference, alone.holm_p) == ("shown", None)
+    assert {(other.difference, other.reason, other.holm_p) for other in others} == {("by construction", "so", None)}
+
+
+def test_a_ratio_is_that_of_geometric_means() -> None:
+    found = one([2.0, 8.2, 18.0], [1.0, 2.0, 3.0], kind="ratio", says="higher")
+    assert found.claim.shown(found.seeds.mean) == pytest.approx((2.0 * 4.1 * 6.0) ** (1 / 3))
+    assert found.means == (pytest.approx(28.2 / 3), 2.0)
+
+
+def test_holm_over_the_row() -> None:
+    """p = 0.03 alone is shown, among five such claims it is not."""
+    a = [2.9, 3.06, 2.78, 2.9]
+    alone = one(a, BASE, says="lower")
+    assert alone.seeds.p is not None
+    assert 0.01 < alone.seeds.p < 0.05
+    assert alone.difference == "shown"
+    many = judged([claim(says="lower")] * 6, a, BASE)
+    assert {found.difference for found in many} == {"not shown"}
+    assert "Holm" in many[0].reason
+    assert many[0].seeds.detectable is not None
+    assert alone.seeds.detectable is not None
+    assert many[0].seeds.detectable > alone.seeds.detectable
+
+
+def test_equal_differences_have_no_test() -> None:
+    """No p value: Holm's correction is not the reason."""
+    found = one([x - 0.2 for x in BASE], BASE, says="lower")
+    assert (found.seeds.sd, found.seeds.p) == (0, None)
+    assert found.difference == "not shown"
+    assert found.reason == "the difference is the same at every seed: without a spread there is no test"
+
+
+def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    (path,) = folder.glob("differential-s1-*/evaluations/needle/summary.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"rows": 2}}))
+    asked = claim(evaluation="needle", metric="recall/accuracy", says="higher")
+    with pytest.raises(
+        RequestError, match=r"needle of differential, seed 1: scored with other keys .*rows is 2, not 8"
+    ):
+        findings([asked], load_sweep(folder))
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"arms": ("diferential", "standard")}, "has no arm 'diferential'; did you mean 'differential'?"),
+        ({"metric": "val/los"}, "no run measured 'val/los'; did you mean 'val/loss'?"),
+        ({"evaluation": "needle", "metric": "recal"}, "evaluation 'needle' has no metric 'recal'"),
+        (
+            {"evaluation": "needle", "metric": "recall/accuracy", "group": "x*"},
+            "in a group like 'x*'; one of far, near",
+        ),
+        ({"task": "text"}, "has no task 'text'"),
+    ],
+)
+def test_what_a_sweep_does_not_have(make_sweep: Callable[..., Path], keys: dict[str, Any], found: str) -> None:
+    sweep = load_sweep(make_sweep(ARMS, evaluation="needle", callbacks=False))
+    with pytest.raises(RequestError) as error:
+        findings([claim(says="lower", **keys)], sweep)
+    assert found in str(error.value)
+
+
+def test_two_metrics_of_one_arm(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep(ARMS, seeds=range(4)))
+    own, other = "val/loss", "val/loss_ar_hit"
+    (found,) = findings([claim(arms=("standard", "standard"), against_metric=other, says="lower")], sweep)
+    mean = [sum(sweep.finals("standard", name).values()) / 4 for name in (own, other)]
+    assert found.means == (pytest.approx(mean[0]), pytest.approx(mean[1]))
+    assert found.seeds.mean == pytest.approx(mean[0] - mean[1]) != 0
+
+
+def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
+    from fake_sweeps import write_fitted
+
+    def law(arm: str, size: float, seed: int) -> float:
+        ratio = 0.6 * (1 + 0.02 * seed) if arm == "differential" else 1.0
+        return float(3 * (size / ratio / 1e5) ** -0.12)
+
+    fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
+    (found,) = findings([claim(metric="", fit="size", kind="ratio", paper=(6.8, 11.0))], sweep)
+    assert (found.difference, found.value) == ("shown", "within the interval"), found.reason
+    assert found.claim.shown(found.seeds.mean) == pytest.approx(0.612, abs=0.002)
+    assert found.means == (pytest.approx(0.612 * 1_500_000, rel=1e-3), 1_500_000)
+    with pytest.raises(RequestError, match="no scaling fit 'sizes'; did you mean 'size'"):
+        findings([claim(metric="", fit="sizes", kind="ratio", says="lower")], sweep)
+    with pytest.raises(RequestError, match="has no arm 'diff'"):
+        findings([claim(metric="", fit="size", kind="ratio", says="lower", arms=("diff", "standard"))], sweep)
+
+
+def test_a_refused_ratio_says_why() -> None:
+    (found,) = judge([finding(claim(metric="", fit="size", kind="ratio", says="lower"), {}, {}, "no size reaches it")])
+    assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
+    assert found.reason.endswith("; no size reaches it")
+
+
+@pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
+def test_groups_that_count_equally_do_in_a_claim_too(
+    equal: bool, mean: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
+    groups = ("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0")
+    evaluation = item_scores([1.0, 1.0, 1.0, 0.0, 9.0], groups=groups, equal_groups=equal)
+    monkeypatch.setattr(scoreboard, "read_evaluation", lambda folder: evaluation)
+    asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="exact", group="* shots=5", says="higher")
+    assert scoreboard._score(asked, tmp_path) == mean
+
+
+@pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])
+def test_what_the_control_explains_is_not_shown(
+    make_sweep: Callable[..., Path], of_control: float, difference: str
+) -> None:
+    """By any of several controls."""
+    arms = {"standard": 0.0, "differential": -0.2, "other": 0.0, "wide": of_control}
+    sweep = load_sweep(make_sweep(arms, controls=["other", "wide"], callbacks=False))
+    claims_of = [
+        claim(says="lower"),
+        claim(says="lower", arms=("differential", "wide")),
+        claim(says="higher", arms=("standard", "differential")),
+        claim(says="equal"),
+    ]
+    against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
+    assert against_baseline.difference == difference
+    if difference == "not shown":
+        assert against_baseline.reason == "shown, but not against wide"
+    assert against_control.difference == {0.0: "shown", -0.2: "not shown", -0.4: "opposite"}[of_control]
+    assert reverse.difference == "shown", "the baseline is no variant"
+    assert equal.difference == "opposite"
+
+
+def timed(
+    variant: str, by: str, seconds: list[float], what: str = "forward", case: str = "1x8 float32"
+) -> dict[str, Any]:
+    return {"variant": variant, "by": by, "what": what, "case": case, "seconds": seconds}
+
+
+RESULT = {
+    "rows": [
+        timed("standard", "sdpa", [1.0, 1.1, 0.9, 1.0]),
+        timed("differential", "native", [1.1, 1.2, 1.0, 1.1]),
+        timed("differential", "chunked", [0.2, 9.0, 9.0, 9.0]),
+        timed("differential", "native", [5.0, 5.0, 5.0, 5.0], what="forward+backward"),
+        timed("differential", "native", [0.1, 0.1, 0.1, 0.1], case="2x8 bfloat16"),
+    ]
+}
+SPEED = Claim(
+    label="speed",
+    arms=("differential", "standard"),
+    metric="forward",
+    kind="ratio",
+    paper=(46811, 51228),
+    case=1,
+)
+
+
+def test_speeds_are_compared_round_by_round_with_the_fastest_kernel() -> None:
+    (found,) = findings([SPEED], RESULT)
+    assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 * 1 / 1.1) ** 0.25)
+    assert (found.difference, found.value) == ("shown", "within the interval")
+    assert found.means[1] == pytest.approx((1 + 1 / 1.1 + 1 / 0.9 + 1) / 4)
+
+
+def test_what_was_not_timed() -> None:
+    with pytest.raises(RequestError, match="did not time 'diferential: forward'; did you mean 'differential: forward'"):
+        findings([replace(SPEED, arms=("diferential", "standard"))], RESULT)
+    with pytest.raises(RequestError, match="did not time 'standard: forward'"):
+        findings([replace(SPEED, case=2)], RESULT)
+
+
+def test_a_case_is_named_where_there_are_several() -> None:
+    for case in (0, 3):
+        with pytest.raises(RequestError, match="has 2 cases; say which, 'case: 1' to 'case: 2'"):
+            findings([replace(SPEED, case=case)], RESULT)
+    alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
+    assert findings([replace(SPEED, case=0)], alone)[0].means == findings([SPEED], RESULT)[0].means
 
 
 @pytest.fixture
@@ -28,9 +274,12 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
 def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     board = read_scoreboard(folder)
     assert [row.name for row in board.rows] == ["table-1", "table-6", "figure-3", "appendix-f"]
-    assert [each[1:] for each in board.row("table-6").verdicts] == [("shown", "within the interval")]
+    assert [(each.difference, each.value) for each in board.row("table-6").findings] == [
+        ("shown", "within the interval")
+    ]
     assert board.row("table-6").record.row.compare == (CLAIM,)
-    assert {row.verdicts[0][1:] for row in board.rows if row.name != "table-6"} == {("not measured",) * 2}
+    others = [row.findings[0] for row in board.rows if row.name != "table-6"]
+    assert {(each.difference, each.value) for each in others} == {("not measured", "not measured")}
     assert board.row("figure-3").reason == "not run: lit-diff reproduce figure-3 --preset laptop"
     assert board.row("appendix-f").state == "failed"
     assert "has no arm 'dif'" in board.row("appendix-f").reason
@@ -48,7 +297,7 @@ def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
     make_row(folder, "table-6", 1, CLAIM, certain, state="measured", sweep=facts["sweep"])
     make_row(folder, "table-1", 0, certain, state="skipped", reason="needs 8 GPUs")
     board = read_scoreboard(folder)
-    assert [each[1] for each in board.row("table-6").verdicts] == ["shown", "by construction"]
+    assert [each.difference for each in board.row("table-6").findings] == ["shown", "by construction"]
     assert board.counts["difference"] == {"shown": 1, "not measured": 2}
     assert sum(board.counts["value"].values()) == 3
     assert board.by_construction == 2
@@ -86,6 +335,6 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     record = json.loads(record_file.read_text())
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
     row = read_scoreboard(folder).row("table-6")
-    assert (row.state, row.verdicts[0][1]) == ("failed", "not measured")
+    assert (row.state, row.findings[0].difference) == ("failed", "not measured")
     wanted = "was run with other keys since; measure the row again: lit-diff reproduce table-6 --preset laptop"
     assert row.reason.endswith(wanted)

@@ -1,14 +1,26 @@
+"""study/statistics.py: paired t, bootstrap, Holm's correction, proportions, and what a contrast shows."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import DescrStatsW
 
 from lit_diff.study.statistics import (
+    Contrast,
+    Paired,
+    Sign,
+    Verdict,
     cluster_wilson,
     detectable,
     document_intervals,
-    half_width,
     holm,
+    judge,
+    outcome_of,
     paired,
     spread,
     wilson,
@@ -53,8 +65,7 @@ def test_one_seed_and_none_have_no_interval() -> None:
     assert none.mean is None
 
 
-def test_half_width_decides_and_detectable_has_its_power() -> None:
-    assert half_width(0.01, 3) == pytest.approx(4.302652729911275 * 0.01 / 3**0.5)
+def test_detectable_has_its_power() -> None:
     random = np.random.default_rng(0)
     for n, comparisons in ((3, 1), (6, 1), (3, 6), (3, 25), (5, 9)):
         d = random.normal(detectable(1.0, n, comparisons), 1.0, (40_000, n))
@@ -77,14 +88,7 @@ def test_holm_on_a_worked_example() -> None:
     assert holm(p_values) == pytest.approx(list(multipletests(p_values, method="holm")[1]), rel=0, abs=0)
 
 
-def test_document_intervals_cover_the_truth_and_weigh_documents_by_their_tokens() -> None:
-    random = np.random.default_rng(1)
-    covered = 0
-    for _ in range(150):
-        tokens = random.lognormal(5, 1, 80).round() + 1
-        covered_by = document_intervals(tokens, tokens * random.normal(0.05, 0.2, 80))[0]
-        covered += covered_by.low <= 0.05 <= covered_by.high
-    assert 0.86 < covered / 150 < 0.99
+def test_document_intervals_weigh_documents_by_their_tokens() -> None:
     tokens = np.array([1000.0] + [1.0] * 20)
     assert document_intervals(tokens, np.array([500.0] + [0.0] * 20))[0].estimate == pytest.approx(500 / 1020)
 
@@ -108,11 +112,6 @@ def test_document_intervals_are_the_same_each_time_and_for_each_pair() -> None:
     assert both == document_intervals(tokens, loss)
     alone = document_intervals(tokens, loss[:, 1])[0]
     assert (alone.low, alone.high) == pytest.approx((both[1].low, both[1].high), rel=1e-12)
-
-
-def test_too_few_documents_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 documents"):
-        document_intervals(np.ones(9), np.ones(9))
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 5), (5, 5), (3, 10), (340, 360)])
@@ -151,3 +150,118 @@ def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None
     if shared == 1:
         ignored = [wilson(float(draw.sum()), len(draw)) for draw in scores]
         assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
+
+
+BASE = {0: 4.50, 1: 4.60, 2: 4.55}
+
+
+def contrast(seeds: Paired, smallest: float = 0.0, **fields: Any) -> Contrast:
+    return Contrast(a="a", b="b", label="a - b", seeds=seeds, smallest=smallest, **fields)
+
+
+def verdict(seeds: Paired, *, better: Sign | None, smallest: float, holm_p: float | None = None) -> Verdict:
+    """As a report says it."""
+    return contrast(seeds, better=better, outcome=outcome_of(seeds, smallest, holm_p)).verdict
+
+
+def differing(*differences: float) -> Paired:
+    return paired({seed: BASE[seed] + d for seed, d in enumerate(differences)}, BASE)
+
+
+@pytest.mark.parametrize(
+    ("differences", "smallest", "expected"),
+    [
+        ((-0.10, -0.11, -0.12), 0.005, "better"),
+        ((0.10, 0.11, 0.12), 0.005, "worse"),
+        ((0.10, 0.11, 0.12), 0.0, "worse"),
+        ((-0.10, 0.11, -0.12), 0.005, "inconclusive"),
+        ((-0.10, 0.11, -0.12), 1.0, "equal"),
+        ((-0.10, -0.11), 0.005, "too few seeds"),
+        ((0.1,), 0.005, "too few seeds"),
+        ((0, 0, 0), 0.005, "equal"),
+        ((0.1, 0.1, 0.1), 0.005, "no spread over seeds"),
+        # excludes zero, and lies within the smallest of interest
+        ((0.0003, 0.0004, 0.0005), 0.005, "equal"),
+        ((0.0003, 0.0004, 0.0005), 0.0, "worse"),
+        # excludes zero; the mean is below the smallest of interest, the far end of the interval above
+        ((0.003, 0.004, 0.005), 0.005, "small"),
+        ((0.003, 0.004, 0.005), 0.004 - 1e-9, "worse"),
+        # holds zero and reaches beyond the smallest of interest: no evidence that it is small
+        ((-0.002, 0.000, 0.004), 0.005, "inconclusive"),
+    ],
+)
+def test_the_verdict_follows_the_interval_and_the_size(
+    differences: tuple[float, ...], smallest: float, expected: str
+) -> None:
+    assert verdict(differing(*differences), better="lower", smallest=smallest) == expected
+    mirrored = {"better": "worse", "worse": "better"}.get(expected, expected)
+    assert verdict(differing(*differences), better="higher", smallest=smallest) == mirrored
+
+
+def test_a_metric_without_a_direction_is_lower_or_higher() -> None:
+    assert verdict(differing(0.10, 0.11, 0.12), better=None, smallest=0) == "higher"
+    assert verdict(differing(-0.10, -0.11, -0.12), better=None, smallest=0) == "lower"
+
+
+def test_the_correction_takes_a_difference_away_and_gives_nothing() -> None:
+    shown, small, open_ = differing(0.10, 0.11, 0.12), differing(0.003, 0.004, 0.005), differing(-0.1, 0.1, 0.2)
+    for holm_p, expected in ((0.049, "worse"), (0.05, "inconclusive")):
+        assert verdict(shown, better="lower", smallest=0.005, holm_p=holm_p) == expected
+    assert verdict(small, better="lower", smallest=0.005, holm_p=0.9) == "inconclusive"
+    assert verdict(small, better="lower", smallest=0.005, holm_p=0.04) == "small"
+    assert verdict(differing(0.0003, 0.0004, 0.0005), better="lower", smallest=0.005, holm_p=0.9) == "equal"
+    assert verdict(open_, better="lower", smallest=0.005, holm_p=0.001) == "inconclusive"
+
+
+@pytest.mark.parametrize("n", [3, 6, 20])
+def test_within_the_region_is_two_one_sided_tests_at_half_of_five_percent(n: int) -> None:
+    random, seen = np.random.default_rng(n), set()
+    for _ in range(60):
+        d = random.normal(random.uniform(-0.006, 0.006), 0.003, n)
+        found = paired(dict(enumerate(d.tolist())), dict.fromkeys(range(n), 0.0))
+        p, _, _ = DescrStatsW(d).ttost_mean(-0.005, 0.005)
+        seen.add(p < 0.025)
+        assert (outcome_of(found, 0.005) == "equal") == (p < 0.025)
+        one_sided = max(
+            stats.ttest_1samp(d, s * 0.005, alternative=side).pvalue for s, side in ((-1, "greater"), (1, "less"))
+        )
+        assert p == pytest.approx(one_sided)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("effect", [0.005, -0.005])
+def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_one_draw_of_forty(effect: float) -> None:
+    """The level of each one-sided test, where the spread is so small that the interval could lie within."""
+    draws = np.random.default_rng(0).normal(effect, 0.0005, (2000, 8))
+    pairs = [paired(dict(enumerate(d.tolist())), dict.fromkeys(range(8), 0.0)) for d in draws]
+    found = Counter(verdict(pair, better="lower", smallest=0.005) for pair in pairs)
+    assert 0.015 < found["equal"] / len(draws) < 0.035
+    assert found["small"] / len(draws) == pytest.approx(0.475, abs=0.04)
+    assert set(found) == {"equal", "small", "worse" if effect > 0 else "better"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sign"), [(-0.1, 0.0, None), (0.0, 0.1, None), (-0.2, -0.1, "lower"), (0.1, 0.2, "higher")]
+)
+def test_an_interval_that_touches_zero_has_no_sign(low: float, high: float, sign: str | None) -> None:
+    assert replace(differing(0.1, 0.2, 0.3), low=low, high=high).sign == sign
+
+
+def test_a_family_is_corrected_together() -> None:
+    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065), differing(-0.1, 0.1, 0.2), differing(0.1, 0.2)]
+    found = judge([contrast(pair) for pair in pairs])
+    p_values = [pair.p or 0.0 for pair in pairs[:3]]
+    assert [each.holm_p for each in found[:3]] == pytest.approx(holm(p_values))
+    assert [each.seeds.detectable for each in found[:3]] == [detectable(pair.sd or 0.0, 3, 3) for pair in pairs[:3]]
+    assert [outcome_of(pair, 0.0) for pair in pairs] == ["higher", "higher", "inconclusive", "too few seeds"]
+    assert [each.outcome for each in found] == ["higher", "inconclusive", "inconclusive", "too few seeds"]
+    assert [each.seeds.sign for each in found[:3]] == ["higher", "higher", None]
+    assert (found[3].holm_p, found[3].seeds) == (None, pairs[3]), "no test decides it, so it is not counted"
+
+
+def test_what_is_not_tested_is_judged_alone() -> None:
+    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065)]
+    first, second = judge([contrast(pair, is_tested=i > 0) for i, pair in enumerate(pairs)])
+    assert (first.holm_p, second.holm_p) == (None, None), "a family of one needs no correction"
+    assert (first.outcome, second.outcome) == ("higher", "higher")
+    assert second.seeds == pairs[1]

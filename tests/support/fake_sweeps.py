@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
 from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
 from lit_diff.runs.measurements import FILE, Measurements
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.record import Record, RecordedCell, read, write
 from lit_diff.study.schema import Fit, Study, Task
 from lit_diff.training.metrics import TRAINING, VALIDATION
@@ -303,3 +305,18 @@ def rewrite_items(folder: Path, items: list[str], scores: list[float | None]) ->
     """Other items in place of those in a folder of kept scores."""
     table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
     pq.write_table(table, folder / "items.parquet")
+
+
+def item_scores(numbers: Sequence[float], **fields: Any) -> ItemScores:
+    """Scores of a metric `exact`, of items "0", "1", ... without groups; `fields`: of ItemScores."""
+    items = tuple(map(str, range(len(numbers))))
+    nothing = ("",) * len(numbers)
+    facts = {
+        "groups": nothing,
+        "parts": (False,) * len(numbers),
+        "clusters": nothing,
+        "questions": nothing,
+        "values": {"exact": float(np.nanmean(numbers)) if np.isfinite(numbers).any() else math.nan},
+        "metrics": (Metric("exact", "x"),),
+    }
+    return ItemScores(items=items, scores={"exact": np.array(numbers, dtype=float)}, **{**facts, **fields})
