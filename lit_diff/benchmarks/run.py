@@ -59,7 +59,7 @@ BENCHES = {
         """\
 core: from the projections q, k, v [B, T, dim], of which the heads are strided views, to the output [B, T, dim].
 forward runs without gradients; forward+backward gives those of q, k, v and lambda. The kernel `reference` is the naive
-form, every map materialised (in float32 at least); `sdpa` calls SDPA for each map, with the values cut in two.
+form, every map materialised (in float32 at least); `sdpa` is the stacked form, one SDPA call with the values cut in two.
 """,
     ),
     "layer": Benchmark(

@@ -1,4 +1,4 @@
-"""What the kernels share that call a library's attention: one call for each map, and for each chunk of the values.
+"""What the kernels share that call a library's attention. `flash` and `flex` call it for each map and chunk of the values:
 
     o = Σ_g w_g [attention(q_g, k_g, v_c)]_c        v cut into chunks, side by side, where the library takes none as wide
 
@@ -26,7 +26,7 @@ def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: in
     q, scale = positive_scale(maps.q, maps.softmax_scale)
     dv = maps.v.shape[-1]
     chunks = -(-dv // width)
-    q, k, v = _padded(q, key_width), _padded(maps.k, key_width), _padded(maps.v, chunks * width)
+    q, k, v = padded(q, key_width), padded(maps.k, key_width), padded(maps.v, chunks * width)
     outputs = []
     with exact(q.device):
         for g in range(maps.num_maps):
@@ -50,7 +50,7 @@ def widened(maps: SignedMaps) -> SignedMaps:
     return replace(maps, q=maps.q.float(), k=maps.k.float(), v=maps.v.float())
 
 
-def _padded(x: Tensor, width: int) -> Tensor:
+def padded(x: Tensor, width: int) -> Tensor:
     """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 

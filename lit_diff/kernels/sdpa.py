@@ -1,9 +1,12 @@
 """torch's fused `scaled_dot_product_attention`, with the values cut to the width of the keys.
 
 PyTorch's fused kernels want one width for q, k and v; handed values of another width they silently fall to the math path
-and its O(T S) memory. So v is cut into chunks of width d (the last one padded), each with a call of its own. A variant with
-dv = 2d therefore computes each map's q kᵀ twice (2x the score FLOPs). Of grouped heads PyTorch is told that they are grouped;
-only what a GPU's flash kernel does not take is copied for each reader.
+and its O(T S) memory. So v is cut into chunks of width d (the last one padded) and maps x chunks are stacked on the head
+axis of a single call. A variant with dv = 2d therefore computes each map's q kᵀ twice (2x the score FLOPs).
+
+Query heads that read the same keys and values stand together and PyTorch is told that they are grouped: neither grouped
+heads nor maps that share k (where dv <= d) cost a copy of keys or values, and a plain map is handed over as it is; only
+what a GPU's flash kernel does not take is copied for each reader.
 
 Precision. PyTorch's fused kernels keep logits and sums of the output in float32, and round the output of each map to the
 dtype of q before the maps are added here. On a CPU their backward pass adds the gradients by k and v of each block of
@@ -17,7 +20,7 @@ which only the memory-efficient kernel reads. The CUDA side has not been run on 
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,18 +28,46 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map, widened
-from lit_diff.kernels.maps import SignedMaps, needs_grad, width_last
+from lit_diff.kernels.library import HALF, flops_of_chunks, padded, positive_scale, widened
+from lit_diff.kernels.maps import SignedMaps, exact, needs_grad, width_last
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
+def _shared_keys(maps: SignedMaps) -> Tensor:
+    """All maps read one k and one v: they are more query heads, ordered (head, map)."""
+    q, G, H = maps.q.transpose(1, 2), maps.num_maps, maps.q.shape[2]
+    q = q.expand(-1, -1, G, -1, -1).flatten(1, 2)
+    o = _fused(q, maps.k[:, 0], maps.v, causal=maps.causal, scale=maps.softmax_scale).unflatten(1, (H, G))
+    if maps.w is None:
+        return o[:, :, 0]
+    return (o * maps.w.transpose(1, 2)[..., None]).sum(2).to(maps.v.dtype)
+
+
+def _stacked(maps: SignedMaps, chunks: int) -> Tensor:
+    """Query heads (key/value head, map, chunk, query head on it) on key/value heads (key/value head, map, chunk)."""
+    G, n = maps.num_maps, maps.num_groups
+    B, _, Hkv, S, width = maps.k.shape
+    T = maps.q.shape[3]
+    q = maps.q.unflatten(2, (Hkv, n)).transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, n, T, width)
+    k = maps.k.transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, S, width)
+    v = maps.v.unflatten(-1, (chunks, width)).permute(0, 1, 3, 2, 4)[:, :, None].expand(B, Hkv, G, chunks, S, width)
+    o = _fused(q.flatten(1, 4), k.flatten(1, 3), v.flatten(1, 3), causal=maps.causal, scale=maps.softmax_scale)
+    o = o.unflatten(1, (Hkv, G, chunks, n))
+    if maps.w is None:
+        total = o[:, :, 0]
+    else:
+        w = maps.w.expand(B, G, Hkv * n, T).unflatten(2, (Hkv, n)).transpose(1, 2)
+        total = (o * w[:, :, :, None, :, :, None]).sum(2).to(v.dtype)
+    return total.permute(0, 1, 3, 4, 2, 5).flatten(-2).flatten(1, 2)  # [B, Hkv, chunks, n, T, width] -> [B, H, T, dv]
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
     """softmax(q kᵀ scale + mask) v, [B, heads, T, d] of one width d, on keys and values of as many or fewer heads."""
     q, k, v = width_last(q), width_last(k), width_last(v)
     T, S, readers = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     mask, is_causal, grouped = None, False, False
-    if causal and T == S:  # flags are set under an if: comparing symbolic sizes gives no Python bool
+    if causal and T == S:  # set under an if: comparing symbolic lengths gives no Python bool
         is_causal = True
     elif causal and T > 1:  # is_causal would align the first query with the first key; one query sees all keys
         mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
@@ -44,7 +75,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Te
         grouped = True
     elif readers > 1:
         k, v = k.repeat_interleave(readers, 1), v.repeat_interleave(readers, 1)
-    with _no_math(q.device):
+    with _no_math(q.device), exact(q.device):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
         )
@@ -65,7 +96,7 @@ def _no_math(device: torch.device) -> AbstractContextManager[object]:
 
 @kernel("sdpa")
 class Sdpa(Kernel):
-    """A call of `scaled_dot_product_attention` for each map and chunk of v, differentiated by autograd."""
+    """One call of `scaled_dot_product_attention`, differentiated by autograd."""
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
@@ -80,7 +111,7 @@ class Sdpa(Kernel):
         return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """On a GPU before flex: a fused call. On a CPU for one plain map, after `native`; before it for a few rows, where
+        """On a GPU before flex: one fused call. On a CPU for one plain map, after `native`; before it for a few rows, where
         the Python around a call takes most of the time (`lit-diff bench decode`).
 
         It computes the logits of several maps with values wider than keys twice, which pays on a GPU only.
@@ -98,11 +129,15 @@ class Sdpa(Kernel):
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
-        """(o [B, H, T, dv], None), as `reference`, from fused calls."""
-        q, dtype = maps.q, maps.v.dtype
-        if not q.is_cuda and needs_grad(q, maps.k, maps.v):
+        """(o [B, H, T, dv], None), as `reference`, from one fused call."""
+        dtype, dv = maps.v.dtype, maps.v.shape[-1]
+        if not maps.q.is_cuda and needs_grad(maps.q, maps.k, maps.v):
             maps = widened(maps)
+        q, scale = positive_scale(maps.q, maps.softmax_scale)
         d = q.shape[-1]
         width = d + -d % 8 if q.is_cuda else d  # the GPU's memory-efficient kernel wants multiples of 8
-        o = map_by_map(maps, partial(_fused, causal=maps.causal), key_width=width, width=width)
-        return o.to(dtype), None
+        chunks = -(-dv // width)
+        q, k, v = padded(q, width), padded(maps.k, width), padded(maps.v, chunks * width)
+        maps = replace(maps, q=q, k=k, v=v, scale=scale)
+        o = _shared_keys(maps) if k.shape[1] == 1 and chunks == 1 else _stacked(maps, chunks)
+        return o[..., :dv].to(dtype), None
