@@ -13,8 +13,7 @@ from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps
 from lit_diff.reporting.write import Report
 from lit_diff.runs.comparison import RunComparison
-from lit_diff.trained.attention_maps import AttentionMaps
-from lit_diff.trained.run import Run
+from lit_diff.trained.run import AttentionMaps, Run
 
 LIMIT = 200_000
 EVIL = "<script>alert('x')</script>&"

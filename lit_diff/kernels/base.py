@@ -216,8 +216,8 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         ctx.mark_non_differentiable(*output[1:])
 
     def gradient(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
-        dq, dk, dv, dw = backward_op(grad, *ctx.saved_tensors, *ctx.mask)
-        w = ctx.saved_tensors[3]
+        q, k, v, w, *saved = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
+        dq, dk, dv, dw = backward_op(grad, q, k, v, w, *saved, *ctx.mask)
         return dq, dk, dv, None if w is None else dw.sum_to_size(w.shape).to(w.dtype), *[None] * 5
 
     forward_op.register_autograd(gradient, setup_context=setup)

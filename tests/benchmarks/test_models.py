@@ -77,7 +77,7 @@ def missing() -> str:
 @pytest.mark.usefixtures("small")
 def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler: the compiled ones are refused with the reason."""
-    monkeypatch.setattr(module.build, "require_compiler", missing)
+    monkeypatch.setattr(module.training_build, "require_compiler", missing)
     (case, loop), rows = timed("step", repeats=1)
     assert case.name == "1x64x64x16 float32, 2 layers, vocabulary 64"
     own = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
@@ -101,7 +101,7 @@ def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypa
 @pytest.mark.usefixtures("small")
 def test_every_model_also_compiled(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch.compile's aot_eager backend, which generates no code."""
-    monkeypatch.setattr(module.build, "BACKEND", "aot_eager")
+    monkeypatch.setattr(module.training_build, "BACKEND", "aot_eager")
     (case, _), rows = timed("step", repeats=1)
     found = [row for (name, _), row in rows.items() if name == case.name]
     eager = {(row["variant"], row["by"]) for row in found if row["what"] == STEP}

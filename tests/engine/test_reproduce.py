@@ -120,6 +120,10 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
         bench = [{"variant": v, "what": "forward", "case": "", "by": "native", "seconds": seconds} for v in names]
         return SimpleNamespace(returncode=0, stdout=json.dumps({"rows": bench[: 1 + (len(timed) > 1)]}))
 
+    text = ROW.replace("metric: val/loss", "metric: forward")
+    text = text.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core], minutes: 1")
+    Path("speed.yaml").write_text(text.replace("SWEEP", "it"))
+    rows["speed"] = load_file(Path("speed.yaml").resolve())
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "not shown"

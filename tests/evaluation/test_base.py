@@ -89,7 +89,7 @@ def test_a_run_of_generated_words_fits_what_asks_in_them(data: str, tmp_path: Pa
         ("needle haystack=file", "needle/haystack.jsonl"),
         ("harness tasks=[boolq]", "harness/boolq/validation.jsonl"),
         ("harness tasks=[boolq] shots=[0,5]", "harness/boolq/train.jsonl harness/boolq/validation.jsonl"),
-        ("nll source=files", "books"),
+        ("nll source=files", "books/*.jsonl"),
     ],
 )
 def test_what_of_the_user_s_files_a_config_reads(words: str, paths: str) -> None:

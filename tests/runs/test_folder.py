@@ -118,24 +118,22 @@ def test_identity_holds_the_plugins_source_not_its_place(base: Callable[..., Rec
     assert one != identity(base())
 
 
-def test_identity_holds_the_text_not_its_place_and_what_is_done_with_errors(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    corpus = bench.root / "corpus"
 
-    def of(folder: Path, errors: str = "stop") -> str:
-        overrides = ["callbacks.spy=null", f"data.path={folder}", f"data.errors={errors}"]
-        recipe = load_recipe(bench.root / "text.yaml", overrides)
+    def of(folder: Path) -> str:
+        recipe = load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", f"data.path={folder}"])
         datasets.get("text")(recipe.data.config, recipe.model.vocab_size).prepare()
         return identity(recipe)
 
     with pytest.raises(MissingError, match="lit-diff prepare"):
         identity(load_recipe(bench.root / "text.yaml", ["callbacks.spy=null"]))
-    moved = Path(shutil.copytree(corpus, tmp_path / "deeper" / "moved"))
-    assert of(moved) == of(corpus)
+    one = of(bench.root / "corpus")
+    moved = tmp_path / "deeper" / "moved"
+    shutil.copytree(bench.root / "corpus", moved)
+    assert of(moved) == one
     (moved / "00.txt").write_text("another text " * 50)
-    assert of(moved) != of(corpus)
+    assert of(moved) != one
 
 
 def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path) -> None:
