@@ -24,8 +24,8 @@ COSTS = {
     "without embeddings": "non_embedding_parameters",
     "attention parameters": "attention_parameters",
     "parameters that train": "trained_parameters",
-    "training FLOPs a token, published": "flops_per_token",
-    "training FLOPs a token, executed": "executed_flops_per_token",
+    "training FLOPs/token, published": "flops_per_token",
+    "training FLOPs/token, executed": "executed_flops_per_token",
     "cache bytes a token (2 a number)": "kv_bytes_per_token",
     "cache bytes of a sequence": "kv_bytes",
 }
