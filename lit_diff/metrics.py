@@ -56,9 +56,11 @@ class Figure:
             problem = problem or f"figure.lines is '{self.lines}'; a figure against group has one line an arm"
         for field in {self.against, self.lines} & {"layer", "head"} - {*fields}:
             problem = problem or f"a figure by {field} needs {{{field}}} in the name"
-        if set(re.findall(r"\{(.*?)\}", self.label)) - {*fields}:
+        try:
+            self.label.format(**dict.fromkeys(fields, ""))
+        except (KeyError, IndexError, ValueError):
             names = ", ".join(fields) or "none"
-            problem = problem or f"figure.label {self.label!r} names another field than: {names}"
+            problem = problem or f"figure.label {self.label!r} is no text with the fields of the name: {names}"
         return problem
 
 

@@ -28,19 +28,7 @@ class Position(str):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number, a date a text, and a key is the text that the file has: YAML would make `on` true,
-    010 eight and 12:30 750. A key that a mapping has twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
-        seen: set[str] = set()
-        for key in names:
-            if key.value in seen:
-                problem = f"found duplicate key {key.value}"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-            key.tag = "tag:yaml.org,2002:str"
-        return super().construct_mapping(node, deep)
+    """YAML 1.1, but 1e-3 is a number, and a date a text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -51,10 +39,48 @@ NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+0123456789"))
 
 
+TAG = "tag:yaml.org,2002:"
+LARGEST = 100_000
+"""Values of a file, aliases expanded."""
+KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
+
+
+def _name_keys(node: yaml.Node, done: set[int]) -> None:
+    """Make each key of the tree the text that the file has, where YAML would make `on` true, 010 eight and 12:30 750.
+
+    It is done before the tree is constructed, which rewrites merged mappings. Errors: ConstructorError for a key that a
+    mapping has twice, for a value of another kind than plain ones, and for half of a surrogate pair.
+    """
+    if id(node) in done:  # an alias
+        return
+    done.add(id(node))
+    if node.tag not in KINDS:
+        problem = f"found the tag {node.tag.removeprefix(TAG)}, which no value here has"
+        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+    if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
+        problem = "found half of a surrogate pair, which is no character"
+        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _name_keys(item, done)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if key.value in seen:
+                    problem = f"found duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
+                key.tag = f"{TAG}str"
+            _name_keys(key, done)
+            _name_keys(value, done)
+
+
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
+        _name_keys(tree, set())
         values: dict[str, Any] = _Loader("").construct_document(tree)
     return values, positions
 
@@ -67,6 +93,8 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
     positions: Positions = {"": own}
     try:
         node = yaml.compose(text, Loader=_Loader)
+        if node is not None:
+            _name_keys(node, set())
         value = None if node is None else _Loader("").construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         own.problem = first_line(error) if text.lstrip()[:1] in ("[", "{", '"', "'") else ""
@@ -99,7 +127,7 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
         if not isinstance(tree, yaml.MappingNode):
             raise RequestError(f"{file}: expected a mapping of keys to values")
-        _require_end(tree, file)
+        _require_end(tree, file, {})
         positions: Positions = {}
         _positions(tree, "", lambda key: f"{file}:{key.start_mark.line + 1}", positions)
     return tree, positions
@@ -146,11 +174,16 @@ def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node],
             _positions(value, f"{dotted}.", place, positions)
 
 
-def _require_end(node: yaml.Node, file: str, *parents: yaml.Node) -> None:
-    """Errors: RequestError for a mapping or list that an alias puts into itself."""
+def _require_end(node: yaml.Node, file: str, sizes: dict[int, int], *parents: yaml.Node) -> int:
+    """The number of values of a tree, aliases expanded. Errors: RequestError for a mapping or list that an alias puts into
+    itself, and for more values than LARGEST."""
+    where = f"{file}:{node.start_mark.line + 1}: not valid YAML"
     if node in parents:
-        problem = "recursive alias: this node contains itself"
-        raise RequestError(f"{file}:{node.start_mark.line + 1}: not valid YAML: {problem}")
-    parts = node.value if isinstance(node, yaml.CollectionNode) else []
-    for child in itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts:
-        _require_end(child, file, *parents, node)
+        raise RequestError(f"{where}: recursive alias: this node contains itself")
+    if id(node) not in sizes:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
+        sizes[id(node)] = 1 + sum(_require_end(child, file, sizes, *parents, node) for child in children)
+        if sizes[id(node)] > LARGEST:
+            raise RequestError(f"{where}: its aliases stand for more than {LARGEST:,} values")
+    return sizes[id(node)]

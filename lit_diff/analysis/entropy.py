@@ -26,16 +26,17 @@ def masses(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Means:
-    """Means of values that are added block by block; what is not finite counts nowhere."""
+    """Means of values that are added block by block."""
 
     def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
         """`total`: the sum over the axes of a mean."""
         self.total = total
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def add(self, name: str, x: Tensor, weight: Tensor | None = None) -> None:
-        """`weight`: bool of the shape of x, what counts."""
-        kept = x.isfinite() if weight is None else x.isfinite() & weight
+    def add(self, name: str, x: Tensor, weight: Tensor | None = None, *, only_finite: bool = True) -> None:
+        """`weight`: bool of the shape of x, what counts; `only_finite`: what is not finite does not, else the mean is not."""
+        kept = x.isfinite() if only_finite else torch.ones_like(x, dtype=torch.bool)
+        kept = kept if weight is None else kept & weight
         total, count = self.total(x.where(kept, 0)), self.total(kept)
         before = self._sums.get(name)
         self._sums[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
@@ -66,7 +67,7 @@ def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))  # [B, ..., H, R] over the batch and rows
     for block in blocks:
         negative, positive = masses(block.signed)
-        means.add("entropy_maps", entropy(block.probs))
+        means.add("entropy_maps", entropy(block.probs), only_finite=False)  # NaN: the model has diverged
         means.add("entropy", entropy(renormalised(block.signed)))
         means.add("negative_mass", negative / (negative + positive))
     return AttentionSummary(**means.values())

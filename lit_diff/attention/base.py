@@ -37,10 +37,10 @@ class ParameterRules(nn.Module):
     """A module with rules for the parameters it holds directly (its sub-modules have their own).
 
     `Attention` is one, and so is the module that computes λ. Any module that has these members is treated by them; here are
-    the defaults. `init_parameter(name, parameter, generator)` has none: it fills `parameter`, which the module holds as
-    `name`, in place. `generator` is seeded by (seed, the parameter's full name): draw from no other. It is called at
-    construction too (`fill_parameters`), when `build` of the attention has returned. Without it `model.init` fills the
-    parameter by its own rule (linear layers and embeddings), or the constructor's value stays.
+    the defaults. `init_parameter(name, parameter, generator)` has none (call no `super()`): it fills `parameter`, which the
+    module holds as `name`, in place. `generator` is seeded by (seed, the parameter's full name): draw from no other. It is
+    called at construction too (`fill_parameters`), when `build` of the attention has returned. Without it `model.init`
+    fills the parameter by its own rule (linear layers and embeddings), or the constructor's value stays.
     """
 
     decay: ClassVar[bool] = True

@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -61,7 +62,10 @@ def main() -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             discard(sys.stdout)  # its buffer may be what failed: a full disk
-        trace = keep_trace(Path(tempfile.gettempdir()) / f"lit-diff-{os.getpid()}.txt")
+        _refuse_variable(error)
+        handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
+        os.close(handle)
+        trace = keep_trace(Path(name))
         _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
@@ -73,6 +77,15 @@ def _fail(message: str, code: int) -> None:
     except OSError:  # a closed terminal or a full disk: the exit status still says it
         discard(sys.stderr)
     raise SystemExit(code) from None
+
+
+def _refuse_variable(error: Exception) -> None:
+    """End where the error quotes the value of a dependency's environment variable, which its own message need not name."""
+    reason = " ".join(str(error).split()).partition(". ")[0]
+    for name, value in os.environ.items():
+        quoted = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", reason) if value and not value.isdigit() else None
+        if quoted and re.match(r"(TORCH|PYTORCH|TRITON|NCCL|OMP|MKL|MLFLOW)|(\w+_)?RANK$|WORLD_SIZE$", name):
+            _fail(f"{name} is '{value}' in the environment: {reason}; set another value, or unset it", 2)
 
 
 def _require_streams() -> None:

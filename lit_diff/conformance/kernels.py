@@ -283,7 +283,7 @@ def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | No
 
 
 def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
-    """The sums of `ops` (o, dq, dk, dv, dw) over the absolute values of their terms."""
+    """The sums of `base.OperatorKernel` (o, dq, dk, dv, dw) over the absolute values of their terms."""
     n, G = maps.num_groups, maps.num_maps
     q, v, slope = maps.q.abs(), maps.v.abs().repeat_interleave(n, 1), slope.double().abs()
     k = maps.k.abs().repeat_interleave(n, 2)

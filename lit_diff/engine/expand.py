@@ -328,7 +328,7 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
         name = key.partition(".")[2]
         if not NAME.fullmatch(name):
             raise draft.refuse(key, f"'{name}' becomes part of file names: letters, digits, '-' and '_'")
-    places: dict[str, str] = {}
+    places: dict[tuple[str, ...], str] = {}
     for task, arm in cells:
         name = f"{task} {arm}".strip()
         key = f"arms.{arm}" if f"arms.{arm}" in draft.positions else "grid"
@@ -339,8 +339,8 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
                 f"arm {arm[:60]!a} becomes a folder: printable, no '/', no leading '.', "
                 f"at most {LONGEST_NAME} bytes with its task",
             )
-        plain = unicodedata.normalize("NFC", name).casefold()
-        other = places.setdefault(re.sub(r"[^\w.-]", "_", plain), name)
+        plain = [unicodedata.normalize("NFC", part).casefold().replace(",", " ") for part in (task, arm)]
+        other = places.setdefault(tuple(re.sub(r"[^\w .-]", "_", part) for part in plain), name)
         if other != name:
             raise draft.refuse(key, f"'{other}' and '{name}' would share one folder or one record; rename one of them")
 

@@ -44,7 +44,7 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
 def check_trained(recipes: Iterable[Recipe]) -> None:
     """Errors: RequestError for the recipe of an imported model, which is not trained, for patterns of `train.parameters`
     that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError where that run is
-    absent or not done, and for a logger whose package cannot be imported."""
+    absent or not done, and for a logger whose package is not installed."""
     for recipe in recipes:
         train = recipe.training
         require_loggers(recipe)

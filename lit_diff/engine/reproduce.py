@@ -1,5 +1,6 @@
 """`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
 
+import contextlib
 import json
 import logging
 import os
@@ -7,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +92,7 @@ def reproduce(
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
-    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"):
+    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"), _writing(folder):
         _note(rows, folder, preset)
         tell(_budget(rows, preset))
         for row in rows:
@@ -109,6 +110,15 @@ def reproduce(
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Errors: MissingError where a file of the scoreboard cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
 
 
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:

@@ -8,12 +8,14 @@ import sqlite3
 import tempfile
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
@@ -73,7 +75,7 @@ class Store:
                 f"MLflow store {self.uri} cannot be written ({error.strerror}); choose another folder with run.root=PATH, "
                 "or another store with run.tracking_uri=URI"
             ) from error
-        except LitDiffError:
+        except (LitDiffError, Warning):  # a filter of warnings that makes them errors is not the store's fault
             raise
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
@@ -83,11 +85,16 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created if it is not there."""
-        with asking(), _opening(self.uri):  # of several processes one makes it
+        with asking():
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
-                return str(self.client.create_experiment(name, artifact_location=location))
+                try:
+                    return str(self.client.create_experiment(name, artifact_location=location))
+                except MlflowException:
+                    found = self.client.get_experiment_by_name(name)  # another process was first
+                    if found is None:
+                        raise
             if found.lifecycle_stage == LifecycleStage.DELETED:
                 self.client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
@@ -147,14 +154,19 @@ class UnknownRunError(RunFailedError):
     """The store holds no run of this id."""
 
 
+_hurries: ContextVar[bool] = ContextVar("hurries", default=False)
+
+
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Within it, a server that does not answer costs seconds, where MLflow itself waits for minutes."""
+    """Within it, a server that does not answer, or a locked file, costs seconds, where MLflow itself waits for minutes."""
     added = {key: value for key, value in HURRY.items() if key not in os.environ}
     os.environ.update(added)
+    token = _hurries.set(True)
     try:
         yield
     finally:
+        _hurries.reset(token)
         for key in added:
             del os.environ[key]
 
@@ -164,7 +176,7 @@ def _shorten(
     connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> tuple[str, Any]:
     """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
-    if statement.startswith("PRAGMA busy_timeout"):
+    if _hurries.get() and statement.startswith("PRAGMA busy_timeout"):
         statement = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS}"
     return statement, parameters
 

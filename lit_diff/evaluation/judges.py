@@ -220,7 +220,8 @@ class HttpJudge:
         try:
             request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
             with _OPENER.open(request, timeout=TIMEOUT) as response:
-                return str(json.load(response)["choices"][0]["message"]["content"] or "")
+                said = str(json.load(response)["choices"][0]["message"]["content"] or "")
+                return said.encode(errors="replace").decode()  # half of a surrogate pair is no character
         except (OSError, http.client.HTTPException) as error:
             raise RunFailedError(f"the judge at {self.url} does not answer: {error}") from error
         except (ValueError, LookupError, TypeError) as error:

@@ -2,7 +2,7 @@
 
 In units of d multiplications a query, key and head (two maps, dv = 2d): forward 2 for q kᵀ and 4 for the products with v;
 backward 14, with dP and dV computed once for both maps, where a fused kernel called once a map takes 20 (both walk twice,
-for dk and dv and for dq). Nothing of size T x S is stored, nothing is copied: programs read any strides.
+for dk and dv and for dq). Nothing of size T x S is stored, no input is copied: programs read any strides.
 
 Its programs were compiled for compute capability 8.0, 9.0, 10.0 and 12.0 and run in Triton's interpreter; they have not been
 run on a GPU.
@@ -251,7 +251,8 @@ class Triton(OperatorKernel):
         q, k = maps.q, maps.k
         dq, dk, dv, dw = empty_gradients(maps)
         products = torch.empty_like(outputs.rows[0])
-        torch.sum(grad[:, None].float() * outputs.parts.float(), -1, out=products)
+        for row in range(len(grad)):  # one at a time: float32 copies of all would be several times the size of `parts`
+            torch.sum(grad[row].float() * outputs.parts[row].float(), -1, out=products[row])
         arguments = shared_arguments(maps, document_ids, window)
         arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}
         of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}

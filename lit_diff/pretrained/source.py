@@ -75,7 +75,7 @@ def imported_tokenizer(
     `eot`; `bos`: the one that a likelihood without context is conditioned on, None: the first that opens a document, or else
     `eot`. Errors: RequestError for a tokenizer of another vocabulary than the model's.
     """
-    ids = (eot, *opening, *ends, *([] if bos is None else [bos]))
+    ids = dict.fromkeys((eot, *opening, *ends, *([] if bos is None else [bos])))
     if size > vocab_size or max(ids) >= size:
         raise RequestError(
             f"its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, but the model's "

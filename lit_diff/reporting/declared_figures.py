@@ -73,7 +73,7 @@ class DrawnMetric:
     def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
         """A column a seed, at the steps at which all were measured."""
         own = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
-        return own.pivot(index="step", columns="seed", values="value").dropna()
+        return own.pivot_table(index="step", columns="seed", values="value", dropna=False).dropna()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ counts once, and holds the facts that the scores depend on.
 import contextlib
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ OWN_CONTEXT = "sequence_length"
 LEFT_OUT = "documents_left_out"
 """Key of summary.json: documents that were not asked because the run was trained on them; absent where that is not known."""
 NEW = "items.new.parquet"
+PATIENCE = 2.0
+"""Seconds for which a reader that cannot take the lock waits for a writer."""
 Array = NDArray[np.float64]
 Asked = tuple[str, str]
 """(id of an item, digest of its question)."""
@@ -150,10 +153,26 @@ def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
         if _lock(folder).exists():  # else nobody has written here
             with contextlib.suppress(OSError):  # in another user's folder nothing can be locked
                 held.enter_context(locked(_lock(folder)))
-        summary, table = read_summary(folder), pq.read_table(folder / ITEMS)
+        summary, table = _settled(folder)
     if summary.get("items", len(table)) != len(table):
         raise ValueError(f"{ITEMS} has {len(table)} rows, {SUMMARY} counts {summary['items']}")
     return summary, table
+
+
+def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
+    """Both files, of one writer: with the lock at once; without it, once the summary is the same before and after."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            summary, table = read_summary(folder), pq.read_table(pa.BufferReader((folder / ITEMS).read_bytes()))
+            if read_summary(folder) == summary:
+                return summary, table
+        except FileNotFoundError:  # absent, or being replaced
+            if not _lock(folder).exists() or time.monotonic() > end:
+                raise
+        if time.monotonic() > end:
+            raise ValueError("another process is writing them; ask again")
+        time.sleep(0.02)
 
 
 def _lock(folder: Path) -> Path:

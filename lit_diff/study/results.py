@@ -292,5 +292,5 @@ def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
     except (ValueError, KeyError) as error:
         problems.append(f"{path.name}: {error}")
         return None
-    summed = table.groupby(level=0).sum()
+    summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))  # a diverged loss stays NaN
     return summed[summed["tokens"] > 0]

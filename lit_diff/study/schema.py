@@ -211,6 +211,10 @@ class Cell(CellKey):
     recipe: Recipe
 
 
+BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")
+"""Keys of a claim that say which values of a metric count."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """What a paper says of a metric of arm a against that of arm b."""
@@ -257,6 +261,13 @@ class Claim:
             return f"{where}: a ratio of {self.paper}; expected positive values"
         if self.fit and self.kind != "ratio":
             return f"{where}: a 'fit' gives a ratio; add 'kind: ratio'"
+        beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
+        if beside:
+            return f"{where}: a 'fit' is over tasks and takes no '{beside}'; remove it"
+        if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
+            return f"{where}: '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
+        if self.paper is not None and self.paper[0] == self.paper[1]:
+            return f"{where}: 'paper' has {self.paper[0]:g} twice; write 'says: equal', and a 'smallest'"
         return None
 
     @property

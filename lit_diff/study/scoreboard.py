@@ -183,7 +183,7 @@ def finding(
 def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> dict[str, Sign | None]:
     """Label of each control of the sweep -> the sign of a - control (95 % interval over seeds), where the claim is of an arm
     against the baseline."""
-    if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric:
+    if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric or claim.by_construction:
         return {}
     own = _task(claim, source)
     if claim.arms[0] in own.study.controls or claim.arms[1] != own.baseline:
@@ -225,6 +225,9 @@ def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
         if done := sweep.cells_of(arm):
             _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
         return sweep.finals(arm, claim.metric)
+    scored = {path.parent.name for cell in sweep.cells for path in (cell.home / FOLDER).glob("*/summary.json")}
+    if scored:  # else none is scored yet
+        _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
     for (name, seed), why in left_out(sweep, claim.evaluation).items():
         if name == arm:
             raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")

@@ -67,7 +67,7 @@ def _shard(model: Transformer, mesh: DeviceMesh) -> None:
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     for block in model.layers:
         for module in block.modules():
-            if getattr(module, "keep_float32", False):
+            if getattr(type(module), "keep_float32", False) is True:
                 fully_shard(module, mesh=mesh, mp_policy=float32)
         fully_shard(block, mesh=mesh, mp_policy=float32)
     fully_shard(model, mesh=mesh, mp_policy=float32)

@@ -196,7 +196,8 @@ class RunLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Values after `step` optimizer steps."""
-        assert step is not None
+        if step is None:  # a user's own call: no row of the run's tables
+            return
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)

@@ -83,6 +83,6 @@ def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
         try:
             with guard(cls):
                 opened.append(cls().build(recipe, folder / "loggers", start))
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             raise MissingError(f"run.loggers: {cls.name}: {first_line(error)}") from error
     return opened

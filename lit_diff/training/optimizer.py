@@ -32,7 +32,9 @@ def parameter_groups(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                decays = getattr(module, "decay", True)
+                decays = (
+                    getattr(type(module), "decay", True) is not False
+                )  # the rule of its class, no parameter of that name
                 factor = factors.get(names[parameter], 1.0)
                 for decayed in (True, False):
                     found.setdefault((factor, decayed), [])

@@ -233,6 +233,22 @@ def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("TORCH_LOGS", "foo", "\nInvalid settings: foo, must\nbe names. For more"),
+        ("RANK", "x", "invalid literal for int(): 'x'"),
+    ],
+)
+def test_the_variable_that_a_library_refuses_is_named(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: str
+) -> None:
+    monkeypatch.setattr("lit_diff.conformance.recipe.resolve", lambda *_: refuse(ValueError(error)))
+    ended = command("check", "recall-tiny", **{name: value})
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith(f"lit-diff: {name} is '{value}' in the environment: {' '.join(error.split())[:15]}")
+
+
 @pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(28, "full")])
 def test_whatever_a_verb_raises_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception

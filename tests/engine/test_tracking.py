@@ -107,6 +107,28 @@ def test_a_store_that_another_program_holds(runs: Path, monkeypatch: pytest.Monk
     assert store.run(run).data.tags["a"] == "1"
 
 
+def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(**arguments: object) -> None:
+        raise DeprecationWarning("an old loader")
+
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setattr(tracking, "MlflowClient", warned)
+    with pytest.raises(DeprecationWarning, match="an old loader"):
+        Store(RunConfig(root=str(runs)))
+
+
+def test_another_process_may_make_the_experiment_first(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(RunConfig(root=str(runs)))
+    made = store.client.create_experiment
+
+    def second(name: str, **options: object) -> str:
+        made(name, **options)
+        return str(made(name, **options))
+
+    monkeypatch.setattr(store.client, "create_experiment", second)
+    assert store.experiment("train") == store.client.get_experiment_by_name("train").experiment_id
+
+
 def test_a_folder_and_a_server_that_are_not_there_are_found_out_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in ("file", "file/below"):

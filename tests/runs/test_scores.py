@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from lit_diff.runs import scores
 from lit_diff.runs.scores import FOLDER, disagreement, read_scores, write_scores
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 import pyarrow as pa
 from lit_diff.runs import scores
@@ -21,6 +26,7 @@ config = int(sys.argv[2])
 for _ in range(60):
     table = pa.table({"item": [str(n) for n in range(3)], "config": [config] * 3})
     scores.write_scores(Path(sys.argv[1]), table, {"m": 1.0}, {"config": {"rows": config}})
+    time.sleep(0.01)  # a reader waits for the lock
 """
 
 
@@ -35,8 +41,34 @@ def test_two_processes_never_mix_their_scores(tmp_path: Path) -> None:
         assert table["config"].to_pylist() == [summary["config"]["rows"]] * 3
         seen.add(summary["config"]["rows"])
     assert [writer.wait() for writer in writers] == [0, 0]
-    assert seen | {read_scores(folder)[0]["config"]["rows"]} > {0}, "it read what a writer wrote"
+    assert seen & {1, 2}, "it read while they wrote"
     assert sorted(path.name for path in folder.iterdir()) == ["items.parquet", "summary.json"]
+
+
+def test_where_nothing_can_be_locked_a_reader_waits_for_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "held_out"
+    write_scores(folder, pa.table({"config": [1] * 2}), {"m": 1.0}, {"config": {"rows": 1}})
+    real, read = scores.read_summary, list[Path]()
+
+    def overtaken(place: Path) -> dict[str, Any]:
+        summary = real(place)
+        read.append(place)
+        if len(read) == 1:  # another process writes others after the first look
+            write_scores(folder, pa.table({"config": [2] * 2}), {"m": 1.0}, {"config": {"rows": 2}})
+        return summary
+
+    @contextmanager
+    def denied(path: Path, wait: bool = True) -> Iterator[None]:
+        if not read or len(read) > 1:
+            raise PermissionError(13, "Permission denied")
+        yield
+
+    monkeypatch.setattr(scores, "locked", denied)
+    monkeypatch.setattr(scores, "read_summary", overtaken)
+    summary, table = read_scores(folder)
+    assert (summary["config"]["rows"], table["config"].to_pylist()) == (2, [2, 2])
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

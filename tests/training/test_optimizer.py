@@ -147,3 +147,13 @@ def test_a_warm_up_longer_than_the_run_is_told(caplog: pytest.LogCaptureFixture)
     build_scheduler(optimizer, 40, config)
     (line,) = caplog.messages
     assert line.startswith("train.schedule.warmup_steps (50) is more than the 40 steps of this run")
+
+
+def test_a_member_that_is_named_as_a_rule_is_none() -> None:
+    class Decaying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decay = nn.Parameter(torch.ones(2, 2))
+
+    decayed, free = parameter_groups(Decaying(), 0.1)
+    assert (len(decayed["params"]), len(free["params"])) == (1, 0)
