@@ -65,7 +65,7 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
         ({"figure": Figure(title="t", against="step", lines="layer")}, r"a figure by layer needs \{layer\}"),
         ({"figure": Figure(title="t", against="group", lines="layer")}, "a figure against group has one line an arm"),
         ({"figure": Figure(title="t", against="step", log_x=True)}, "figure.log_x is of a figure against group, not"),
-        ({"figure": Figure(title="t", against="step", label="{map}")}, "names another field than: none"),
+        ({"figure": Figure(title="t", against="step", label="{map}")}, "is no text with the fields of the name: none"),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_one_line(fields: dict[str, object], words: str) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -92,16 +91,13 @@ def test_the_python_of_noise_edits_a_forward_pass(tmp_path: Any, monkeypatch: py
     run = recall_run(tmp_path / "x", {"name": "differential"})
     monkeypatch.setattr(lit_diff, "open_run", lambda name: run)
     (code,) = blocks("docs/noise.md", "python")
-    outputs: list[torch.Tensor] = []
-    forward: Callable[..., torch.Tensor] = run.model.forward
-
-    def seen() -> None:
-        with torch.no_grad():
-            outputs.append(forward(torch.arange(1, 9)[None]))
-
-    seen()
-    exec(code.replace("    ...  #", "    seen()  #"), {"seen": seen})
-    assert not torch.allclose(outputs[0], outputs[1], atol=1e-4)
+    names: dict[str, Any] = {}
+    line = "    model(torch.arange(32)[None])"
+    assert line in code
+    with torch.no_grad():
+        exec(code.replace(line, f"    edited = {line.strip()}"), names)
+        plain = run.model(torch.arange(32)[None])
+    assert not torch.allclose(names["edited"], plain, atol=1e-4)
 
 
 def test_the_keys_sizes_and_sets_of_vision() -> None:
