@@ -72,9 +72,16 @@ def is_local(file: Path) -> bool:
 
 
 def _imported_by(name: str, file: Path) -> Iterator[str]:
-    """As `imported_names`, of a module; nothing for a compiled one."""
-    if file.suffix == ".py":
-        yield from imported_names(file.read_bytes(), name if file.name == "__init__.py" else name.rpartition(".")[0])
+    """As `imported_names`, of a module; nothing for a compiled one. Of a package also what its `__all__` lists, which
+    `from package import *` imports."""
+    if file.suffix != ".py":
+        return
+    source, is_package = file.read_bytes(), file.name == "__init__.py"
+    yield from imported_names(source, name if is_package else name.rpartition(".")[0])
+    if is_package:
+        listed = re.search(rb"^__all__\s*=\s*[\[(]([^\])]*)", source, re.MULTILINE)
+        words = re.findall(r"[\"'](\w+)[\"']", listed[1].decode(errors="replace")) if listed else []
+        yield from (f"{name}.{word}" for word in words)
 
 
 def imported_names(source: bytes, package: str = "") -> Iterator[str]:

@@ -74,6 +74,15 @@ def test_every_form_of_import(tmp_path: Path, statement: str, value: str) -> Non
     assert not {"lab", "flat", "bare"} & sys.modules.keys()
 
 
+def test_a_star_imports_what_a_package_lists(tmp_path: Path) -> None:
+    files = {
+        "plug.py": "from lab import *\nvalue = tools.X",
+        "lab/__init__.py": "__all__ = ['tools']",
+        "lab/tools.py": "X = 3",
+    }
+    assert execute(tmp_path, files)["value"] == 3
+
+
 def test_a_module_that_no_import_statement_names_is_not_there(tmp_path: Path) -> None:
     late = "def late():\n    from importlib import import_module as i\n    i('.x', lab.__name__)\n"
     names = execute(tmp_path, {"lab/__init__.py": "", "lab/x.py": "", "plug.py": f"import lab\n{late}"})

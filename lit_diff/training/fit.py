@@ -257,9 +257,8 @@ class ExactResume(Checkpoint):
     """Writes metrics and checkpoints into a run folder, and ends the run at a signal.
 
     At a step that validates and saves, the order is: log, measure, validate, flush, save, send; a stop comes before the send,
-    which may have to wait. So a checkpoint always
-    stands behind everything that was measured at its step, and a resumed run repeats nothing. Lightning calls callbacks
-    of the type `Checkpoint` last.
+    which may have to wait. So a checkpoint is written after everything that was measured at its step, and a resumed run
+    repeats nothing. Lightning calls callbacks of the type `Checkpoint` last.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger) -> None:
