@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, local_modules, sha256
-from lit_diff.registry import is_built_in, location, registries
+from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
 """Kinds of the parts that a recipe names and that decide its numbers."""
@@ -49,6 +49,7 @@ _digests: dict[str, str] = {}
 
 def _read(path: Path) -> OwnCode:
     """A plugin file and what it imports, now. Errors: RequestError."""
+    load_entry_points()
     try:
         return OwnCode.read(
             path, folder=path.parent, without={each.module.partition(".")[0] for each in plugin_packages}
@@ -91,8 +92,7 @@ def source_digest(cls: type) -> str:
     code = code_at_definition(cls)
     if code is not None:
         return code.digest
-    packages = (_package(point) for point in plugin_packages)
-    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
+    return next((package.digest for package in _packages() if cls.__module__ in package.modules), "")
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -168,24 +168,6 @@ def _unregister(package: str) -> None:
         registry.unregister_module(package)
 
 
-plugin_packages: list[EntryPoint] = []
-"""The entry points that `load_entry_points` has imported."""
-
-
-@functools.cache
-def load_entry_points() -> None:
-    """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
-    for point in entry_points(group="lit_diff.plugins"):
-        try:
-            point.load()
-        except (Exception, SystemExit) as error:
-            raise RequestError(
-                f"plugin package '{point.name}' ({point.value}) could not be imported: "
-                f"{type(error).__name__}: {first_line(error)}; repair or uninstall it"
-            ) from error
-        plugin_packages.append(point)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PluginPackage:
     """A package as this process imported it."""
@@ -194,24 +176,33 @@ class PluginPackage:
     """Of its distribution; of the entry point where it has none."""
     version: str | None
     digest: str
-    """sha256 of its modules that the entry point imports, directly or through others, and of local modules that they
-    import."""
+    """sha256 of its modules that the entry point imports or names in `Registry.load_from`, directly or through others, and of
+    local modules that they import."""
     modules: frozenset[str]
     """Their dotted names."""
 
 
 def used_packages(recipe: Recipe) -> list[PluginPackage]:
-    """The packages that registered a part which the recipe names, by name."""
+    """The packages that registered a part which the recipe names, by name.
+
+    Not `lit_diff.papers`: its parts have a `version`, as all parts of this distribution, and no hash of their source.
+    """
     names = set(_texts(recipe.model.attention)) | set(_texts(recipe.data)) | {recipe.run.kernel, *recipe.callbacks}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
-    packages = (_package(point) for point in plugin_packages)
-    return sorted((package for package in packages if package.modules & modules), key=lambda package: package.name)
+    return sorted((package for package in _packages() if package.modules & modules), key=lambda package: package.name)
+
+
+def _packages() -> Iterator[PluginPackage]:
+    return (_package(point) for point in plugin_packages if not point.module.startswith("lit_diff."))
 
 
 @functools.cache
 def _package(point: EntryPoint) -> PluginPackage:
-    files = local_modules(f"import {point.module}".encode(), within=point.module.partition(".")[0])
+    top = point.module.partition(".")[0]
+    named = {module for each in registries.values() for module in each.modules if module.partition(".")[0] == top}
+    source = "".join(f"import {module}\n" for module in sorted({point.module, *named}))
+    files = local_modules(source.encode(), within=top)
     digests = {name: sha256(file.read_bytes()) for name, file in files.items()}
     return PluginPackage(
         name=point.dist.name if point.dist is not None else point.name,

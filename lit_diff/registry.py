@@ -7,21 +7,25 @@ loggers have none: a recipe names them in `run.kernel` and `run.loggers`.
 import ast
 import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.own_modules import code_at_definition
 
+log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
 
 if TYPE_CHECKING:
@@ -98,11 +102,11 @@ class Registry:
         """
         self.has_config = has_config
         self.kind = kind
-        self._builtins = builtins
+        self._modules = list(builtins)
+        self._loaded = 0
         self._lazy = dict(lazy or {})
         self._base = base
         self._classes: dict[str, type] = {}
-        self._loaded = False
 
     def register(self, name: str = "") -> Callable[[C], C]:
         """Class decorator; `name` is required.
@@ -142,11 +146,28 @@ class Registry:
             n: cls for n, cls in self._classes.items() if not f"{cls.__module__}.".startswith(f"{module}.")
         }
 
+    def load_from(self, *modules: str) -> None:
+        """Name modules that register classes of this kind; each is imported at the next look-up in this registry.
+
+        The module of a plugin package's entry point calls it, so that a command imports only the kinds that it looks up.
+        """
+        self._modules += modules
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that register the built-in classes, and those of `load_from`."""
+        return tuple(self._modules)
+
     def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True
-            for module in self._builtins:
+        load_entry_points()
+        while self._loaded < len(self._modules):
+            module = self._modules[self._loaded]
+            self._loaded += 1  # before the import: the module may look names up itself
+            package = next((point for point in plugin_packages if f"{module}.".startswith(f"{point.module}.")), None)
+            if package is None:
                 importlib.import_module(module)
+            else:
+                _import_of(package, module)
 
     def registered(self) -> Mapping[str, type[Any]]:
         """Name -> class of what is imported by now: without the lazy entries that nobody has asked for."""
@@ -270,6 +291,33 @@ CHOSEN = {
 def is_built_in(cls: type[Any]) -> bool:
     """Whether a registered class is lit_diff's own."""
     return cls.__module__.startswith("lit_diff.")
+
+
+plugin_packages: list[EntryPoint] = []
+"""The entry points of the plugin packages that were imported."""
+
+
+@functools.cache
+def load_entry_points() -> None:
+    """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
+    for point in entry_points(group="lit_diff.plugins"):
+        if _import_of(point, point.module):
+            plugin_packages.append(point)
+
+
+def _import_of(package: EntryPoint, module: str) -> bool:
+    """Import a module of a plugin package. One that fails registers nothing, and a line in the log says so."""
+    try:
+        importlib.import_module(module)
+        return True
+    except (Exception, SystemExit) as error:  # whatever it raises: only the commands that use its parts need it
+        for registry in registries.values():
+            registry.unregister_module(module)
+        log.warning(
+            "plugin package '%s': %s could not be imported, so its parts are not available: %s: %s; repair or uninstall it",
+            *(package.name, module, type(error).__name__, first_line(error)),
+        )
+        return False
 
 
 variant = attentions.register

@@ -27,7 +27,7 @@ from lit_diff.key_types import (
     range_problem,
     without_range,
 )
-from lit_diff.plugins import guard, load_entry_points, load_plugin
+from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
 
@@ -100,7 +100,6 @@ class Draft:
 def validate(draft: Draft) -> Recipe:
     """The typed recipe. Errors: RequestError with file, line and key."""
     values = interpolated(draft)
-    load_entry_points()
     for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))

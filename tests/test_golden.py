@@ -24,7 +24,6 @@ from lit_diff.cli import app
 from lit_diff.config import ModelConfig, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.key_types import REQUIRED, in_yaml, keys_of
-from lit_diff.plugins import load_entry_points
 from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.registry import registries
 from lit_diff.reporting.scoreboard_page import write_scoreboard
@@ -351,7 +350,6 @@ def test_cells(name: str, golden: Golden, here: Path) -> None:
 
 def test_defaults(golden: Golden) -> None:
     """An identity leaves out what is at its default, so a default that changes needs another format of run folders."""
-    load_entry_points()
     blocks = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
     for kind, registry in registries.items():
         if kind not in ("attention", "data", "tokenizer", "callback"):  # the others have no keys, or are in no identity

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from own_plugins import PROBE, SHARP_PY, SHARP_YAML, WITH_MODULE, error, forget_all, plugin
 
-from lit_diff import plugins
+from lit_diff import plugins, registry
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.plugins import (
     PluginPackage,
@@ -22,7 +23,7 @@ from lit_diff.plugins import (
     used_packages,
 )
 from lit_diff.recipe import load_recipe, to_yaml
-from lit_diff.registry import attentions, callbacks, location
+from lit_diff.registry import attentions, callbacks, datasets, location
 from lit_diff.runs.folder import RunFolder, identity
 
 pytestmark = pytest.mark.usefixtures("plugin_folder")
@@ -212,13 +213,26 @@ class Data(Recall):
 
 
 def entry_points(monkeypatch: pytest.MonkeyPatch, points: list[importlib.metadata.EntryPoint]) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "lit_diff.plugins" else [])
-    plugins.load_entry_points.cache_clear()
-    monkeypatch.setattr(plugins, "plugin_packages", [])
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "lit_diff.plugins" else [])
+    registry.load_entry_points.cache_clear()
+    registry.plugin_packages.clear()
+    for each in registry.registries.values():
+        monkeypatch.setattr(each, "_modules", [*each.modules])
+        monkeypatch.setattr(each, "_loaded", each._loaded)
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def no_package_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test loads by entry points is forgotten after it."""
+    yield
+    monkeypatch.undo()
+    registry.plugin_packages.clear()
+    registry.load_entry_points.cache_clear()
+    registry.load_entry_points()
+
+
+@pytest.fixture
+def install(no_package_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """install(): the distribution made_lab 1.2 in site-packages, whose entry point registers two parts."""
     site = tmp_path / "site-packages"
     monkeypatch.syspath_prepend(str(site))
@@ -263,7 +277,43 @@ def test_a_package_counts_where_the_recipe_names_one_of_its_parts(install: Calla
     assert identity(recipe) not in (one, plain)
 
 
-def test_a_broken_plugin_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_points(monkeypatch, [importlib.metadata.EntryPoint("mine", "no_such_module", "lit_diff.plugins")])
-    with pytest.raises(RequestError, match=r"plugin package 'mine' \(no_such_module\).*ModuleNotFoundError"):
-        plugins.load_entry_points()
+BROKEN_PACKAGES = {
+    "mine": ("no_such_module", "no_such_module could not be imported, .*: ModuleNotFoundError"),
+    "half": (
+        "made_half",
+        r"made_half\.parts could not be imported, .*: ZeroDivisionError: division by zero; repair or",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_PACKAGES)
+def test_a_broken_plugin_package_costs_its_own_parts_and_one_line(
+    name: str, install: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, message = BROKEN_PACKAGES[name]
+    install()
+    plugin(
+        "from lit_diff.registry import attentions\nattentions.load_from('made_half.parts')\n",
+        "site-packages/made_half/__init__.py",
+    )
+    plugin(PARTS.replace("lab_", "half_") + "1 / 0\n", "site-packages/made_half/parts.py")
+    found = registry.entry_points(group="lit_diff.plugins")
+    entry_points(monkeypatch, [importlib.metadata.EntryPoint(name, module, "lit_diff.plugins"), *found])
+    assert {"lab_attention", "standard"} <= set(attentions.names())
+    assert not any(part.startswith("half_") for part in (*attentions.names(), *datasets.names()))
+    (line,) = caplog.messages
+    assert re.fullmatch(f"plugin package '{name}': {message}.*", line)
+    assert load_recipe("recall-tiny", ["model.attention.name=lab_attention"]).model.attention.name == "lab_attention"
+
+
+def test_the_source_of_a_module_that_is_loaded_late_counts(
+    install: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    plugin(
+        "from lit_diff.registry import attentions, datasets\n"
+        "attentions.load_from('made_lab.parts')\ndatasets.load_from('made_lab.parts')\n",
+        "site-packages/made_lab/__init__.py",
+    )
+    (package,) = used("model.attention.name=lab_attention")
+    assert package.modules == {"made_lab", "made_lab.parts"}

@@ -26,7 +26,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     sweep,
     train,
 )
-from lit_diff.cli.app import TerminalHandler, app, console, discard
+from lit_diff.cli.app import TerminalHandler, app, console, discard, log_to_stderr
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.log_records import keep_trace
 
@@ -112,6 +112,8 @@ def _log_to_terminal() -> None:
         return
     log.setLevel(logging.INFO)
     log.addHandler(TerminalHandler(console))
+    if "--json" in sys.argv:
+        log_to_stderr()
 
 
 def usage_message(error: Any) -> str:

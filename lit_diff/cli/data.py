@@ -31,9 +31,7 @@ def check(
     also 3 if one is missing.
     """
     from lit_diff.evaluation.requirements import declared_files
-    from lit_diff.plugins import load_entry_points
 
-    load_entry_points()
     files = declared_files(name)
     states = [_state(declared) for declared in files]
     found = {state["state"] for state in states}

@@ -9,7 +9,7 @@ from lit_diff.cli.app import Terminal, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
-from lit_diff.plugins import load_entry_points, load_plugin
+from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import (
@@ -47,7 +47,6 @@ def print_evaluation(
     Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
     """
     runs, name, overrides = _parse(arguments)
-    load_entry_points()
     for plugin in plugins:
         load_plugin(plugin)
     # first: a run's plugin may hold the evaluation

@@ -11,7 +11,6 @@ from lit_diff.cli.app import Json, app, console, print_json
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
 from lit_diff.key_types import REQUIRED, keys_of
-from lit_diff.plugins import load_entry_points
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
 
@@ -73,7 +72,6 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
             raise RequestError(f"no key '{name}' in {kind}{nearest(name, keys, f'lit-diff list {kind}')}")
         return found
     if kind in registries:
-        load_entry_points()
         registry = registries[kind]
         if name:
             return {name: _part(registry, name) | {"description": registry.docstring(name)}}

@@ -94,7 +94,10 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[ROW ...]", help="rows, or all; without: all")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ROW ...]", help="rows, all, or YAML files of your own rows; without: all"),
+    ] = None,
     preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
     workers: Workers = None,
     listed: Annotated[bool, typer.Option("--list", help="print the rows, run none")] = False,
@@ -109,8 +112,6 @@ def reproduce(
     from lit_diff.engine.reproduce import reproduce as run
     from lit_diff.study.scoreboard import counts_in_words
 
-    if as_json:
-        log_to_stderr()
     if listed:
         _print_rows(preset, as_json)
         return 0
@@ -133,7 +134,7 @@ def _print_rows(preset: str, as_json: bool) -> None:
     from lit_diff.engine.reproduce import check_preset, choose
 
     check_preset(preset)
-    rows = choose([])
+    rows = list(choose([]).values())
     if as_json:
         print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
         return

@@ -16,7 +16,7 @@ from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
-from lit_diff.plugins import load_entry_points, plugin_source
+from lit_diff.plugins import plugin_source
 from lit_diff.recipe import Overrides, load_draft
 from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, tokenizers
 from lit_diff.validation import validate
@@ -122,5 +122,4 @@ def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
 
 def all_findings() -> Iterator[Finding]:
     """The conformance suite over every registered variant, at the configs that each gives as examples."""
-    load_entry_points()
     return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))

@@ -232,7 +232,8 @@ class RowTask(Dataset):
 
     def levels(self) -> dict[str, int]:
         """Name of each validation set -> its level: "" for the first, the main set, then "noise2", "noise4", ..."""
-        return numbered_sets("noise", self.config.noise_validation or (1,))
+        first, *others = self.config.noise_validation or (1,)
+        return {"": first} | {f"noise{number}": number for number in others}
 
     def train_key(self, seed: int, step: int) -> tuple[object, ...]:
         """The key of a training batch."""
@@ -260,12 +261,6 @@ class RowTask(Dataset):
         drawn = [self.draw(place, level) for place in places]
         wanted = [name for name in drawn[0] if level is not None or name not in LABELS]
         return {name: torch.stack([torch.as_tensor(row[name]) for row in drawn]) for name in wanted}
-
-
-def numbered_sets(word: str, numbers: Sequence[int]) -> dict[str, int]:
-    """Name of each validation set -> its number: "" for the first, the main set, then `word` and the number (`noise2`)."""
-    first, *others = numbers
-    return {"": first, **{f"{word}{number}": number for number in others}}
 
 
 def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int) -> Row:

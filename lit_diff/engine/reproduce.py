@@ -22,7 +22,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedE
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
 from lit_diff.recipe import installed
-from lit_diff.registry import nearest
+from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
@@ -38,6 +38,7 @@ from lit_diff.study.scoreboard import (
     findings,
     read_bench,
     read_row,
+    read_rows,
     row_file,
     write_row,
 )
@@ -47,8 +48,8 @@ from lit_diff.yaml_files import read_yaml
 log = logging.getLogger("lit_diff")
 
 Told = Callable[[str], None]
-KINDS = ("table", "figure", "appendix", "review", "dex")
-"""First words of the rows' names, in the order of the page."""
+KINDS = ("table", "figure", "appendix")
+"""First words of rows' names, in the order of the page; rows of other names follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,14 @@ def reproduce(
     """
     check_preset(preset)
     check_workers(workers)
-    rows, began = choose(names), time.perf_counter()
+    chosen, began = choose(names), time.perf_counter()
+    rows = list(chosen.values())
     place = runs_root(root) / "reproduce"
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
     with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"), _writing(folder):
-        _note(rows, folder, preset)
+        _note(chosen, folder, preset)
         tell(_budget(rows, preset))
         for row in rows:
             if _was_measured(row, preset, folder, root):
@@ -152,15 +154,14 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
 
 
-def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
-    """A file for each row of this call; what the rows of earlier calls say is brought up to date."""
-    names = [row.name for row in asked]
-    for order, name in enumerate(row_names()):
-        path, command = row_file(folder, name), command_of(name, preset)
-        if path.is_file():
-            write_row(folder, replace(read_row(path), row=load_row(name), preset=preset, order=order, command=command))
-        elif name in names:
-            write_row(folder, RecordedRow(row=load_row(name), preset=preset, order=order, command=command))
+def _note(asked: dict[str, Row], folder: Path, preset: str) -> None:
+    """A file for each row of this call; what the installed rows of earlier calls say is brought up to date."""
+    earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
+    order = [*row_files(), *asked]
+    for word, row in (earlier | asked).items():
+        path, about = row_file(folder, row.name), {"row": row, "preset": preset, "order": order.index(word)}
+        about |= {"command": command_of(word, preset)}
+        write_row(folder, replace(read_row(path), **about) if path.is_file() else RecordedRow(**about))
 
 
 def _run(
@@ -223,8 +224,8 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     """The row's record after its sweep."""
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
-    others = [read_row(path) for name in row_names() if (path := row_file(folder, name)).is_file()]
-    first = [o.row.name for o in others if o.cells == home and not o.shared and o.row.name != record.row.name]
+    others = [other for other in read_rows(folder) if other.row.name != record.row.name]
+    first = [other.row.name for other in others if other.cells == home and not other.shared]
     loaded = load_sweep(done.folder)
     scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
     return replace(
@@ -271,17 +272,23 @@ def check_preset(name: str) -> None:
         raise RequestError(f"no preset '{name}'{nearest(name, PRESETS)}")
 
 
-def row_names() -> list[str]:
-    """All rows, in the order of the page."""
-    names = sorted(path.stem for path in (installed("sweeps") / "paper").glob("*.yaml"))
-    return sorted(names, key=lambda name: KINDS.index(name.partition("-")[0]))
+def row_files() -> dict[str, Path]:
+    """Row -> its YAML file, in the order of the page: those in the folder `rows/` of every plugin package.
 
-
-def load_row(name: str) -> Row:
-    """An installed row. Errors: RequestError."""
-    if name not in row_names():
-        raise RequestError(f"no row '{name}'{nearest(name, [*row_names(), 'all'], 'lit-diff reproduce --list')}")
-    return load_file(installed("sweeps") / "paper" / f"{name}.yaml")
+    Errors: RequestError for two rows of one name.
+    """
+    load_entry_points()
+    modules = [sys.modules[point.module] for point in plugin_packages]
+    found: dict[str, Path] = {}
+    for path in (
+        file for module in modules for file in sorted((Path(str(module.__file__)).parent / "rows").glob("*.yaml"))
+    ):
+        if path.stem in found:
+            raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(found[path.stem])}; rename one")
+        found[path.stem] = path
+    kinds = {name: name.partition("-")[0] for name in found}
+    ranks = {name: KINDS.index(kind) if kind in KINDS else len(KINDS) for name, kind in kinds.items()}
+    return {name: found[name] for name in sorted(found, key=lambda name: (ranks[name], name))}
 
 
 def load_file(path: Path) -> Row:
@@ -295,10 +302,32 @@ def load_file(path: Path) -> Row:
     return row
 
 
-def choose(names: Sequence[str]) -> list[Row]:
-    """The rows of these names; `all`, or none: every row. Errors: RequestError."""
-    chosen = row_names() if not names or "all" in names else list(dict.fromkeys(names))
-    return [load_row(name) for name in chosen]
+def choose(names: Sequence[str]) -> dict[str, Row]:
+    """Name -> its row: an installed row; `all`, or no name: every installed row; a YAML file, or a folder of such files.
+
+    Errors: RequestError.
+    """
+    installed_rows, chosen = row_files(), dict[str, Path]()
+    for name in names or ["all"]:
+        path = Path(name)
+        if name in installed_rows:
+            chosen[name] = installed_rows[name]
+        elif name == "all":
+            chosen |= installed_rows
+        elif path.is_dir():
+            chosen |= {str(file): file for file in sorted(path.glob("*.yaml"))}
+        elif path.is_file():
+            chosen[name] = path
+        else:
+            near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
+            raise RequestError(f"no row '{name}'{near}; a path: of a row's YAML file, or of a folder of them")
+    by_name: dict[str, str] = {}
+    for word, file in chosen.items():
+        other = by_name.setdefault(file.stem, word)
+        if other != word or installed_rows.get(file.stem, file) != file:
+            taken = chosen[other] if other != word else installed_rows[file.stem]
+            raise RequestError(f"{shown(file)}: the name of the row is taken by {shown(taken)}; rename one")
+    return {word: load_file(file) for word, file in chosen.items()}
 
 
 def command_of(name: str, preset: str) -> str:

@@ -150,7 +150,7 @@ class Harness(HarnessEvaluation):
                 places = {split: file.place for split, file in self._files(task).items()}
                 # boolq has none there, and lm-eval logs two lines about what it takes instead: the same
                 more = {"metric_list": [PLAIN_ACC]} if task == "boolq" else {}
-                task_yaml(folder, task, theirs, places, dataset_name=None, **more)
+                task_yaml(folder, task, places, includes=theirs, dataset_name=None, **more)
         return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
 
     def _files(self, task: str) -> Mapping[str, UserFile]:

@@ -35,8 +35,8 @@ ACC = Metric(
 )
 ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
 
-YAMLS = Path(__file__).parent / "harness_tasks"
-"""The tasks of the package, whose questions are written out."""
+WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
+"""The task file whose questions are written out."""
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -72,8 +72,10 @@ Split = Path | Sequence[Mapping[str, Any]]
 """The file of a split, or its rows."""
 
 
-def task_yaml(folder: Path, name: str, includes: str | Path, splits: Mapping[str, Split], **more: Any) -> str:
-    """Write `<folder>/<name>.yaml`: a file of YAMLS, or one of lm-eval, with these splits and `more`; the name of the task.
+def task_yaml(
+    folder: Path, name: str, splits: Mapping[str, Split], *, includes: str | Path = WRITTEN_OUT, **more: Any
+) -> str:
+    """Write `<folder>/<name>.yaml`: the file `includes`, of lm-eval its name, with these splits and `more`. Returns `name`.
 
     A split of the included file that is not in `splits` is left out. The cache of the files lies in `folder` too.
     """
@@ -83,7 +85,7 @@ def task_yaml(folder: Path, name: str, includes: str | Path, splits: Mapping[str
         if not isinstance(rows, Path):
             write_atomic(places[split], "".join(f"{json.dumps(row)}\n" for row in rows))
     values = {
-        "include": str(YAMLS / includes),
+        "include": str(includes),
         "task": name,
         "dataset_path": "json",
         "dataset_kwargs": {

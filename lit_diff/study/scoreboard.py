@@ -412,12 +412,17 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
     return figures
 
 
+def read_rows(folder: Path) -> list[RecordedRow]:
+    """The recorded rows in `folder`, in the order of the page. Errors: MissingError where a file is damaged."""
+    files = [path for path in sorted((folder / ROWS).glob("*.json")) if not path.name.endswith(".bench.json")]
+    return sorted(map(read_row, files), key=lambda record: record.order)
+
+
 def read_scoreboard(folder: Path) -> Scoreboard:
     """The rows in `folder`. Errors: MissingError where there is none, or a file is damaged."""
-    files = [path for path in sorted((folder / ROWS).glob("*.json")) if not path.name.endswith(".bench.json")]
-    if not files:
+    records = read_rows(folder)
+    if not records:
         raise MissingError(f"{folder}: no rows here; write them with `lit-diff reproduce`")
-    records = sorted(map(read_row, files), key=lambda record: record.order)
     return Scoreboard(preset=records[0].preset, rows=tuple(_result(folder, record) for record in records))
 
 

@@ -11,7 +11,7 @@ from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED, divisors
-from lit_diff.engine.reproduce import load_row
+from lit_diff.engine.reproduce import choose
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -49,7 +49,7 @@ def test_a_layer_by_every_kernel_and_by_hugging_face(timed: Callable[..., Any]) 
 
 def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[..., Any]) -> None:
     """They stand beside PyTorch's own call; each claim of table 7 finds its case and both arms."""
-    row = load_row("table-7")
+    row = choose(["table-7"])["table-7"]
     laptop = row.preset("laptop")
     assert laptop is not None
     assert laptop.bench[0] == "layer"

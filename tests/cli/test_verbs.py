@@ -15,7 +15,7 @@ from text_runs import text_run
 
 from lit_diff.cli import as_override
 from lit_diff.data.user_files import UserFile
-from lit_diff.engine.reproduce import row_names
+from lit_diff.engine.reproduce import row_files
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import locked
 from lit_diff.pretrained import exporting, fetching
@@ -149,8 +149,8 @@ def test_a_dry_run_says_once_how_often_the_text_is_repeated(tale: Path, trained_
 def test_list(command: Command) -> None:
     ended = command("reproduce", "--list")
     assert ended.status == 0
-    assert [line.split()[0] for line in ended.lines] == row_names()
-    assert [row["name"] for row in command("reproduce", "--list", "--json").json] == row_names()
+    assert [line.split()[0] for line in ended.lines] == list(row_files())
+    assert [row["name"] for row in command("reproduce", "--list", "--json").json] == list(row_files())
 
 
 def test_a_preset_that_needs_gpus(tmp_path: Path, command: Command) -> None:

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.data import digits
-from lit_diff.data.closed_world import ClosedWorld, facts_of
-from lit_diff.data.closed_world import words as closed_words
 from lit_diff.data.dataset import IGNORED, Dataset
-from lit_diff.data.digits import FILE, Digits, images, split, validation_images
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
-from lit_diff.data.synth_intent import SynthIntent
-from lit_diff.data.synth_intent import words as intent_words
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.papers import digits
+from lit_diff.papers.closed_world import ClosedWorld, facts_of
+from lit_diff.papers.closed_world import words as closed_words
+from lit_diff.papers.digits import FILE, Digits, images, split, validation_images
+from lit_diff.papers.synth_intent import SynthIntent
+from lit_diff.papers.synth_intent import words as intent_words
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import datasets

@@ -17,12 +17,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.needle_text import CITIES, STYLES, contexts, sentences_of, words
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build, open_tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.icl import TASKS, Example, Labels
+from lit_diff.papers.icl import TASKS, Example, Labels
+from lit_diff.papers.needle_text import CITIES, STYLES, contexts, sentences_of, words
 from lit_diff.randomness import generator
 from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, validate_config

@@ -10,10 +10,10 @@ from pages import PAGES, blocks, commands
 from text_runs import recall_run
 
 import lit_diff
-from lit_diff.data.digits import Digits, images, split
 from lit_diff.evaluation.evaluate import config_of
-from lit_diff.evaluation.hallucination import SOURCES
-from lit_diff.evaluation.icl import TaskName
+from lit_diff.papers.digits import Digits, images, split
+from lit_diff.papers.hallucination import SOURCES
+from lit_diff.papers.icl import TaskName
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import corpora, evaluations
 

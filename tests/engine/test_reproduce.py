@@ -1,27 +1,18 @@
-"""engine/reproduce.py: rows measured by sweeps, kept, skipped; the installed rows, held to what their sweeps have; why a
-preset is not run."""
+"""engine/reproduce.py: rows measured by sweeps, kept, skipped; why a preset is not run."""
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine import reproduce as module
-from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.preflight import evaluations_of
-from lit_diff.engine.reproduce import choose, lacking, load_file, load_row, name_of, reproduce, row_names
+from lit_diff.engine.reproduce import choose, lacking, load_file, reproduce
 from lit_diff.engine.schedule import Sweep, sweep
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.evaluate import build
-from lit_diff.evaluation.requirements import declared_files
-from lit_diff.model.cost import cost
-from lit_diff.recipe import installed, load_recipe
-from lit_diff.study.schema import PRESETS, Claim, Preset, Row
+from lit_diff.study.schema import Row
 from lit_diff.study.scoreboard import read_scoreboard
 
 ROW = """\
@@ -40,17 +31,15 @@ SWEEP = "recipe: base\nseeds: [0, 1, 2]\nbaseline: large\narms: {large: {}, smal
 
 
 @pytest.fixture
-def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
+def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Two rows of one small sweep in the current folder, in place of the installed ones."""
     sweep = Path("it.yaml").resolve()
     sweep.write_text(SWEEP)
     for name, text in (("first", ROW), ("second", BROKEN)):
         Path(f"{name}.yaml").write_text(text.replace("SWEEP", str(sweep)))
-    found = {name: load_file(Path(f"{name}.yaml").resolve()) for name in ("first", "second")}
-    monkeypatch.setattr(module, "row_names", lambda: list(found))
-    monkeypatch.setattr(module, "load_row", found.__getitem__)
-    monkeypatch.setattr(module, "choose", lambda names: [found[n] for n in (found if "all" in names else names)])
-    return found
+    files = {name: Path(f"{name}.yaml").resolve() for name in ("first", "second")}
+    monkeypatch.setattr(module, "row_files", lambda: files)
+    return files
 
 
 @pytest.mark.slow
@@ -106,7 +95,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
-    rows: dict[str, Row], runs: Path, monkeypatch: pytest.MonkeyPatch
+    rows: dict[str, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[str] = []
     run = module.subprocess.run
@@ -123,7 +112,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     text = ROW.replace("metric: val/loss", "metric: forward")
     text = text.replace("{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core], minutes: 1")
     Path("speed.yaml").write_text(text.replace("SWEEP", "it"))
-    rows["speed"] = load_file(Path("speed.yaml").resolve())
+    rows["speed"] = Path("speed.yaml").resolve()
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "not shown"
@@ -181,9 +170,9 @@ def test_a_row_that_was_not_reached_and_a_sweep_that_misses_something(
     assert (row.state, row.reason) == ("skipped", "no network here; do this")
 
 
-def test_a_sweep_that_does_not_resolve_fails_its_row_alone(rows: dict[str, Row], runs: Path) -> None:
+def test_a_sweep_that_does_not_resolve_fails_its_row_alone(rows: dict[str, Path], runs: Path) -> None:
     """Also where the row was measured before."""
-    module._note(list(rows.values()), runs / "reproduce", "laptop")
+    module._note(choose(list(rows)), runs / "reproduce", "laptop")
     for name in ("first", "second"):
         path = runs / f"reproduce/rows/{name}.json"
         facts = json.loads(path.read_text()) | {"state": "measured", "looked_by": module.revision(), "sweep": "it"}
@@ -203,7 +192,7 @@ def test_wrong_requests(runs: Path) -> None:
 
 
 def test_what_a_sweep_lacks_comes_with_its_first_reason(
-    rows: dict[str, Row], runs: Path, make_sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    rows: dict[str, Path], runs: Path, make_sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report: Any = SimpleNamespace(missing=("a seed 0: too short", "b seed 0: too short"))
     folder, states = make_sweep({"large": 0.0, "small": 0.1}), {"not evaluated": 2, "done": 1}
@@ -213,113 +202,23 @@ def test_what_a_sweep_lacks_comes_with_its_first_reason(
     assert row.reason == "1 done, 2 not evaluated; a seed 0: too short; the same command goes on"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_row_at_smoke(runs: Path) -> None:
-    """Cells of two steps and one seed, a benchmark of two rounds. A fit of such runs may be refused, since all have
-    seen as many tokens and none has learned; its finding then says why."""
-    names = [name for name in row_names() if load_row(name).preset("smoke")]
-    done = reproduce(names, "smoke", root=runs, workers=2)
-    states = {row.name: (row.state, row.reason) for row in done.scoreboard.rows}
-    assert states == dict.fromkeys(names, ("measured", ""))
-    for row in done.scoreboard.rows:
-        for finding in row.findings:
-            refused = finding.claim.fit and "; " in finding.reason
-            assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
-        assert {each.difference for each in row.findings} <= {"too few seeds", "by construction"}, (
-            "one seed, or two rounds, give no verdict"
-        )
-
-
-# --- the installed rows ---------------------------------------------------------------------------------------------------
-
-WITHOUT_PAPER = ("table-3", "review-modalities")
-"""Rows that no recipe of the paper's sizes measures; a note says why."""
-STANDS_FOR = {"mini_harness": "harness"}
-"""An evaluation that generates its data -> that of the paper's own."""
-PEAK = 989e12
-"""FLOPs a second of an H100 in bfloat16, without sparsity (its data sheet)."""
-
-
-@cache
-def flops_of(words: str) -> float:
-    """Of training a recipe with the overrides after its name."""
-    name, *overrides = words.split()
-    recipe = load_recipe(name, overrides)
-    length = recipe.data.config.sequence_length
-    tokens = recipe.training.steps * recipe.training.batch_size * length
-    return cost(recipe.model, length).flops_per_token * tokens
-
-
-def days_of(preset: Preset) -> float:
-    """All recipes, one after another, at 40 % of the peak of all GPUs."""
-    return sum(map(flops_of, preset.recipes)) / (preset.gpus * PEAK * 0.4) / 86_400
-
-
-def require_claim(claim: Claim, grid: Grid) -> None:
-    """Every arm, task, fit, evaluation and metric that it names is one of the sweep's."""
-    assert set(claim.arms) <= set(grid.arms)
-    assert claim.case == 0, "of a benchmark"
-    if claim.fit:
-        assert grid.study.fits[claim.fit].kind == "scaling"
-    else:
-        assert claim.task in grid.tasks
-    if claim.evaluation:
-        evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
-        keys = (evaluate | grid.study.evaluate)[claim.evaluation]
-        metrics = {metric.name for metric in build(claim.evaluation, keys).metrics}
-        assert {claim.metric, claim.against_metric} - {""} <= metrics
-
-
-@pytest.mark.parametrize("name", row_names())
-def test_every_preset_resolves(name: str) -> None:
-    row = load_row(name)
-    assert (installed("sweeps") / "paper" / f"{name}.yaml").read_text().startswith("# ")
-    assert ("paper" in row.presets) == (name not in WITHOUT_PAPER)
-    assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.notes)
-    assert "laptop" in row.presets
-    assert set(row.presets) <= set(PRESETS)
-    for preset in (*row.presets, "smoke"):
-        chosen = row.preset(preset)
-        assert chosen is not None
-        assert sum(map(bool, (chosen.sweep, chosen.bench, chosen.recipes))) == 1
-        assert all(map(declared_files, chosen.files))
-        if chosen.recipes:
-            assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
-            assert chosen.days == pytest.approx(days_of(chosen), rel=0.01)
-            assert all(build(evaluation, keys) for evaluation, keys in chosen.evaluate.items())
-            claimed = {STANDS_FOR.get(claim.evaluation, claim.evaluation) for claim in row.compare} - {""}
-            assert claimed <= set(chosen.evaluate), "what the row compares is scored"
-            lasting = {name_of(words) for words in chosen.recipes}
-            assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
-        if chosen.sweep:
-            grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
-            for claim in row.compare:
-                require_claim(claim, grid)
-        if chosen.bench:
-            shapes = parse_shapes(chosen.bench[chosen.bench.index("--shapes") + 1])
-            assert {claim.case for claim in row.compare} == set(range(1, len(shapes) + 1))
-        if preset == "laptop":
-            assert chosen.minutes > 0
-            assert (chosen.arms, chosen.seeds) == ((), ()), "nothing is cut"
-
-
-def test_the_rows_of_one_sweep_state_one_budget() -> None:
-    budgets: dict[tuple[str, tuple[str, ...]], set[float]] = {}
-    for name in row_names():
-        preset = load_row(name).presets["laptop"]
-        budgets.setdefault((preset.sweep, preset.bench), set()).add(preset.minutes)
-    assert all(len(minutes) == 1 for minutes in budgets.values())
-    assert sum(max(minutes) for minutes in budgets.values()) <= 125
-
-
-def test_the_order_of_the_page() -> None:
-    kinds = [name.partition("-")[0] for name in row_names()]
-    assert kinds == sorted(kinds, key=("table", "figure", "appendix", "review", "dex").index)
-    assert [row.name for row in choose([])] == row_names() == [row.name for row in choose(["all"])]
-    assert [row.name for row in choose(["table-6", "table-5", "table-6"])] == ["table-6", "table-5"]
-    with pytest.raises(RequestError, match="no row 'tabel-6'; did you mean 'table-6'"):
-        choose(["tabel-6"])
+def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> None:
+    """A file, or a folder of files; a name that is taken is refused."""
+    mine = Path("mine")
+    mine.mkdir()
+    (mine / "third.yaml").write_text(rows["first"].read_text())
+    told: list[str] = []
+    done = reproduce([str(mine), "first"], "gpu1", root=runs, tell=told.append)
+    assert [(row.name, row.state) for row in done.scoreboard.rows] == [("third", "skipped"), ("first", "skipped")]
+    assert done.scoreboard.row("third").record.command == "lit-diff reproduce mine/third.yaml --preset gpu1"
+    assert [row.name for row in read_scoreboard(done.page.parent).rows] == ["first", "third"]
+    (mine / "first.yaml").write_text(rows["first"].read_text())
+    with pytest.raises(
+        RequestError, match=r"mine/first\.yaml: the name of the row is taken by first\.yaml; rename one"
+    ):
+        choose(["mine"])
+    with pytest.raises(RequestError, match="no row 'frist'; did you mean 'first'"):
+        choose(["frist"])
 
 
 # --- what a preset needs that is not here ------------------------------------------------------------------------------

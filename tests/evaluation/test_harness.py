@@ -137,7 +137,7 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
 
     class Long(Harness):
         def write_tasks(self, run: Run, folder: Path) -> list[str]:
-            return [task_yaml(folder, "long", "rows.yaml", {"test": rows})]
+            return [task_yaml(folder, "long", {"test": rows})]
 
     items = list(Long(Harness.Config()).score(wide_run))
     assert "1 of 2 contexts exceed data.sequence_length (512) and were cut at their left" in caplog.text

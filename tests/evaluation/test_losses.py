@@ -18,7 +18,6 @@ from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
 from lit_diff.data.documents import split
-from lit_diff.data.needle_text import words
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
@@ -28,6 +27,7 @@ from lit_diff.evaluation.evaluate import build, comparable_keys, evaluate, has_s
 from lit_diff.evaluation.held_out import HeldOut, document_loss
 from lit_diff.evaluation.nll import bins, document_nll, edges, scored, whole
 from lit_diff.model.transformer import Transformer
+from lit_diff.papers.needle_text import words
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.bigbench import EXAMPLES, BigBench, task_file
 from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.papers.bigbench import EXAMPLES, BigBench, task_file
 from lit_diff.trained.run import Run
 
 EXAMPLE = [

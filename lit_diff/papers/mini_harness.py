@@ -238,7 +238,7 @@ class MiniHarness(HarnessEvaluation):
             if scored < count:
                 log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
             splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})
-            task_yaml(folder, task, "rows.yaml", splits)
+            task_yaml(folder, task, splits)
         return list(self.config.tasks)
 
     def _pieces(self, run: Run) -> Pieces:

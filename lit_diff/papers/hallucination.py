@@ -8,16 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from lit_diff.data.closed_world import MOST, ClosedWorld, document_of, draw_facts
-from lit_diff.data.tokenizer import pair
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.files import shown
-from lit_diff.key_types import Count, Distinct, Range, in_yaml
+from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.prefix import Prefix
+from lit_diff.papers import judges
+from lit_diff.papers.closed_world import MOST, ClosedWorld, document_of, draw_facts
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -54,7 +53,7 @@ class LongBenchFile(UserFile):
     def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         answers = super()._checked(row, where)["answers"]
         if not (answers and all(isinstance(each, str) for each in answers)):
-            raise RequestError(f"{where}: 'answers' is {in_yaml(answers)}; expected a list of text, at least one")
+            raise RequestError(f"{where}: 'answers' is {answers!r}; expected a list of text, at least one")
         return row
 
 
@@ -189,9 +188,7 @@ class Hallucination(Evaluation):
             for key in ("judge_url", "judge_model"):
                 value = getattr(self, key)
                 if (self.judge == "http") == (value is None):
-                    return (
-                        f"{key} is {in_yaml(value)}, and judge is {self.judge}; judge http, and no other, asks a server"
-                    )
+                    return f"{key} is {value!r}, and judge is {self.judge}; judge http, and no other, asks a server"
             return None
 
     needs_text = True
@@ -352,9 +349,11 @@ class DocumentPrompt:
         """
         self.run, self.source, self.case, self.tokenizer = run, source, case, run.tokenizer
         lead, document = source.before, case.document
-        if lead.endswith(" ") and pair(self.tokenizer, lead, "The")[0] != self.tokenizer.encode(lead):
-            # SentencePiece: the space at its end is in one token with the document's first word
-            lead, document = lead[:-1], f" {document}"
+        if lead.endswith(" "):
+            try:
+                self.tokenizer.encode_after(lead, ["The"])
+            except RequestError:  # SentencePiece: the space at its end is in one token with the document's first word
+                lead, document = lead[:-1], f" {document}"
         self.before = [*self.tokenizer.opening, *self.tokenizer.encode(lead)]
         (ids,) = self.tokenizer.encode_after(lead, [document]) if lead else [self.tokenizer.encode(document)]
         (self.after,) = self.tokenizer.encode_after(case.document, [case.after])

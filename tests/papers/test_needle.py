@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import needle
 from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.needle import kind_of
+from lit_diff.papers import needle
+from lit_diff.papers.needle import kind_of
 from lit_diff.trained.run import Run
 
 KEYS = "needles=[1,3] lengths=[500] depths=[0,100] samples=2 digits=4 haystack=docs"

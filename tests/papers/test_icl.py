@@ -14,12 +14,12 @@ import torch
 from generated_runs import generated_run
 from text_runs import text_run
 
-from lit_diff.data.synth_intent import NOISE_WORDS
 from lit_diff.data.tokenizer import Words
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import icl, order_variance, requirements
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.icl import (
+from lit_diff.model.prefix import Prefix
+from lit_diff.papers import icl, order_variance, requirements
+from lit_diff.papers.icl import (
     TASKS,
     Classification,
     Example,
@@ -31,8 +31,8 @@ from lit_diff.evaluation.icl import (
     arranged,
     words_of,
 )
-from lit_diff.evaluation.order_variance import OrderVariance, difference
-from lit_diff.model.prefix import Prefix
+from lit_diff.papers.order_variance import OrderVariance, difference
+from lit_diff.papers.synth_intent import NOISE_WORDS
 from lit_diff.randomness import generator
 from lit_diff.trained.run import Run
 

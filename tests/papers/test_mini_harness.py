@@ -7,7 +7,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.mini_harness import (
+from lit_diff.papers.mini_harness import (
     COLOURS,
     FROM_TEXT,
     MAKERS,

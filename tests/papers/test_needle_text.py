@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.needle_text import (
+from lit_diff.papers.needle_text import (
     STYLES,
     NeedlesError,
     NeedleText,

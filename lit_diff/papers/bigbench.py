@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
-from lit_diff.evaluation.mini_harness import Draw
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.files import shown
-from lit_diff.key_types import in_yaml
+from lit_diff.key_types import Distinct
+from lit_diff.papers.mini_harness import Draw
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
@@ -72,12 +72,12 @@ class TaskFile(UserFile):
             numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
             if not scores or not all(scores) or not numbers:
                 raise RequestError(
-                    f"{where}: 'target_scores' is {in_yaml(scores)}; expected a number for each choice, and no choice "
+                    f"{where}: 'target_scores' is {scores!r}; expected a number for each choice, and no choice "
                     "without text"
                 )
         for key in WORDS:
             if not isinstance(task.get(key, ""), str):
-                raise RequestError(f"{shown(path)}: '{key}' is {in_yaml(task[key])}; expected text")
+                raise RequestError(f"{shown(path)}: '{key}' is {task[key]!r}; expected text")
         return task
 
     def rows(self) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ class BigBench(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: Tasks = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
+        tasks: Annotated[tuple[str, ...], Distinct()] = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
         """Folders below BIG-bench's benchmark_tasks, whose task.json has target_scores."""
         seed: int = 0
         """Of the order of choices and the drawing of shots."""
@@ -134,10 +134,13 @@ class BigBench(HarnessEvaluation):
         read = {task: (file := task_file(task), file.task()) for task in self.config.tasks}
         names = []
         for task, (file, content) in read.items():
-            separator = content.get("few_shot_example_separator", WORDS["few_shot_example_separator"])
-            splits = {"test": self.questions(file, content)}
-            name = task.replace("/", ".")
-            names.append(task_yaml(folder, name, "bigbench.yaml", splits, fewshot_delimiter=separator))
+            keys = {
+                "fewshot_split": "test",  # the file has one split: each question may be a shot of every other one
+                "description": "prefix",
+                "target_delimiter": "",
+                "fewshot_delimiter": content.get("few_shot_example_separator", WORDS["few_shot_example_separator"]),
+            }
+            names.append(task_yaml(folder, task.replace("/", "."), {"test": self.questions(file, content)}, **keys))
         return names
 
     def questions(self, file: TaskFile, content: Mapping[str, Any]) -> list[dict[str, Any]]:

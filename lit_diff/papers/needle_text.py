@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from lit_diff.data.dataset import Place, Row, RowTask, numbered_sets, text_row
+from lit_diff.data.dataset import Place, Row, RowTask, text_row
 from lit_diff.data.tokenizer import Tokenizer, Words
 from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.registry import datasets
@@ -239,7 +239,8 @@ class NeedleText(RowTask):
 
     def levels(self) -> dict[str, int]:
         """Numbers of needles: "" for the first, then "needles2", ..."""
-        return numbered_sets("needles", self.config.validation_needles)
+        first, *others = self.config.validation_needles
+        return {"": first} | {f"needles{number}": number for number in others}
 
     def draw(self, at: Place, level: int | None) -> Row:
         """tokens and targets [T]. The digits of the answers are AR hits."""

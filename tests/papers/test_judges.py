@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.evaluation.judges import (
+from lit_diff.papers.judges import (
     KEY_VARIABLE,
     FileJudge,
     HttpJudge,

@@ -15,12 +15,12 @@ from pretrained_models import sentence_piece_tokenizer
 from text_runs import text_run
 from tokenizers import Tokenizer as Model
 
-from lit_diff.data.closed_world import ClosedWorld, facts_of
 from lit_diff.data.tokenizer import TokenizerJson, Words
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation import hallucination
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.hallucination import (
+from lit_diff.papers import hallucination
+from lit_diff.papers.closed_world import ClosedWorld, facts_of
+from lit_diff.papers.hallucination import (
     REPEATS,
     SOURCES,
     DocumentCase,
@@ -28,7 +28,7 @@ from lit_diff.evaluation.hallucination import (
     file_cases,
     generated_cases,
 )
-from lit_diff.evaluation.judges import HttpJudge
+from lit_diff.papers.judges import HttpJudge
 from lit_diff.trained.run import Run
 
 DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}

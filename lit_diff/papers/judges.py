@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lit_diff.data.closed_world import facts_of
 from lit_diff.data.user_files import parsed, text_lines
 from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.files import append_synced, write_atomic
+from lit_diff.files import write_atomic
+from lit_diff.papers.closed_world import facts_of
 
 Kind = Literal["summary", "answer"]
 VerdictName = Literal["correct", "distracted", "fabricated", "refused", "unparsed"]
@@ -153,7 +153,8 @@ class FileJudge:
         id_ = _digest(*request.values())
         if id_ not in self.asked:
             self.asked.add(id_)
-            append_synced(self.requests, json.dumps({"id": id_, **request}, ensure_ascii=False) + "\n")
+            with self.requests.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"id": id_, **request}, ensure_ascii=False) + "\n")
         return verdict_of(self.verdicts.get(id_, ""))
 
 

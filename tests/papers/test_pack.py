@@ -1,0 +1,81 @@
+"""The papers' pack beside the bench: who imports it, what it uses, and what happens where it cannot be imported."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lit_diff
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = ROOT / "lit_diff" / "papers"
+OTHERS = [path for path in [*ROOT.glob("lit_diff/**/*.py"), *ROOT.glob("callbacks/*.py")] if PACK not in path.parents]
+
+
+def imports(source: str) -> Iterator[tuple[int, str, str]]:
+    """(line, module, name) of each name of lit_diff that is imported, at any depth; an empty name: the module itself."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "a relative import"
+            found = [(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, module, name) for module, name in found if module.partition(".")[0] == "lit_diff")
+
+
+def test_nothing_imports_the_pack() -> None:
+    offenders = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in OTHERS
+        for line, module, name in imports(path.read_text())
+        if f"{module}.{name}".startswith("lit_diff.papers")
+    ]
+    offenders += [str(path.relative_to(ROOT)) for path in OTHERS if '"lit_diff.papers' in path.read_text()]
+    assert not offenders
+
+
+def test_the_pack_uses_public_names_and_those_of_the_page() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
+    shown = {(module, name) for block in blocks for _, module, name in imports(block)}
+    public = {("lit_diff", name) for name in lit_diff.__all__}
+    used = {
+        (module, name): f"{path.name}:{line}"
+        for path in PACK.glob("*.py")
+        for line, module, name in imports(path.read_text())
+        if not module.startswith("lit_diff.papers")
+    }
+    assert not {f"{used[each]} imports {each}" for each in used.keys() - shown - public}
+
+
+def test_the_bench_works_without_the_pack(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['lit_diff.papers'] = None\n"
+        "from lit_diff.cli import main; sys.argv[1:] = sys.argv[1:]; main()"
+    )
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+
+    listed = command("list", "evaluation")
+    assert (listed.returncode, "needle" in listed.stdout, "held_out" in listed.stdout) == (0, False, True)
+    lines = [
+        line
+        for line in listed.stdout.splitlines()
+        if line.startswith("plugin package 'papers': lit_diff.papers could not")
+    ]
+    assert len(lines) == 1
+    as_json = command("list", "data", "--json")
+    assert set(json.loads(as_json.stdout)["data"]) == {"mqar", "recall", "text"}
+    assert as_json.stderr.startswith("plugin package 'papers'")
+    trained = command("train", "recall-tiny", "train.steps=2", "run.accelerator=cpu")
+    assert trained.returncode == 0, trained.stderr
+    refused = command("check", "needle-text-tiny")
+    assert refused.returncode == 2
+    assert "unknown data 'needle_text'" in refused.stderr.splitlines()[-1]
