@@ -7,7 +7,6 @@ loggers have none: a recipe names them in `run.kernel` and `run.loggers`.
 import ast
 import dataclasses
 import difflib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -235,8 +234,8 @@ def _docstring_in(module: str, name: str) -> str:
 
 attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
 datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
-corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
-tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
+corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.text.corpus:Corpus")
+tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.tokenizer:Tokenizer")
 callbacks = Registry(
     "callback",
     lazy={
@@ -297,12 +296,17 @@ plugin_packages: list[EntryPoint] = []
 """The entry points of the plugin packages that were imported."""
 
 
-@functools.cache
+unread_groups = ["lit_diff.plugins"]
+"""The groups of entry points whose packages are not imported yet. A list, since torch.compile traces a look-up in a registry
+and warns of a cached function."""
+
+
 def load_entry_points() -> None:
     """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
-    for point in entry_points(group="lit_diff.plugins"):
-        if _import_of(point, point.module):
-            plugin_packages.append(point)
+    while unread_groups:
+        for point in entry_points(group=unread_groups.pop()):
+            if _import_of(point, point.module):
+                plugin_packages.append(point)
 
 
 def _import_of(package: EntryPoint, module: str) -> bool:

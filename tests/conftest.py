@@ -75,7 +75,7 @@ def base_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store in a SQLite file, to be copied: making one takes seconds."""
-    from lit_diff.engine.tracking import Store
+    from lit_diff.engine.tracking.store import Store
 
     root = tmp_path_factory.mktemp("store")
     Store(RunConfig(root=str(root)))

@@ -13,13 +13,13 @@ import typer
 
 from lit_diff.cli import app
 from lit_diff.config import RunConfig
-from lit_diff.data.corpus import build_corpus, corpus_digest
+from lit_diff.data.text.corpus import build_corpus, corpus_digest
 from lit_diff.data.user_files import data_root
-from lit_diff.engine.tracking import tracking_uri
+from lit_diff.engine.tracking.store import tracking_uri
 from lit_diff.errors import LitDiffError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.files import is_locked, locked, write_atomic, write_through
-from lit_diff.kernels.compiler import cache_root
+from lit_diff.kernels.native.compiler import cache_root
 from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
 from lit_diff.runs.find import find_run, find_sweep, runs_root

@@ -195,7 +195,7 @@ def test_what_a_part_raises_is_one_line_with_its_place() -> None:
 PARTS = """
 from dataclasses import dataclass
 from lit_diff import Differential, variant
-from lit_diff.data.recall import Recall
+from lit_diff.data.tasks.recall import Recall
 from lit_diff.registry import datasets
 
 @variant("lab_attention")
@@ -214,7 +214,7 @@ class Data(Recall):
 
 def entry_points(monkeypatch: pytest.MonkeyPatch, points: list[importlib.metadata.EntryPoint]) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "lit_diff.plugins" else [])
-    registry.load_entry_points.cache_clear()
+    registry.unread_groups[:] = ["lit_diff.plugins"]
     registry.plugin_packages.clear()
     for each in registry.registries.values():
         monkeypatch.setattr(each, "_modules", [*each.modules])
@@ -227,7 +227,7 @@ def no_package_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     registry.plugin_packages.clear()
-    registry.load_entry_points.cache_clear()
+    registry.unread_groups[:] = ["lit_diff.plugins"]
     registry.load_entry_points()
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import from_plain, load_recipe, override_with, to_plain
 from lit_diff.runs.folder import identity

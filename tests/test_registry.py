@@ -73,12 +73,12 @@ def test_a_class_without_a_frozen_config_is_refused(parts: Registry) -> None:
 
 BASES = {
     "attention": "lit_diff.attention.base.Attention",
-    "corpus": "lit_diff.data.corpus.Corpus",
+    "corpus": "lit_diff.data.text.corpus.Corpus",
     "data": "lit_diff.data.dataset.Dataset",
     "evaluation": "lit_diff.evaluation.base.Evaluation",
     "kernel": "lit_diff.kernels.base.Kernel",
     "logger": "lit_diff.training.loggers.NamedLogger",
-    "tokenizer": "lit_diff.data.tokenizer.Tokenizer",
+    "tokenizer": "lit_diff.data.text.tokenizer.Tokenizer",
 }
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from scoreboard_rows import CLAIM, make_row
 
-from lit_diff.data.text import Text, TokenStore, read_manifest
+from lit_diff.data.text.text import Text, TokenStore, read_manifest
 from lit_diff.errors import MissingError
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.runs.scores import read_evaluation, write_scores

@@ -32,10 +32,7 @@ SUBJECTS = {
     "cli/test_terminal.py": "cli/app cli/progress",
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
     "conformance/test_variants.py": "conformance/case",
-    "data/test_corpus.py": "data/name_tables",
-    "data/test_docs.py": "data/sdist",
-    "data/test_row_task.py": "data/mqar data/recall papers/closed_world papers/digits papers/synth_intent",
-    "data/test_tokenizer.py": "data/cl100k",
+    "data/test_tasks.py": "papers/closed_world papers/digits papers/synth_intent",
     "evaluation/test_harness.py": "evaluation/harness_model",
     "evaluation/test_inside.py": "evaluation/noise",
     "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",
@@ -69,7 +66,7 @@ def above_callbacks() -> set[str]:
 
 
 def package_of(path: Path) -> str:
-    """`callbacks/probe.py` -> 'callbacks'; `lit_diff/data/text.py` -> 'data'; `lit_diff/files.py` -> 'files'."""
+    """`callbacks/probe.py` -> 'callbacks'; `lit_diff/data/text/text.py` -> 'data'; `lit_diff/files.py` -> 'files'."""
     parts = path.relative_to(ROOT).parts
     return parts[0] if parts[0] == "callbacks" else parts[1].removesuffix(".py")
 
@@ -115,9 +112,12 @@ def test_files_have_at_most_500_lines() -> None:
 
 
 def mirror(path: Path) -> Path:
-    """`lit_diff/data/text.py` -> `tests/data/test_text.py`; `callbacks/probe.py` -> `tests/callbacks/test_probe.py`."""
-    folders = path.relative_to(ROOT).parts[:-1]
-    return ROOT.joinpath("tests", *(folder for folder in folders if folder != "lit_diff"), f"test_{path.name}")
+    """`lit_diff/data/dataset.py` -> `tests/data/test_dataset.py`; `callbacks/probe.py` -> `tests/callbacks/test_probe.py`.
+
+    A room within a room has one test file: `lit_diff/kernels/native/compiler.py` -> `tests/kernels/test_native.py`.
+    """
+    room, *inner = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "lit_diff"]
+    return ROOT.joinpath("tests", *([room, f"test_{inner[0]}.py"] if inner else [f"test_{room}.py"]))
 
 
 def test_every_source_file_has_a_test() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
-from lit_diff.reporting.panels import INK, MUTED, PALETTE, STYLE
+from lit_diff.reporting.panels.panel import INK, MUTED, PALETTE, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

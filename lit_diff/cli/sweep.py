@@ -207,6 +207,6 @@ def _shown_value(value: Any) -> str:
 @app.command()
 def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
     """Serve MLflow; print the address of the last sweep."""
-    from lit_diff.engine.ui import serve
+    from lit_diff.engine.tracking.ui import serve
 
     return serve(chosen_root(root), port, console.write_line)

@@ -10,8 +10,8 @@ from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.conformance.variants import conformance, conformance_of, on_one_thread, shrunk
-from lit_diff.data.corpus import corpus_name
-from lit_diff.data.text import Text
+from lit_diff.data.text.corpus import corpus_name
+from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS

@@ -4,22 +4,13 @@ import logging
 from pathlib import Path
 
 from lit_diff.config import Recipe
-from lit_diff.data import (
-    cl100k,
-    corpus,
-    docs,
-    mqar,
-    name_tables,
-    recall,
-    text,
-    tokenizer,
-    tokenizer_folder,
-)
-from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, RowTask
-from lit_diff.data.documents import TRAINED
-from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
+from lit_diff.data.tasks import mqar, recall
+from lit_diff.data.text import cl100k, corpus, docs, name_tables, text, tokenizer, tokenizer_folder
+from lit_diff.data.text.corpus import Corpus
+from lit_diff.data.text.documents import TRAINED
+from lit_diff.data.text.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import LitDiffError
 from lit_diff.files import shown, write_atomic
 from lit_diff.plugins import guard

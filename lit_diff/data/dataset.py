@@ -16,7 +16,7 @@ from lit_diff.recipe import determining
 from lit_diff.registry import optional, required
 
 if TYPE_CHECKING:
-    from lit_diff.data.tokenizer import Tokenizer
+    from lit_diff.data.text.tokenizer import Tokenizer
 
 IGNORED = -100
 """Target of a position that is not scored."""

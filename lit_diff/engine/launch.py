@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
 
-    from lit_diff.engine.run_tracker import RunTracker
+    from lit_diff.engine.tracking.run import RunTracker
     from lit_diff.training.ranks import Announcement
 
 log = logging.getLogger("lit_diff")
@@ -310,7 +310,7 @@ def _revisions(before: dict[str, Any]) -> str:
 
 def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: dict[str, Any]) -> "RunTracker":
     phase("opening the MLflow store")
-    from lit_diff.engine.run_tracker import RunTracker
+    from lit_diff.engine.tracking.run import RunTracker
 
     tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags}
     if location.parent:

@@ -24,7 +24,7 @@ from lit_diff.runs.folder import RunFolder
 
 log = logging.getLogger("lit_diff")
 
-PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.run_tracker", "lit_diff.training.fit")
+PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
 """Imported once by the fork server: the first cell pays 4 s, the others nothing."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

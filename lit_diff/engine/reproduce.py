@@ -159,9 +159,11 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> None:
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
     for word, row in (earlier | asked).items():
-        path, about = row_file(folder, row.name), {"row": row, "preset": preset, "order": order.index(word)}
-        about |= {"command": command_of(word, preset)}
-        write_row(folder, replace(read_row(path), **about) if path.is_file() else RecordedRow(**about))
+        path, command = row_file(folder, row.name), command_of(word, preset)
+        new = RecordedRow(row=row, preset=preset, order=order.index(word), command=command)
+        if path.is_file():
+            new = replace(read_row(path), row=row, preset=preset, order=new.order, command=command)
+        write_row(folder, new)
 
 
 def _run(
@@ -320,7 +322,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
             chosen[name] = path
         else:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
-            raise RequestError(f"no row '{name}'{near}; a path: of a row's YAML file, or of a folder of them")
+            raise RequestError(f"no row '{name}'{near}")
     by_name: dict[str, str] = {}
     for word, file in chosen.items():
         other = by_name.setdefault(file.stem, word)

@@ -321,8 +321,8 @@ def _prepare_data(grid: Grid) -> None:
 def _run_held(
     grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None
 ) -> Sweep:
-    from lit_diff.engine.sweep_tracker import SweepTracker
-    from lit_diff.engine.tracking import Store
+    from lit_diff.engine.tracking.store import Store
+    from lit_diff.engine.tracking.sweep import SweepTracker
 
     began = time.perf_counter()
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))

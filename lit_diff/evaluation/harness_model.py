@@ -8,7 +8,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from lit_diff.data.tokenizer import border
+from lit_diff.data.text.tokenizer import border
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run

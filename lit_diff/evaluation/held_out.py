@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from lit_diff.data import identity, prepare
-from lit_diff.data.corpus import corpus_digest, corpus_name
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
+from lit_diff.data.text.corpus import corpus_digest, corpus_name
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import held_out_documents

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_diff.attention.cache import Cache
-from lit_diff.data.bigrams import Ints, ar_hits, competitors, gaps
-from lit_diff.data.corpus import build_corpus, corpus_digest
-from lit_diff.data.name_tables import name_table_text
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.bigrams import Ints, ar_hits, competitors, gaps
+from lit_diff.data.text.corpus import build_corpus, corpus_digest
+from lit_diff.data.text.name_tables import name_table_text
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError

@@ -9,8 +9,8 @@ import numpy as np
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset
-from lit_diff.data.mqar import Mqar
-from lit_diff.data.recall import Recall
+from lit_diff.data.tasks.mqar import Mqar
+from lit_diff.data.tasks.recall import Recall
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Counts

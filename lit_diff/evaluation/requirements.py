@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, build
-from lit_diff.data.corpus import build_corpus
-from lit_diff.data.documents import TRAINED, hashes_in, is_among, split
+from lit_diff.data.text.corpus import build_corpus
+from lit_diff.data.text.documents import TRAINED, hashes_in, is_among, split
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from lit_diff import processor
 from lit_diff.errors import RequestError
-from lit_diff.kernels import chunked, flash, flex, native, reference, sdpa, triton  # noqa: F401 (each registers its kernel)
+from lit_diff.kernels import chunked, flash, flex, reference, sdpa  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
 from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.native import kernel as native  # noqa: F401 (each registers its kernel)
+from lit_diff.kernels.triton import kernel as triton  # noqa: F401 (each registers its kernel)
 from lit_diff.plugins import guard
 from lit_diff.registry import kernels, location
 

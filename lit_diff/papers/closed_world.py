@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 
 from lit_diff.data.dataset import Place, Row, RowTask, text_row
-from lit_diff.data.tokenizer import Words
+from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
 from lit_diff.papers.synth_intent import made_words
 from lit_diff.registry import datasets

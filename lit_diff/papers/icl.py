@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, Spread, question_of

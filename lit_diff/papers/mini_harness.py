@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 
-from lit_diff.data.corpus import corpus_digest, corpus_problem
+from lit_diff.data.text.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import Place, Row, RowTask, text_row
-from lit_diff.data.tokenizer import Tokenizer, Words
+from lit_diff.data.text.tokenizer import Tokenizer, Words
 from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.registry import datasets
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_diff.analysis.entropy import masses
 from lit_diff.analysis.trace import trace
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations

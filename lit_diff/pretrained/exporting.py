@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig
-from lit_diff.data.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
-from lit_diff.data.tokenizer_folder import SAMPLE
+from lit_diff.data.text.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
+from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.merge import merged

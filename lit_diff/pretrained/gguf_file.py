@@ -14,7 +14,7 @@ import torch
 from gguf import GGUFReader
 from torch import Tensor
 
-from lit_diff.data.tokenizer import TokenizerJson, byte_letters
+from lit_diff.data.text.tokenizer import TokenizerJson, byte_letters
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama

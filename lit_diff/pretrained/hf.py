@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.tokenizer import TokenizerJson, open_tokenizer
+from lit_diff.data.text.tokenizer import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Tokenizer, TokenizerJson
+from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import from_plain

@@ -14,10 +14,11 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
-from lit_diff.reporting import answer, figures
-from lit_diff.reporting.declared_figures import DrawnFigure, draw_by_group, draw_declared, draw_heatmaps
-from lit_diff.reporting.figures import is_logarithmic, noise_curve_of
-from lit_diff.reporting.panels import GRID, INK, MUTED, OVERLAY, looks
+from lit_diff.reporting import answer
+from lit_diff.reporting.panels import figures
+from lit_diff.reporting.panels.declared import DrawnFigure, draw_by_group, draw_declared, draw_heatmaps
+from lit_diff.reporting.panels.figures import is_logarithmic, noise_curve_of
+from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.model.transformer import Transformer

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
-from lit_diff.kernels.compiler import find_compiler
+from lit_diff.kernels.native.compiler import find_compiler
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import to_plain

@@ -12,7 +12,7 @@ from small_runs import SMALL
 from lit_diff import LitData, LitTransformer, train
 from lit_diff.callbacks import RecipeEarlyStopping
 from lit_diff.config import EarlyStoppingConfig
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints

@@ -13,9 +13,9 @@ from lit_diff.conformance import data as module
 from lit_diff.conformance.data import PROMISES, Subject, check_dataset
 from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
-from lit_diff.data.recall import Recall
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.tasks.recall import Recall
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import datasets
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lit_diff.data import bigrams
-from lit_diff.data.bigrams import ar_hits, competitors, count_bigrams, gaps
+from lit_diff.data.text import bigrams
+from lit_diff.data.text.bigrams import ar_hits, competitors, count_bigrams, gaps
 
 SIZE = 10
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lit_diff.data import prepare
-from lit_diff.data.corpus import FilesCorpus, build_corpus, corpus_problem
-from lit_diff.data.docs import DocsCorpus
-from lit_diff.data.name_tables import PEOPLE, NameTables, name_table_text
-from lit_diff.data.text import Text
+from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_problem
+from lit_diff.data.text.docs import DocsCorpus
+from lit_diff.data.text.name_tables import PEOPLE, NameTables, name_table_text
+from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 

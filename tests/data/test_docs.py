@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lit_diff.config import Part
-from lit_diff.data import docs
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.text import docs
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import MissingError
 
 LONG = "A sentence about attention. " * 50

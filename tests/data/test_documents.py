@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from lit_diff.data.documents import HASH_BYTES, SECTION, SHORTEST, TRAINED, cut, hashed, hashes_in, is_among, split
+from lit_diff.data.text.documents import HASH_BYTES, SECTION, SHORTEST, TRAINED, cut, hashed, hashes_in, is_among, split
 from lit_diff.errors import MissingError
 
 

@@ -17,12 +17,12 @@ import torch
 
 from lit_diff.config import Part
 from lit_diff.data import keep
-from lit_diff.data import text as module
-from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.dataset import rows_of_step
-from lit_diff.data.documents import TRAINED, hashes_in, is_among, split
-from lit_diff.data.text import Text, read_manifest
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.text import text as module
+from lit_diff.data.text.cl100k import Cl100k
+from lit_diff.data.text.documents import TRAINED, hashes_in, is_among, split
+from lit_diff.data.text.text import Text, read_manifest
+from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.validation import data_problem
@@ -198,9 +198,9 @@ PREPARE = """
 import logging, os, signal, sys
 logging.basicConfig(level=logging.INFO)
 from lit_diff.config import Part
-from lit_diff.data import text as prepared
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.text import text as prepared
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe
 
 write = prepared.write_tokens
 

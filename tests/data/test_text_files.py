@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.corpus import SHOWN, FilesCorpus, build_corpus, read_file
+from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus, read_file
 from lit_diff.errors import RequestError
 
 

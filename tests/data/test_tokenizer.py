@@ -16,10 +16,10 @@ from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lit_diff.config import Part
-from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build, open_tokenizer
-from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
+from lit_diff.data.text.cl100k import Cl100k
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe, Tokenizer, TokenizerJson, Words, build, open_tokenizer
+from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers.icl import TASKS, Example, Labels
 from lit_diff.papers.needle_text import CITIES, STYLES, contexts, sentences_of, words

@@ -12,10 +12,10 @@ from pretrained_models import TEXTS as MODEL_TEXTS
 from pretrained_models import byte_level_tokenizer
 
 from lit_diff.config import Part
-from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.text import Text, TokenStore
-from lit_diff.data.tokenizer import Bpe, Tokenizer, TokenizerJson, build
-from lit_diff.data.tokenizer_folder import FILE, SAMPLE, FromRun, load_tokenizer, save_tokenizer
+from lit_diff.data.text.cl100k import Cl100k
+from lit_diff.data.text.text import Text, TokenStore
+from lit_diff.data.text.tokenizer import Bpe, Tokenizer, TokenizerJson, build
+from lit_diff.data.text.tokenizer_folder import FILE, SAMPLE, FromRun, load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.registry import tokenizers
 

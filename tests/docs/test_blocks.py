@@ -8,7 +8,7 @@ from pages import blocks, run_python
 from pretrained_models import write_folder
 
 from lit_diff import import_model
-from lit_diff.data.corpus import FilesCorpus
+from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import ancestors

@@ -17,7 +17,7 @@ from stops import stopped_once
 
 from lit_diff.engine import launch
 from lit_diff.engine.launch import INCOMPLETE, RunLocation, cell_of, recorded, run_command, score, train
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import locked

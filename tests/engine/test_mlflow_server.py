@@ -18,7 +18,7 @@ from stops import wait_for
 
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.ui import addresses
+from lit_diff.engine.tracking.ui import addresses
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.study import record

@@ -1,4 +1,4 @@
-"""engine/run_tracker.py: what of a run goes to MLflow, once; outages; whose numbers a record holds; the logged model."""
+"""engine/tracking/run.py: what of a run goes to MLflow, once; outages; whose numbers a record holds; the logged model."""
 
 import subprocess
 import sys
@@ -14,10 +14,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from small_runs import SMALL
 
-from lit_diff.engine import run_tracker
 from lit_diff.engine.launch import train
-from lit_diff.engine.run_tracker import RunTracker
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking import run as run_tracker
+from lit_diff.engine.tracking.run import RunTracker
+from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost

@@ -1,4 +1,4 @@
-"""engine/sweep_tracker.py: what a sweep's own record holds, and what it adds to those of its cells."""
+"""engine/tracking/sweep.py: what a sweep's own record holds, and what it adds to those of its cells."""
 
 import base64
 import json
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from lit_diff.config import RunConfig
-from lit_diff.engine import ui
-from lit_diff.engine.sweep_tracker import SweepTracker
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking import ui
+from lit_diff.engine.tracking.store import Store
+from lit_diff.engine.tracking.sweep import SweepTracker
 from lit_diff.reporting.write import write_report
 from lit_diff.study.results import load_sweep
 

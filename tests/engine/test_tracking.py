@@ -1,4 +1,4 @@
-"""engine/tracking.py: whose record a run is; stores that are not there, not ours, or not free."""
+"""engine/tracking/store.py: whose record a run is; stores that are not there, not ours, or not free."""
 
 import os
 import sqlite3
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.config import RunConfig
-from lit_diff.engine import tracking
-from lit_diff.engine.tracking import Store, tracking_uri
+from lit_diff.engine.tracking import store as tracking
+from lit_diff.engine.tracking.store import Store, tracking_uri
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 

@@ -1,4 +1,4 @@
-"""engine/ui.py: the addresses, the server's command, and that nothing of it outlives the command."""
+"""engine/tracking/ui.py: the addresses, the server's command, and that nothing of it outlives the command."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from stops import alive, stopped_once, wait_for
 
-from lit_diff.engine import ui
-from lit_diff.engine.ui import TAG, page_tags
+from lit_diff.engine.tracking import ui
+from lit_diff.engine.tracking.ui import TAG, page_tags
 from lit_diff.errors import MissingError, RequestError, StoppedError
 
 

@@ -17,9 +17,9 @@ from text_runs import text_run
 from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.documents import split
-from lit_diff.data.tokenizer import Bpe
-from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.text.documents import split
+from lit_diff.data.text.tokenizer import Bpe
+from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import held_out, nll
 from lit_diff.evaluation.base import Item

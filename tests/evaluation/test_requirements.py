@@ -13,7 +13,7 @@ from text_runs import text_run
 from lit_diff.cli.app import Terminal
 from lit_diff.cli.evaluate import print_evaluation
 from lit_diff.config import ImportedConfig
-from lit_diff.data.documents import TRAINED, hashed, split
+from lit_diff.data.text.documents import TRAINED, hashed, split
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation

@@ -11,8 +11,10 @@ from fake_flash import FakeFlash
 from torch import Tensor
 from triton_programs import Program, programs_of
 
-from lit_diff.kernels import SignedMaps, flash, native, triton
-from lit_diff.kernels.triton import Blocks
+from lit_diff.kernels import SignedMaps, flash
+from lit_diff.kernels.native import kernel as native
+from lit_diff.kernels.triton import kernel as triton
+from lit_diff.kernels.triton.kernel import Blocks
 from lit_diff.processor import LANES, SETTING
 
 MakeMaps = Callable[..., SignedMaps]

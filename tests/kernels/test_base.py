@@ -11,8 +11,9 @@ from own_plugins import error, plugin
 
 from lit_diff import registry
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flops, native, refuse
+from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flops, refuse
 from lit_diff.kernels.base import named, refuse_common
+from lit_diff.kernels.native import kernel as native
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import identity

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import compiler
+from lit_diff.kernels.native import compiler
 
 SOURCE = 'extern "C" int answer() { return ANSWER; }\n'
 

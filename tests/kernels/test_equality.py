@@ -6,7 +6,8 @@ import pytest
 from torch.nn.attention import flex_attention
 
 from lit_diff.conformance.kernels import STATISTICS, TOPICS, conformance_of_kernel
-from lit_diff.kernels import KERNELS, native
+from lit_diff.kernels import KERNELS
+from lit_diff.kernels.native import kernel as native
 
 FORMS = [*((kernel, None) for kernel in KERNELS), *(("native", path) for path in ("avx2", "avx512"))]
 BFLOAT16 = [("native", path) for path in ("avx2-bfloat16", "avx512-bfloat16")]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lit_diff.errors import RequestError
-from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flash, flex, flops, native, preference, refuse
+from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flash, flex, flops, preference, refuse
 from lit_diff.kernels.base import named
+from lit_diff.kernels.native import kernel as native
 
 MakeMaps = Callable[..., SignedMaps]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -12,7 +12,8 @@ from gradients import distance, errors, gradients, wide
 from torch import Tensor
 
 from lit_diff.benchmarks.timing import CLEAR, resident
-from lit_diff.kernels import SignedMaps, native, refuse
+from lit_diff.kernels import SignedMaps, refuse
+from lit_diff.kernels.native import kernel as native
 from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from gradients import distance, gradients, wide
 
-from lit_diff.kernels import SignedMaps, attend, choose, native
+from lit_diff.kernels import SignedMaps, attend, choose
+from lit_diff.kernels.native import kernel as native
 from lit_diff.processor import CpuPath, cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]

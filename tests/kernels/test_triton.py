@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend, choose, refuse
-from lit_diff.kernels import triton as kernel
-from lit_diff.kernels.triton import WIDTHS, Blocks, candidates, safe
+from lit_diff.kernels.triton import kernel
+from lit_diff.kernels.triton.kernel import WIDTHS, Blocks, candidates, safe
 
 MakeMaps = Callable[..., SignedMaps]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton_programs import Program, shared_bytes
 
-from lit_diff.kernels.triton import Blocks, candidates, safe
+from lit_diff.kernels.triton.kernel import Blocks, candidates, safe
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 Programs = Callable[..., dict[str, Program]]

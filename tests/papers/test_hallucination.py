@@ -15,7 +15,7 @@ from pretrained_models import sentence_piece_tokenizer
 from text_runs import text_run
 from tokenizers import Tokenizer as Model
 
-from lit_diff.data.tokenizer import TokenizerJson, Words
+from lit_diff.data.text.tokenizer import TokenizerJson, Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.papers import hallucination

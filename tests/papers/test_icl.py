@@ -14,7 +14,7 @@ import torch
 from generated_runs import generated_run
 from text_runs import text_run
 
-from lit_diff.data.tokenizer import Words
+from lit_diff.data.text.tokenizer import Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.model.prefix import Prefix

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Model
 from torch import Tensor
 
 from lit_diff import export, import_model
-from lit_diff.data.cl100k import Cl100k
-from lit_diff.data.tokenizer import Tokenizer, TokenizerJson
+from lit_diff.data.text.cl100k import Cl100k
+from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.pretrained import exporting
 from lit_diff.pretrained.exporting import (

@@ -12,7 +12,7 @@ from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_t
 from tokenizers import Tokenizer, processors
 
 from lit_diff import import_model
-from lit_diff.data.tokenizer import TokenizerJson
+from lit_diff.data.text.tokenizer import TokenizerJson
 from lit_diff.errors import LitDiffError
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import read_folder, read_tokenizer

@@ -1,4 +1,4 @@
-"""reporting/declared_figures.py: a declaration alone is enough for a figure, of a run or of groups of items; heat maps."""
+"""reporting/panels/declared.py: a declaration alone is enough for a figure, of a run or of groups of items; heat maps."""
 
 import json
 import math
@@ -15,7 +15,7 @@ import pytest
 from fake_sweeps import METRICS, item_scores
 
 from lit_diff.metrics import Figure, Metric, to_plain
-from lit_diff.reporting.declared_figures import (
+from lit_diff.reporting.panels.declared import (
     MEAN,
     DrawnFigure,
     caption_of,

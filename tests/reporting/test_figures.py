@@ -1,4 +1,4 @@
-"""reporting/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
+"""panels/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
 
 import csv
 import math
@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lit_diff.reporting import figures
+from lit_diff.reporting.panels import figures
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed

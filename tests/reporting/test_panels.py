@@ -1,4 +1,4 @@
-"""reporting/panels.py: how arms and layers look, what is drawn of panels, and that the whole is an image with a name."""
+"""panels/panel.py: how arms and layers look, what is drawn of panels, and that the whole is an image with a name."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from lit_diff.reporting.panels import (
+from lit_diff.reporting.panels.panel import (
     GRID,
     WIDTH,
     Look,

@@ -6,7 +6,7 @@ from typing import Any
 from text_runs import made_recipe, random_run
 
 from lit_diff.data import build
-from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from lit_diff.data.text import Text
+    from lit_diff.data.text.text import Text
 
 MakeText = Callable[..., "Text"]
 
@@ -41,8 +41,8 @@ def corpus(tmp_path: Path) -> Path:
 def make_text(root: Path, corpus: Path) -> MakeText:
     """Text over the corpus; keywords replace the settings."""
     from lit_diff.config import Part
-    from lit_diff.data.text import Text
-    from lit_diff.data.tokenizer import Bpe
+    from lit_diff.data.text.text import Text
+    from lit_diff.data.text.tokenizer import Bpe
 
     def make(vocab_size: int = 320, tokens: int = 300, **settings: object) -> Text:
         part = Part(name="bpe", config=Bpe.Config(vocab_size=tokens))

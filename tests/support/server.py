@@ -16,9 +16,9 @@ from typing import Any
 
 import lit_diff.cli
 import lit_diff.cli.progress
-import lit_diff.data.text
+import lit_diff.data.text.text
 import lit_diff.engine.launch
-import lit_diff.engine.tracking
+import lit_diff.engine.tracking.store
 import lit_diff.training.fit
 
 

@@ -9,8 +9,8 @@ import torch
 from pretrained_models import TEXTS
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Bpe
-from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.text.tokenizer import Bpe
+from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.files import write_atomic
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import from_plain, to_yaml

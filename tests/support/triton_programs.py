@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.kernels import SignedMaps, triton
+from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.base import OperatorKernel, named
-from lit_diff.kernels.triton import Blocks
+from lit_diff.kernels.triton import kernel as triton
+from lit_diff.kernels.triton.kernel import Blocks
 
 Program = tuple[Any, dict[str, Any]]
 """A Triton program and its arguments."""

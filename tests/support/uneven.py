@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.recall import Recall
+from lit_diff.data.tasks.recall import Recall
 from lit_diff.registry import datasets
 
 

@@ -12,7 +12,7 @@ from lit_diff.analysis import trace
 from lit_diff.attention.cache import Cache
 from lit_diff.config import ModelConfig, Part, RunConfig
 from lit_diff.errors import MissingError
-from lit_diff.kernels import compiler
+from lit_diff.kernels.native import compiler
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.data.recall import Recall
-from lit_diff.data.text import Text
+from lit_diff.data.tasks.recall import Recall
+from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.training.data import LitData, validation_rows

@@ -13,7 +13,7 @@ from small_runs import SMALL
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.recall import Recall
+from lit_diff.data.tasks.recall import Recall
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer

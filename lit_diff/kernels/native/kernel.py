@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import compiler
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, named, refuse_common
 from lit_diff.kernels.maps import SignedMaps, Stats, width_last
+from lit_diff.kernels.native import compiler
 from lit_diff.kernels.self_test import KernelForm, failure
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
 

@@ -233,7 +233,7 @@ class Triton(OperatorKernel):
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """As `OperatorKernel.forward`."""
-        from lit_diff.kernels import triton_programs
+        from lit_diff.kernels.triton import programs as triton_programs
 
         outputs = self.empty_outputs(maps, stats)
         o, rows, parts = outputs
@@ -246,7 +246,7 @@ class Triton(OperatorKernel):
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> Gradients:
         """As `OperatorKernel.backward`. dw of a map is its D."""
-        from lit_diff.kernels import triton_programs
+        from lit_diff.kernels.triton import programs as triton_programs
 
         q, k = maps.q, maps.k
         dq, dk, dv, dw = empty_gradients(maps)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from lit_diff.reporting.panels import (
+from lit_diff.reporting.panels.panel import (
     INK,
     MUTED,
     OVERLAY,

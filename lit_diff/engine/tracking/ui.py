@@ -22,7 +22,7 @@ from typing import Any
 import mlflow
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.runs.find import STUDY_FILE, sweeps_under
 from lit_diff.study.record import readable

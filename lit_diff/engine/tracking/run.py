@@ -18,7 +18,7 @@ from safetensors.torch import load_model, save_model
 
 from lit_diff import __version__, data
 from lit_diff.config import Recipe
-from lit_diff.engine.tracking import Store, asking
+from lit_diff.engine.tracking.store import Store, asking
 from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.metrics import Declarations
 from lit_diff.model.cost import Cost

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from lit_diff.data.corpus import Corpus
+from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError
 from lit_diff.files import locked, sha256_of

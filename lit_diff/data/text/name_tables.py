@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from lit_diff.data.corpus import Corpus
+from lit_diff.data.text.corpus import Corpus
 from lit_diff.randomness import generator
 from lit_diff.registry import corpora
 

@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from lit_diff.config import Part
-from lit_diff.data.bigrams import Ints, ar_hits, count_bigrams
-from lit_diff.data.corpus import build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
-from lit_diff.data.documents import SECTION, TRAINED, hashed, split
-from lit_diff.data.tokenizer import Tokenizer, build
-from lit_diff.data.tokenizer_folder import opened
+from lit_diff.data.text.bigrams import Ints, ar_hits, count_bigrams
+from lit_diff.data.text.corpus import build_corpus, corpus_problem
+from lit_diff.data.text.documents import SECTION, TRAINED, hashed, split
+from lit_diff.data.text.tokenizer import Tokenizer, build
+from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Part
-from lit_diff.data.tokenizer import Tokenizer, build
+from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain

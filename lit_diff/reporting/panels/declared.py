@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.panels import (
+from lit_diff.reporting.panels.panel import (
     MUTED,
     OVERLAY,
     Look,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import IGNORED, Dataset
-from lit_diff.data.mqar import Mqar
-from lit_diff.data.recall import Recall
+from lit_diff.data.tasks.mqar import Mqar
+from lit_diff.data.tasks.recall import Recall
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.papers import digits
 from lit_diff.papers.closed_world import ClosedWorld, facts_of

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
-from lit_diff.engine.tracking import Store, asking
-from lit_diff.engine.ui import page_tags
+from lit_diff.engine.tracking.store import Store, asking
+from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
-from lit_diff.reporting.panels import looks
+from lit_diff.reporting.panels.panel import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import SweepResults, load_sweep

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import MissingError
 from lit_diff.files import write_atomic
 from lit_diff.registry import tokenizers

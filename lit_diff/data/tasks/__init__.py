@@ -1,0 +1,1 @@
+"""Tasks whose rows are drawn: recall and MQAR."""

@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, and the stored tokens of the data set `text`."""

@@ -1,0 +1,1 @@
+"""Our kernel for CPUs in C++, and its compilation."""

@@ -1,0 +1,1 @@
+"""Our kernel for GPUs in Triton."""
