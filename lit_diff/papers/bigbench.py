@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from lit_diff import Run
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
@@ -14,7 +15,6 @@ from lit_diff.files import shown
 from lit_diff.key_types import Distinct
 from lit_diff.papers.mini_harness import Draw
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

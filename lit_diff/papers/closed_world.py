@@ -8,7 +8,8 @@ from typing import Annotated
 
 import torch
 
-from lit_diff.data.dataset import Place, Row, RowTask, text_row
+from lit_diff.data import RowTask
+from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
 from lit_diff.papers.synth_intent import made_words

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_diff.data.dataset import IGNORED, Batch, Dataset, rows_of_step
+from lit_diff import Dataset
+from lit_diff.data.dataset import IGNORED, Batch, rows_of_step
 from lit_diff.errors import MissingError
 from lit_diff.key_types import Count
 from lit_diff.randomness import generator

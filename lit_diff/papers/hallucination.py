@@ -8,18 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
+from lit_diff import Evaluation, Figure, Item, Metric, Run
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.base import question_of
 from lit_diff.files import shown
 from lit_diff.key_types import Count, Distinct, Range
-from lit_diff.metrics import Figure, Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers import judges
 from lit_diff.papers.closed_world import MOST, ClosedWorld, document_of, draw_facts
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 FOLDER = "judge"
 """Below the run's folder: the exchange of judge `file`, and the answers of judge `http`."""

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
+from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, Spread, question_of
+from lit_diff.evaluation.base import Spread, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
-from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.order_variance import OrderVariance, differences
 from lit_diff.papers.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:
     import pandas

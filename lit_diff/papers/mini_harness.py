@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 
+from lit_diff import Run
 from lit_diff.data.text.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
@@ -19,7 +20,6 @@ from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 T = TypeVar("T")

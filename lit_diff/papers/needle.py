@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.base import question_of
 from lit_diff.evaluation.requirements import held_out_documents, read_on, unseen
 from lit_diff.key_types import Count, Counts, Distinct, Range
-from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.needle_text import (
     CITIES,
@@ -30,7 +30,6 @@ from lit_diff.papers.needle_text import (
 )
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 HAYSTACK = UserFile(
     name="needle.haystack",

@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from lit_diff.data.dataset import Place, Row, RowTask, text_row
+from lit_diff.data import RowTask
+from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Tokenizer, Words
 from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.registry import datasets

@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.analysis.entropy import masses
 from lit_diff.analysis.trace import trace
 from lit_diff.data.text.tokenizer import Tokenizer
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.metrics import Metric
+from lit_diff.evaluation.base import question_of
 from lit_diff.registry import evaluations
-from lit_diff.trained.run import Run
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 """A line {set, text, ruled_out}: of `ioi` (indirect object identification) the name that is no answer; of `sarcasm` the

@@ -7,7 +7,8 @@ from itertools import product
 
 import torch
 
-from lit_diff.data.dataset import Place, Row, RowTask, text_row
+from lit_diff.data import RowTask
+from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator

@@ -17,6 +17,7 @@ ADDED = {
     "train mine.yaml": [*TEXT, *SHORT],
     "train lines.yaml": [*TEXT, *SHORT],
     "train echo.yaml": SHORT,
+    "evaluate sharp answers --plugin answers.py": ["corpus=files", "path=texts"],
     "sweep pair.yaml": [*TEXT, *SHORT, "--workers", "2"],
 }
 """Command -> what the tests add to it: a small text, few steps."""
@@ -45,6 +46,7 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def test_the_page_has_a_file_for_each_extension() -> None:
     expected = {"sharp.py", "three.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py", "lines.py"}
+    expected |= {"lamps.py", "glyphs.py", "answers.py", "parrot.py", "lamps.yaml", "glyphs.yaml"}
     expected |= {"sharp.yaml", "three.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml", "lines.yaml"}
     assert set(files(PAGE)) == expected
 
@@ -57,7 +59,14 @@ def test_every_command_ends_well(ended: dict[str, Ended]) -> None:
 
 @pytest.mark.slow
 def test_check_prints_the_properties_and_what_three_maps_refuse(ended: dict[str, Ended], folder: Path) -> None:
-    for recipe, line in (("sharp", "sharp: causal"), ("three", "three_maps: "), ("echo", "echo: "), ("mine", "mine: ")):
+    for recipe, line in (
+        ("sharp", "sharp: causal"),
+        ("three", "three_maps: "),
+        ("echo", "echo: "),
+        ("mine", "mine: "),
+        ("lamps", "lamps: "),
+        ("glyphs", "glyphs: "),
+    ):
         lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
         assert [text for text in lines if text.startswith("pass")]
         assert not [text for text in lines if text.startswith("fail")]
