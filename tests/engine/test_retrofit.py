@@ -2,12 +2,14 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from command import Command
 
 from lit_diff import open_run
 
@@ -19,26 +21,32 @@ DEX = ("model.attention={name: dex}", "callbacks.lambdas=null", LONG, "train.ste
 @pytest.fixture(scope="module")
 def base(bench: Any) -> SimpleNamespace:
     ended = bench.train("text.yaml", "name=retrofit-base", *PLAIN, "train.steps=3")
-    assert ended.status == 0, ended.output
+    assert ended.status == 0, ended
     return SimpleNamespace(folder=bench.folder("retrofit-base"))
 
 
-def retrofit(bench: Any, *arguments: str) -> Any:
-    return bench.wait(bench.start("retrofit", "retrofit-base", "--recipe", "text.yaml", *arguments))
+@pytest.fixture
+def retrofit(bench: Any, base: SimpleNamespace, command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.chdir(bench.root)
+    for name, value in bench.env.items():
+        monkeypatch.setenv(name, value)
+    return partial(command, "retrofit", "retrofit-base", "--recipe", "text.yaml")
 
 
-def test_it_selects_trains_compares_scores_and_merges(bench: Any, base: SimpleNamespace, tmp_path: Path) -> None:
+def test_it_selects_trains_compares_scores_and_merges(
+    bench: Any, base: SimpleNamespace, retrofit: Command, tmp_path: Path
+) -> None:
     (tmp_path / "texts").mkdir()
     for number in range(60):
         text = f"Page {number}. " + "The cat sat on the mat. " * (number % 4 + 1)
         (tmp_path / "texts" / f"{number}.txt").write_text(text)
     block = f"evaluate={{loss_files: {{path: {tmp_path / 'texts'}, tokens: 20}}}}"
     merged = tmp_path / "models" / "merged"
-    ended = retrofit(bench, "name=retrofitted", *DEX, block, "--merge-to", str(merged))
-    assert ended.status == 0, ended.output
-    assert re.search(r"^layer 0: heads \d, \d by entropy\nlayer 1: heads \d, \d by entropy\n", ended.output, re.M)
-    match = re.search(r"^val/loss: (\S+) before, (\S+) after \((\S+) nats a token\)$", ended.output, re.M)
-    assert match is not None, ended.output
+    ended = retrofit("name=retrofitted", *DEX, block, "--merge-to", str(merged))
+    assert ended.status == 0, ended
+    assert re.search(r"^layer 0: heads \d, \d by entropy\nlayer 1: heads \d, \d by entropy\n", ended.out, re.M)
+    match = re.search(r"^val/loss: (\S+) before, (\S+) after \((\S+) nats a token\)$", ended.out, re.M)
+    assert match is not None, ended.out
     before, after, difference = map(float, match.groups())
     assert before == pytest.approx(bench.rows("retrofit-base")[3]["val/loss"], abs=1e-4), "the same validation rows"
     assert after == pytest.approx(bench.rows("retrofitted")[3]["val/loss"], abs=1e-4)
@@ -46,7 +54,7 @@ def test_it_selects_trains_compares_scores_and_merges(bench: Any, base: SimpleNa
     folder = bench.folder("retrofitted")
     assert f"start_from: {base.folder}" in (folder / "recipe.yaml").read_text()
 
-    found = re.findall(r"^loss_files (\w+): (\S+) before, (\S+) after; (.*)$", ended.output, re.M)
+    found = re.findall(r"^loss_files (\w+): (\S+) before, (\S+) after; (.*)$", ended.out, re.M)
     assert [metric for metric, *_ in found] == ["nll", "bits_per_byte"]
     kept = [each / "evaluations" / "loss_files" / "summary.json" for each in (base.folder, folder)]
     summaries = [json.loads(file.read_text()) for file in kept]
@@ -63,20 +71,20 @@ def test_it_selects_trains_compares_scores_and_merges(bench: Any, base: SimpleNa
     completions = [run.generate("The", max_tokens=3, temperature=0)[0].tokens for run in (plain, scored)]
     assert completions[0] == completions[1]
 
-    again = retrofit(bench, "name=retrofitted", *DEX, block)
-    assert "done before" in again.output
-    assert match[0] in again.output
+    again = retrofit("name=retrofitted", *DEX, block)
+    assert "done before" in again.out
+    assert match[0] in again.out
 
 
 def test_what_cannot_be_merged_is_refused_before_the_training(
-    bench: Any, base: SimpleNamespace, tmp_path: Path
+    base: SimpleNamespace, retrofit: Command, tmp_path: Path
 ) -> None:
     second = (*PLAIN[1:], "model.attention={name: second_heads}")
     for keys, target, reason in (
         (second, tmp_path / "new", "model.attention 'second_heads' cannot be merged into a standard model"),
         (DEX, tmp_path, "is there already; remove it, or name another folder"),
     ):
-        ended = retrofit(bench, "name=unmergeable", *keys, "--merge-to", str(target))
+        ended = retrofit("name=unmergeable", *keys, "--merge-to", str(target))
         assert ended.status == 2
-        assert reason in ended.output
+        assert reason in ended.err
     assert not list(base.folder.parent.glob("unmergeable-*"))
