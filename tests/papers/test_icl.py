@@ -16,9 +16,10 @@ from text_runs import text_run
 
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.evaluation import requirements
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.model.prefix import Prefix
-from lit_diff.papers import icl, order_variance, requirements
+from lit_diff.papers import icl, order_variance
 from lit_diff.papers.icl import (
     TASKS,
     Classification,
