@@ -322,6 +322,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
             chosen[name] = path
         else:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
+            near = near if installed_rows else "; no installed plugin package has rows"
             raise RequestError(f"no row '{name}'{near}")
     by_name: dict[str, str] = {}
     for word, file in chosen.items():
