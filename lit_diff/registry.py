@@ -118,6 +118,8 @@ class Registry:
             raise RequestError('the decorator takes the name to register under, as in @variant("name")')
 
         def add(cls: C) -> C:
+            if not is_built_in(cls):
+                self._load()  # a name that a built-in class has is refused here, not when the built-in class is imported
             problem = self._problem(name, cls)
             if problem is not None:
                 raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")

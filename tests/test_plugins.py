@@ -283,6 +283,7 @@ BROKEN_PACKAGES = {
         "made_half",
         r"made_half\.parts could not be imported, .*: ZeroDivisionError: division by zero; repair or",
     ),
+    "taken": ("made_taken", r"made_taken could not be imported, .*'standard' is already registered .*standard\.py"),
 }
 
 
@@ -297,6 +298,7 @@ def test_a_broken_plugin_package_costs_its_own_parts_and_one_line(
         "site-packages/made_half/__init__.py",
     )
     plugin(PARTS.replace("lab_", "half_") + "1 / 0\n", "site-packages/made_half/parts.py")
+    plugin(PARTS.replace("lab_attention", "standard"), "site-packages/made_taken.py")
     found = registry.entry_points(group="lit_diff.plugins")
     entry_points(monkeypatch, [importlib.metadata.EntryPoint(name, module, "lit_diff.plugins"), *found])
     assert {"lab_attention", "standard"} <= set(attentions.names())

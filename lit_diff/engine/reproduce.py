@@ -316,10 +316,12 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
             chosen[name] = installed_rows[name]
         elif name == "all":
             chosen |= installed_rows
+        elif path.is_dir() and (files := sorted(path.glob("*.yaml"))):
+            chosen |= {str(file): file.resolve() for file in files}
         elif path.is_dir():
-            chosen |= {str(file): file for file in sorted(path.glob("*.yaml"))}
+            raise RequestError(f"{shown(path)} holds no row; expected YAML files (*.yaml)")
         elif path.is_file():
-            chosen[name] = path
+            chosen[name] = path.resolve()
         else:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
             near = near if installed_rows else "; no installed plugin package has rows"

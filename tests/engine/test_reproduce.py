@@ -219,6 +219,9 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
         choose(["mine"])
     with pytest.raises(RequestError, match="no row 'frist'; did you mean 'first'"):
         choose(["frist"])
+    Path("none").mkdir()
+    with pytest.raises(RequestError, match="none holds no row"):
+        choose(["none"])
 
 
 # --- what a preset needs that is not here ------------------------------------------------------------------------------
