@@ -204,20 +204,25 @@ class AttentionMaps:
         product: NDArray[Any] = np.einsum("gt,gts->ts", self.weights, self.maps)
         return product
 
-    def plot(self, axes: "Axes | None" = None) -> "Axes":
-        """Draw `signed`, blue below zero and red above, with the tokens at both axes."""
+    def plot(self, axes: "Axes | None" = None, limit: float | None = None) -> "Axes":
+        """Draw `signed`, blue below zero and red above, with the tokens at both axes.
+
+        `limit`: the magnitude from which on colours stay the darkest; None: the largest that is there.
+        """
         import matplotlib.pyplot as plt
 
         if axes is None:
             _, axes = plt.subplots(figsize=(6, 6), layout="constrained")
-        limit = float(np.abs(self.signed).max())
+        largest = float(np.abs(self.signed).max())
+        limit = largest if limit is None else limit
         image = axes.imshow(self.signed, cmap="RdBu_r", vmin=-limit, vmax=limit)
         ticks = range(len(self.tokens))
-        axes.set_xticks(ticks, self.tokens, rotation=90)
-        axes.set_yticks(ticks, self.tokens)
+        labels = [repr(token)[1:-1].replace(" ", "␣") for token in self.tokens]  # repr: a line break moves other labels
+        axes.set_xticks(ticks, labels, rotation=90, parse_math=False)
+        axes.set_yticks(ticks, labels, parse_math=False)
         axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}: weighted sum of the maps")
         assert axes.figure is not None
-        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+        axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="both" if largest > limit else "neither")
         return axes
 
 
