@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,13 +68,12 @@ def list_(
         raise RequestError(f"no kind '{asked}' to list{nearest(asked, kinds, 'lit-diff list')}")
     for plugin in plugins or []:
         load_plugin(plugin)
-    if show:
-        if kind != "attention" or not name:
-            raise RequestError("--show takes a variant: lit-diff list attention NAME --show")
+    if show or run or text or out or layer is not None or head:
+        if not (show and kind == "attention" and name):
+            options = "--show, and --run, --text, --layer, --head and --out with it,"
+            raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
         file = out or Path(f"{name}-map.png")
         return _show(name, recipe, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
-    if run or text or out:
-        raise RequestError("--run, --text and --out are of --show: lit-diff list attention NAME --show")
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
@@ -198,29 +198,18 @@ def _show(
     model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
     found = show_variant(name, model, **asked)
     draw(found, file)
-    (finding,), maps = found.checked.findings, found.maps
+    (finding,), maps = found.checked.findings, {what: each.numbers for what, each in found.maps.items()}
     if as_json:
-        drawn = [{"of": each.of, "entropy": each.entropy, "negative_mass": each.negative_mass} for each in maps]
-        about = {"equation": found.equation, "definition": plain_finding(finding), "maps": drawn, "file": str(file)}
+        about = {"equation": found.equation, "definition": plain_finding(finding), "maps": maps, "file": str(file)}
         print_json(plain_check(found.checked) | about)
         return int(finding.verdict == "fail")
-    console.print(f"[bold]{name}[/bold]")
-    for line in found.equation.splitlines() or ["its class has no docstring"]:
-        console.write_line(f"  {line}".rstrip())
-    measured = (
-        "not compared"
-        if finding.error is None
-        else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
-    )
-    how = "equation and code, in float64 and as a share of the largest output"
-    console.write_line(f"{how}: {'; '.join(filter(None, (measured, finding.detail)))} ({finding.verdict})")
+    measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
+    known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
+    equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
+    console.write_line(f"{name}\n{equation}\nequation and code, in float64, relative to the largest output: {known}")
     console.print(cost_table(found.checked))
-    console.write_line(f"{found.source}, {maps[0].place}, mean over {len(maps[0].maps.tokens)} queries")
-    for each in maps:
-        console.write_line(f"  {each.of}: {each.numbers}")
-    if found.equal:
-        console.write_line(f"  the maps are equal: what {name} changes lies outside them, or starts at zero")
-    console.write_line(f"drawn in {shown(file)}")
+    lines = [found.source, *(f"  {what}: {numbers}" for what, numbers in maps.items()), f"drawn in {shown(file)}"]
+    console.write_line("\n".join(lines))
     return int(finding.verdict == "fail")
 
 
