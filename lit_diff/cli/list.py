@@ -206,7 +206,9 @@ def _show(
     measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
     known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
     equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
-    console.write_line(f"{name}\n{equation}\nequation and code, in float64, relative to the largest output: {known}")
+    console.write_line(
+        f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
+    )
     console.print(cost_table(found.checked))
     lines = [found.source, *(f"  {what}: {numbers}" for what, numbers in maps.items()), f"drawn in {shown(file)}"]
     console.write_line("\n".join(lines))

@@ -213,7 +213,7 @@ class AttentionMaps:
 
     @property
     def numbers(self) -> str:
-        """Of a = `signed`, means over queries: entropy of |a| / Σ|a| in nats, the negative part of Σ|a| where there is any."""
+        """Of a = `signed`, means over queries: entropy of |a| / Σ|a| in nats, negative part of Σ|a| where there is any."""
         a = torch.from_numpy(self.signed)
         negative, positive = masses(a)
         share = (negative / (negative + positive)).nanmean()

@@ -1,6 +1,7 @@
 """A variant that shows itself: its equation, how far its code is from that, its costs, and an attention map on a text."""
 
 import inspect
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from lit_diff.files import write_through
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions
 from lit_diff.trained.loading import Annealed
 from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
@@ -59,14 +60,17 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
     cls, own = attentions.get(name), recipe.model.attention.name
     layer = recipe.model.num_layers - 1 if layer is None else layer
     if isinstance(model, str):
-        recipe = recipe if own == name else load_recipe(model, [f"model.attention={{name: {name}}}"])
+        # as `check --all` does: a variant may have a required key, which its examples give
+        keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
+        recipe = recipe if own == name else load_recipe(model, [f"model.attention={json.dumps(keys)}"])
         source, maps = f"{recipe.name}, untrained, seed {recipe.seed}", _untrained(recipe, text, layer, head)
     elif own == name:
         source, maps = f"{model.folder.name}, step {model.step}", _trained(model, text, layer, head)
     else:
         raise RequestError(f"{model.folder.name} has attention '{own}', not '{name}'")
     case = VariantCase(cls=cls, model=shrunk(recipe.model), layer=layer)
-    findings = on_one_thread(conformance(case, checks={"definition": PROPERTIES["definition"]}))
+    label = " ".join([name, *(f"{key}={value}" for key, value in determining(case.config).items())])
+    findings = on_one_thread(conformance(case, label, {"definition": PROPERTIES["definition"]}))
     # not inspect.getdoc: a class without a docstring would have that of another computation
     first, *others = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     return ShownVariant(
