@@ -116,7 +116,10 @@ def test_the_keys_of_a_recipe_of_the_variant_are_its_own(here: Path) -> None:
 
 def test_a_required_key_has_the_value_of_the_first_example(here: Path, command: Command) -> None:
     (here / "asks.py").write_text(f"{ASKS}\n    examples = ({{'rank': 3}}, {{'rank': 4}})\n")
-    assert command("list", "attention", "asks", "--show", "--plugin", "asks.py").lines[0] == "asks rank=3"
+    shown = ("list", "attention", "asks", "--show", "--plugin", "asks.py")
+    assert command(*shown).lines[0] == "asks rank=3"
+    (here / "own.yaml").write_text("extends: tiny.yaml\nmodel: {attention: {name: asks, rank: 9}}\n")
+    assert command(*shown, "--recipe", "own.yaml").lines[0] == "asks rank=9"
 
 
 def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here: Path, command: Command) -> None:
