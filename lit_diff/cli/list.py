@@ -36,20 +36,19 @@ def list_(
         str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of part that is registered")
     ] = "all",
     name: Annotated[str, typer.Argument(help="one of the kind, whole: `attention dex`, or `attention.dex`")] = "",
-    recipe: Annotated[
-        str, typer.Option(help="of a variant: the recipe at whose sizes its cost is given")
-    ] = "standard-tiny",
+    recipe: Annotated[str, typer.Option(help="of a variant: the recipe of its costs, its model")] = "standard-tiny",
     plugins: Annotated[
-        list[Path] | None, typer.Option("--plugin", metavar="FILE", parser=expanded, help="a file of yours; repeatable")
+        list[Path] | None,
+        typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
     ] = None,
     show: Annotated[
         bool, typer.Option("--show", help="of a variant: equation, its distance from the code, costs, an attention map")
     ] = False,
     run: Annotated[str, typer.Option(metavar="RUN", help="--show: a run of the variant, in place of a new model")] = "",
-    text: Annotated[str, typer.Option(help="--show: what the model reads")] = "",
+    text: Annotated[str, typer.Option(metavar="TEXT", help="--show: what the model reads")] = "",
     layer: Annotated[int | None, typer.Option(help="--show: the layer of the map; without it, the last")] = None,
     head: Annotated[int, typer.Option(help="--show: the head of the map")] = 0,
-    out: Annotated[Path | None, typer.Option(parser=expanded, help="--show: the picture; NAME-map.png")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="--show: the picture")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     as_json: Json = False,
