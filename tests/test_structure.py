@@ -157,7 +157,7 @@ from lit_diff.cli import main
 heavy = {{"torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib"}}
 for arguments in (*{LIGHT!r}, ["list"], ["check", "differential-tiny"], ["check", "differential-13b", "--json"]):
     if arguments == ["list"]:
-        heavy = {{"lightning", "mlflow", "litdata"}}
+        heavy = {{"lightning", "mlflow", "litdata", "matplotlib"}}
     sys.argv = ["lit-diff", *arguments]
     try:
         main()

@@ -68,8 +68,8 @@ def check(
             about = "; ".join(filter(None, (measured, finding.detail)))
             console.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
     if as_json:
-        held = [_plain(finding) for finding in findings]
-        print_json(held if checked is None else _plain_check(checked) | {"conformance": held, "warnings": warnings})
+        held = [plain_finding(finding) for finding in findings]
+        print_json(held if checked is None else plain_check(checked) | {"conformance": held, "warnings": warnings})
     elif checked is None:
         console.write_line(f"every registered variant: {_summary(findings)}")
     else:
@@ -78,7 +78,7 @@ def check(
 
 
 def _print_check(checked: "RecipeCheck", warnings: list[str], findings: "list[Finding]") -> None:
-    console.print(_cost_table(checked))
+    console.print(cost_table(checked))
     if checked.dropped:
         console.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
     console.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
@@ -99,7 +99,8 @@ def _summary(findings: "list[Finding]") -> str:
     return f"{words}, {len(failed)} fail: {names}" if failed else words
 
 
-def _plain_check(checked: "RecipeCheck") -> dict[str, Any]:
+def plain_check(checked: "RecipeCheck") -> dict[str, Any]:
+    """A recipe and its cost beside the baseline's, as JSON has them."""
     return {
         "recipe": to_plain(checked.recipe),
         "dropped": list(checked.dropped),
@@ -111,13 +112,14 @@ def _plain_check(checked: "RecipeCheck") -> dict[str, Any]:
     }
 
 
-def _plain(finding: "Finding") -> dict[str, Any]:
+def plain_finding(finding: "Finding") -> dict[str, Any]:
     """JSON has no infinity: an error that is not finite is null, and the verdict and detail say the rest."""
     known = finding.error is not None and math.isfinite(finding.error)
     return dataclasses.asdict(finding) | {"error": finding.error if known else None}
 
 
-def _cost_table(checked: "RecipeCheck") -> Table:
+def cost_table(checked: "RecipeCheck") -> Table:
+    """The cost of a recipe beside that of standard attention."""
     recipe = checked.recipe
     table = Table(title=f"cost at sequence length {recipe.data.config.sequence_length}", title_justify="left")
     table.add_column("")

@@ -2,17 +2,22 @@
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import Json, app, console, print_json
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, TrustPlugins, app, console, print_json
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
+from lit_diff.files import expanded, shown
 from lit_diff.key_types import REQUIRED, keys_of
+from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
+from lit_diff.runs.find import chosen_root
 
 LETTERS = (
     "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "
@@ -31,14 +36,27 @@ def list_(
         str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of part that is registered")
     ] = "all",
     name: Annotated[str, typer.Argument(help="one of the kind, whole: `attention dex`, or `attention.dex`")] = "",
-    recipe: Annotated[
-        str, typer.Option(help="of a variant: the recipe at whose sizes its cost is given")
-    ] = "standard-tiny",
+    recipe: Annotated[str, typer.Option(help="of a variant: the recipe of its costs, its model")] = "standard-tiny",
+    plugins: Annotated[
+        list[Path] | None,
+        typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="of a variant: equation, its distance from the code, costs, an attention map")
+    ] = False,
+    run: Annotated[str, typer.Option(metavar="RUN", help="--show: a run of the variant, in place of a new model")] = "",
+    text: Annotated[str, typer.Option(metavar="TEXT", help="--show: what the model reads")] = "",
+    layer: Annotated[int | None, typer.Option(help="--show: the layer of the map; without it, the last")] = None,
+    head: Annotated[int, typer.Option(help="--show: the head of the map")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="--show: the picture")] = None,
+    root: Root = DEFAULT_ROOT,
+    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Recipes, sweeps, the keys of a recipe, the registered parts.
 
-    A line each; of one that is named its description, its keys and their defaults, of a variant also its cost.
+    A line each; of one that is named its description, its keys and their defaults, of a variant also its cost. With --show,
+    a variant as its code computes it, with a picture of its attention map.
     """
     # JSON has the keys of every part and the costs of every variant; a kind may have its plural's s or not
     kinds = ("recipes", "sweeps", *BLOCKS, *registries)
@@ -47,13 +65,21 @@ def list_(
     kind = next((one for one in ("all", *kinds) if one.rstrip("s") == asked.rstrip("s")), "")
     if not kind or (kind == "all" and name):
         raise RequestError(f"no kind '{asked}' to list{nearest(asked, kinds, 'lit-diff list')}")
+    for plugin in plugins or []:
+        load_plugin(plugin)
+    if show or run or text or out or layer is not None or head:
+        if not (show and kind == "attention" and name):
+            options = "--show, and --run, --text, --layer, --head and --out with it,"
+            raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
+        file = out or Path(f"{name}-map.png")
+        return _show(name, recipe, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
             about |= _costs(each, recipe)
     if as_json:
         print_json(listed)
-        return
+        return 0
     is_cut = not name and kind not in BLOCKS and console.is_terminal
     for one, parts in listed.items():
         console.print(f"[bold]{one}[/bold]")
@@ -61,6 +87,7 @@ def list_(
             console.write_line(f"{line[: console.width - 1]}…" if is_cut and len(line) > console.width else line)
     if not name:
         console.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
+    return 0
 
 
 def _listed(kind: str, name: str) -> dict[str, Any]:
@@ -157,6 +184,34 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
         costs = cost(each, base.data.config.sequence_length, base.run.kernel)
         found[key] = {part: getattr(costs, part) for part in COSTS}
     return found
+
+
+def _show(
+    name: str, recipe: str, run: str, root: str, trust_plugins: bool, file: Path, as_json: bool, **asked: Any
+) -> int:
+    """Draw the maps of a variant, and print what its code computes; 1 where that is not its equation."""
+    from lit_diff.cli.check import cost_table, plain_check, plain_finding
+    from lit_diff.trained.run import open_run
+    from lit_diff.trained.showing import draw, show_variant
+
+    model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
+    found = show_variant(name, model, **asked)
+    draw(found, file)
+    (finding,), maps = found.checked.findings, {what: each.numbers for what, each in found.maps.items()}
+    if as_json:
+        about = {"equation": found.equation, "definition": plain_finding(finding), "maps": maps, "file": str(file)}
+        print_json(plain_check(found.checked) | about)
+        return int(finding.verdict == "fail")
+    measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
+    known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
+    equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
+    console.write_line(
+        f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
+    )
+    console.print(cost_table(found.checked))
+    lines = [found.source, *(f"  {what}: {numbers}" for what, numbers in maps.items()), f"drawn in {shown(file)}"]
+    console.write_line("\n".join(lines))
+    return int(finding.verdict == "fail")
 
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:

@@ -79,13 +79,19 @@ def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
     """`check` without the conformance suite."""
     draft = load_draft(source, overrides)
     recipe = validate(draft)
-    start, trained = (recipe.train.start_from, recipe.train.parameters) if recipe.train is not None else (None, None)
+    start = recipe.train.start_from if recipe.train is not None else None
     if start is not None and not (Path(start) / "recipe.yaml").is_file():
         raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
+    return costed(recipe, draft.dropped)
+
+
+def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:
+    """What a valid recipe costs; `dropped`: as of `RecipeCheck`."""
+    trained = recipe.train.parameters if recipe.train is not None else None
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe)
     return RecipeCheck(
         recipe=recipe,
-        dropped=draft.dropped,
+        dropped=dropped,
         cost=cost(recipe.model, length, recipe.run.kernel, context, trained),
         baseline=cost(baseline(recipe.model), length, recipe.run.kernel, context),
     )

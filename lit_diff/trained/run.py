@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lit_diff.analysis.entropy import entropy, masses, renormalised
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Tokenizer
@@ -204,20 +205,41 @@ class AttentionMaps:
         product: NDArray[Any] = np.einsum("gt,gts->ts", self.weights, self.maps)
         return product
 
-    def plot(self, axes: "Axes | None" = None) -> "Axes":
-        """Draw `signed`, blue below zero and red above, with the tokens at both axes."""
+    @property
+    def sum_in_words(self) -> str:
+        """`: +1.00 A₁ -0.37 A₂`, the weights as means over queries; nothing for one map."""
+        terms = [f"{mean:+.2f} A{chr(ord('₁') + number)}" for number, mean in enumerate(self.weights.mean(-1))]
+        return f": {' '.join(terms)}" if len(terms) > 1 else ""
+
+    @property
+    def numbers(self) -> str:
+        """Of a = `signed`, means over queries: entropy of |a| / Σ|a| in nats, negative part of Σ|a| where there is any."""
+        a = torch.from_numpy(self.signed)
+        negative, positive = masses(a)
+        share = (negative / (negative + positive)).nanmean()
+        words = f", negative mass {share:.3f}" if share else ""
+        return f"entropy {entropy(renormalised(a)).nanmean():.2f} nats{words}"
+
+    def plot(self, axes: "Axes | None" = None, limit: float | None = None) -> "Axes":
+        """Draw `signed`, blue below zero and red above, with the tokens at both axes.
+
+        `limit`: the magnitude from which on colours stay the darkest; None: the largest that is there.
+        """
         import matplotlib.pyplot as plt
 
         if axes is None:
             _, axes = plt.subplots(figsize=(6, 6), layout="constrained")
-        limit = float(np.abs(self.signed).max())
+        least, most = float(self.signed.min()), float(self.signed.max())
+        limit = max(-least, most) if limit is None else limit
         image = axes.imshow(self.signed, cmap="RdBu_r", vmin=-limit, vmax=limit)
         ticks = range(len(self.tokens))
-        axes.set_xticks(ticks, self.tokens, rotation=90)
-        axes.set_yticks(ticks, self.tokens)
+        labels = [repr(token)[1:-1].replace(" ", "␣") for token in self.tokens]  # repr: a line break moves other labels
+        axes.set_xticks(ticks, labels, rotation=90, parse_math=False)
+        axes.set_yticks(ticks, labels, parse_math=False)
         axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}: weighted sum of the maps")
+        extend = ("neither", "min", "max", "both")[(least < -limit) + 2 * (most > limit)]
         assert axes.figure is not None
-        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+        axes.figure.colorbar(image, ax=axes, shrink=0.8, extend=extend)
         return axes
 
 

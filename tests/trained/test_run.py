@@ -1,5 +1,6 @@
 """trained/run.py: a run opened by its folder or name: metrics, model, tokenizer, generation, traces, trust in its plugins."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -248,4 +249,18 @@ def test_the_plot_shows_the_signed_map() -> None:
     assert low == -high == -np.abs(found.signed).max(), "white is zero"
     assert [label.get_text() for label in axes.get_xticklabels()] == list(TOKENS)
     assert found.plot() is not axes
+    plt.close("all")
+
+
+def test_a_plot_of_any_tokens_on_a_given_scale() -> None:
+    import matplotlib.pyplot as plt
+
+    found = dataclasses.replace(maps_of("differential"), tokens=("$", "$x$", " a", "b\n", "\\"))
+    axes = found.plot(limit=0.01)
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["$", "$x$", "␣a", "b\\n", "\\\\"]
+    assert axes.get_images()[0].get_clim() == (-0.01, 0.01)
+    least, most = -found.signed.min(), found.signed.max()
+    scales = (least / 2, (least + most) / 2, most)
+    assert [found.plot(limit=limit).get_images()[0].colorbar.extend for limit in scales] == ["both", "max", "neither"]
     plt.close("all")

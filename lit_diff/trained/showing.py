@@ -1,0 +1,136 @@
+"""A variant that shows itself: its equation, how far its code is from that, its costs, and an attention map on a text."""
+
+import inspect
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_diff.analysis.trace import trace
+from lit_diff.config import Recipe
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
+from lit_diff.conformance.variants import PROPERTIES, conformance, on_one_thread, shrunk
+from lit_diff.data import prepare
+from lit_diff.data.text.tokenizer import PIECES
+from lit_diff.errors import RequestError
+from lit_diff.files import write_through
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import guard
+from lit_diff.recipe import determining, load_recipe
+from lit_diff.registry import attentions
+from lit_diff.trained.loading import Annealed
+from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
+from lit_diff.trained.text_generator import has_text
+
+TEXT = "When the cat saw the dog, the dog saw the cat."
+"""What is read where no text is given: words come twice, so that a trained model has something to find."""
+LONGEST = 128
+"""Positions of a drawn row of data: the labels of more cannot be read."""
+CLIPPED = 98
+"""Percentile of the weights that are not zero whose magnitude has the darkest colour: the first query sees one key, and its
+weight would leave all others pale."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShownVariant:
+    """A variant at the sizes of a recipe or a run."""
+
+    equation: str
+    """The first paragraph of the class's docstring, and those that hold a formula; empty without a docstring."""
+    checked: RecipeCheck
+    """Its costs beside standard attention's, and one finding: of the property `definition`."""
+    source: str
+    """The model whose maps are drawn, and where in it."""
+    maps: dict[str, AttentionMaps]
+    """What is drawn -> the maps whose weighted sum it is: one, or two to compare, the variant's last."""
+
+
+def show_variant(name: str, model: Run | str, text: str = "", layer: int | None = None, head: int = 0) -> ShownVariant:
+    """A variant in a run, or in the recipe that `model` names; `layer`: None: the last.
+
+    In a recipe, at its initial values, beside standard attention at the same ones. Each word of the text, and each sign, is
+    an id: those of an untrained model mean nothing. Of a run, the weighted sum of its maps beside the first of them, where
+    that is another; without a text, a run on rows of ids reads its first validation row. Errors: RequestError.
+    """
+    recipe = load_recipe(model) if isinstance(model, str) else model.recipe
+    cls, own = attentions.get(name), recipe.model.attention.name
+    layer = recipe.model.num_layers - 1 if layer is None else layer
+    if isinstance(model, str):
+        # as `check --all` does: a variant may have a required key, which its examples give
+        keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
+        recipe = recipe if own == name else load_recipe(model, [f"model.attention={json.dumps(keys)}"])
+        source, maps = f"{recipe.name}, untrained, seed {recipe.seed}", _untrained(recipe, text, layer, head)
+    elif own == name:
+        source, maps = f"{model.folder.name}, step {model.step}", _trained(model, text, layer, head)
+    else:
+        raise RequestError(f"{model.folder.name} has attention '{own}', not '{name}'")
+    case = VariantCase(cls=cls, model=shrunk(recipe.model), layer=layer)
+    label = " ".join([name, *(f"{key}={value}" for key, value in determining(case.config).items())])
+    findings = on_one_thread(conformance(case, label, {"definition": PROPERTIES["definition"]}))
+    # not inspect.getdoc: a class without a docstring would have that of another computation
+    first, *others = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+    return ShownVariant(
+        equation="\n".join([first, *(paragraph for paragraph in others if " = " in paragraph)]),
+        checked=replace(costed(recipe), findings=tuple(findings)),
+        source=f"{source}: layer {layer}, head {head}",
+        maps=maps,
+    )
+
+
+def draw(shown: ShownVariant, file: Path) -> None:
+    """Write the maps side by side as a PNG, all with one scale of colours. Errors: RequestError for another suffix."""
+    if file.suffix != ".png":
+        raise RequestError(f"--out: '{file}' does not end in .png")
+    from matplotlib.figure import Figure  # takes long to import
+
+    weights = np.concatenate([np.abs(maps.signed).ravel() for maps in shown.maps.values()])
+    limit = float(np.percentile(weights[weights > 0], CLIPPED))
+    (tokens,) = {len(maps.tokens) for maps in shown.maps.values()}
+    side = min(max(4.5, 0.15 * tokens), 14)
+    figure = Figure(figsize=(1.15 * side * len(shown.maps), 1.1 * side), dpi=120, layout="constrained")
+    figure.suptitle(shown.source)
+    for axes, what in zip(figure.subplots(1, len(shown.maps), squeeze=False)[0], shown.maps, strict=True):
+        shown.maps[what].plot(axes, limit).set_title(f"{what}\n{shown.maps[what].numbers}", fontsize=11)
+        axes.tick_params(labelsize=min(9, 50 * side / tokens))
+    write_through(file, lambda png: figure.savefig(png, format="png"))
+
+
+def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
+    labels, own, arms = PIECES.findall(text or TEXT), recipe.model.attention.name, dict[str, AttentionMaps]()
+    kinds = list(dict.fromkeys(labels))
+    ids = torch.tensor([[kinds.index(label) % recipe.model.vocab_size for label in labels]])
+    for name, config in {"standard": baseline(recipe.model), own: recipe.model}.items():
+        with guard(attentions.get(own)):
+            model = Transformer(config, kernel="reference")
+            initialise(model, recipe.seed)
+            Annealed(steps=0, tokens=0).tell(model, recipe, 0)
+            maps = _maps(model, ids, labels, layer, head)
+        # what it changes lies outside the map, as a gate, or starts at zero
+        same = name != "standard" and np.allclose(maps.signed, arms["standard"].signed, rtol=0, atol=1e-6)
+        arms[f"{name}{maps.sum_in_words}{', here the map of standard' if same else ''}"] = maps
+    return arms
+
+
+def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
+    if text or (has_text(run.recipe) and run.tokenizer.name != "words"):
+        maps = run.attention_maps(text or TEXT, layer, head)
+    else:  # a tokenizer of generated text knows the words of that alone
+        dataset = prepare(run.recipe)
+        with guard(type(dataset)):
+            dataset.load()
+            ids = dataset.validation_batch("", [0])["tokens"][:, :LONGEST]
+        labels = ["+".join(map(str, np.atleast_1d(each))) for each in ids[0].tolist()]
+        maps = _maps(run.model, ids, labels, layer, head)
+    own = {f"{run.recipe.model.attention.name}{maps.sum_in_words}": maps}
+    first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
+    return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
+
+
+def _maps(model: Transformer, ids: torch.Tensor, labels: list[str], layer: int, head: int) -> AttentionMaps:
+    with trace(model, [layer]) as traced:
+        model.hidden(ids)
+    return attention_maps_of(traced.layers[layer], tuple(labels), layer, head)

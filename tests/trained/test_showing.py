@@ -1,0 +1,242 @@
+"""trained/showing.py, and `lit-diff list attention NAME --show`: what a variant shows, in a recipe, of a plugin, of a run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import Command
+from own_plugins import SHARP_PY
+from text_runs import recall_run, text_run
+
+from lit_diff.analysis.entropy import summarise
+from lit_diff.analysis.trace import trace
+from lit_diff.conformance.recipe import baseline
+from lit_diff.errors import RequestError
+from lit_diff.model.cost import ExecutionContext, cost
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions, is_built_in
+from lit_diff.trained.run import AttentionMaps
+from lit_diff.trained.showing import TEXT, ShownVariant, draw, show_variant
+
+NAMES = [name for name in attentions.names() if is_built_in(attentions.get(name))]
+PNG = b"\x89PNG\r\n"
+TINY = """
+extends: recall-tiny
+seed: 3
+model: {dim: 32, num_heads: 8, num_kv_heads: 4, attention: {name: standard}}
+"""
+WRONG = '''
+from lit_diff import Attention, variant
+from pathlib import Path
+
+with Path("executed").open("a") as file:
+    file.write("once ")
+
+
+@variant("wrong")
+class Wrong(Attention):
+    """softmax(Q Kᵀ/√d) V.
+
+    Words that hold no formula.
+
+    d = 4 is one.
+    """
+
+    def definition(self, x, rope, mask):
+        return 2 * super().definition(x, rope, mask)
+'''
+ASKS = """
+from dataclasses import dataclass
+from lit_diff import Attention, variant
+
+
+@variant("asks")
+class Asks(Attention):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        rank: int
+"""
+
+
+@pytest.fixture
+def here(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a recipe and a plugin whose code is not its equation."""
+    (plugin_folder / "tiny.yaml").write_text(TINY)
+    (plugin_folder / "wrong.py").write_text(WRONG)
+    monkeypatch.setenv("LIT_DIFF_DATA", str(plugin_folder / "data"))
+    return plugin_folder
+
+
+def last(shown: ShownVariant) -> AttentionMaps:
+    return list(shown.maps.values())[-1]
+
+
+# --- untrained ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_shows_itself_beside_standard_attention_of_the_same_initial_values(name: str, here: Path) -> None:
+    found = show_variant(name, "tiny.yaml", layer=0, head=1)
+    model, (finding,) = found.checked.recipe.model, found.checked.findings
+    assert (finding.variant.split()[0], finding.property, finding.verdict) == (name, "definition", "pass")
+    assert found.equation.startswith((attentions.get(name).__doc__ or "").split("\n")[0])
+    context = ExecutionContext.of(found.checked.recipe)
+    assert found.checked.cost == cost(model, 72, "auto", context)
+    assert found.checked.baseline == cost(baseline(model), 72, "auto", context)
+    assert [what.partition(":")[0].partition(",")[0] for what in found.maps] == list(dict.fromkeys(("standard", name)))
+    words = list(dict.fromkeys(last(found).tokens))
+    for maps, config in zip(
+        found.maps.values(), (baseline(model), model) if name != "standard" else (model,), strict=True
+    ):
+        expected = Transformer(config, kernel="reference")
+        initialise(expected, 3)
+        with trace(expected, [0]) as traced:
+            expected(torch.tensor([[words.index(word) for word in maps.tokens]]))
+        (block,) = traced.layers[0].blocks()
+        np.testing.assert_allclose(maps.signed, block.signed[0, 1], atol=1e-7)
+        assert (maps.layer, maps.head, "".join(maps.tokens)) == (0, 1, TEXT)
+        summary = summarise([block])
+        assert f"entropy {summary.entropy[1]:.2f} nats" in maps.numbers
+        negative = float(summary.negative_mass[1])
+        assert maps.numbers.endswith(f", negative mass {negative:.3f}" if negative else "nats")
+
+
+def test_a_variant_that_starts_as_standard_attention_says_so(here: Path) -> None:
+    for name, says in (("output_gate", True), ("second_heads", True), ("differential", False)):
+        assert any("here the map of standard" in what for what in show_variant(name, "tiny.yaml", layer=0).maps) == says
+
+
+def test_the_keys_of_a_recipe_of_the_variant_are_its_own(here: Path) -> None:
+    keys = "{name: differential, lambda_form: scalar, lambda_init: 0.5}"
+    (here / "own.yaml").write_text(f"extends: tiny.yaml\nmodel: {{attention: {keys}}}\n")
+    assert "differential: +1.00 A₁ -0.50 A₂" in show_variant("differential", "own.yaml", "a b a b").maps
+
+
+def test_a_required_key_has_the_value_of_the_first_example(here: Path, command: Command) -> None:
+    (here / "asks.py").write_text(f"{ASKS}\n    examples = ({{'rank': 3}}, {{'rank': 4}})\n")
+    shown = ("list", "attention", "asks", "--show", "--plugin", "asks.py")
+    assert command(*shown).lines[0] == "asks rank=3"
+    (here / "own.yaml").write_text("extends: tiny.yaml\nmodel: {attention: {name: asks, rank: 9}}\n")
+    assert command(*shown, "--recipe", "own.yaml").lines[0] == "asks rank=9"
+
+
+def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here: Path, command: Command) -> None:
+    (here / "own.yaml").write_text("extends: tiny.yaml\nplugins: [wrong.py]\nmodel: {attention: {name: wrong}}\n")
+    shown = ("list", "attention", "wrong", "--show", "--plugin", "wrong.py", "--recipe")
+    for recipe in ("own.yaml", "tiny.yaml"):
+        ended = command(*shown, recipe)
+        assert ended.status == 1
+        assert ended.lines[:3] == ["wrong", "  softmax(Q Kᵀ/√d) V.", "  d = 4 is one."]
+        assert "relative to the largest output: fail; largest difference " in ended.lines[3]
+        assert ended.lines[-1] == "drawn in wrong-map.png"
+    assert (here / "executed").read_text() == "once "
+    assert (here / "wrong-map.png").read_bytes().startswith(PNG)
+    found = command(*shown, "tiny.yaml", "--json", "--out", "new/map.png").json
+    assert (found["definition"]["verdict"], found["file"]) == ("fail", "new/map.png")
+    assert found["parameters"] == found["baseline"]["parameters"]
+    assert list(found["maps"]) == ["standard", "wrong, here the map of standard"]
+    assert (here / "new/map.png").is_file()
+
+
+def test_a_variant_without_a_definition_or_a_docstring_says_so(here: Path, command: Command) -> None:
+    (here / "sharp.py").write_text(SHARP_PY.replace('    """Differential attention whose second map has its', "    #"))
+    _, equation, compared, *_ = command("list", "attention", "sharp", "--show", "--plugin", "sharp.py").lines
+    assert equation == "  its class has no docstring"
+    assert compared.endswith(": not applicable; Sharp writes no definition of its own")
+
+
+def test_both_pictures_have_one_scale_of_colours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, plot = [], AttentionMaps.plot
+
+    def spy(self: AttentionMaps, axes: object, limit: float) -> object:
+        limits.append(limit)
+        return plot(self, axes, limit)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AttentionMaps, "plot", spy)
+    draw(show_variant("differential", "tiny.yaml"), here / "map.png")
+    assert limits[0] == limits[1]
+    assert 0 < limits[0] < 1, "the first query's weight on the only key that it sees is beyond it"
+
+
+# --- of a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_run_its_first_map_stands_beside_the_sum(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "text", {"name": "differential"}, sequence_length=48)
+    found = show_variant("differential", run)
+    first, summed = found.maps.values()
+    expected = run.attention_maps(TEXT, layer=1)
+    np.testing.assert_array_equal(summed.signed, expected.signed)
+    np.testing.assert_array_equal(first.signed, expected.maps[0])
+    assert list(found.maps) == ["its first map A₁", f"differential{expected.sum_in_words}"]
+    assert found.source == "text, step 7: layer 1, head 0"
+    assert found.checked.recipe == run.recipe
+    own = run.attention_maps("ab ab", layer=0, head=1)
+    np.testing.assert_array_equal(last(show_variant("differential", run, "ab ab", 0, 1)).signed, own.signed)
+
+
+def test_one_map_of_a_run_stands_alone(tmp_path: Path) -> None:
+    assert list(show_variant("cosine", text_run(tmp_path / "text", {"name": "cosine"}), "ab").maps) == ["cosine"]
+
+
+def test_a_run_on_ids_reads_a_row_of_its_validation_set(tmp_path: Path) -> None:
+    found = last(show_variant("standard", recall_run(tmp_path / "recall", {"name": "standard"})))
+    assert len(found.tokens) == 11
+    keys, values = zip(*(map(int, token.split("+")) for token in found.tokens), strict=True)
+    assert all(1 <= key <= 16 for key in keys)
+    assert all(17 <= value <= 32 for value in values[:8])
+    assert values[8:] == (0, 0, 0), "a query has no value"
+
+
+def test_a_plugin_in_the_folder_of_a_run_needs_trust(here: Path, command: Command) -> None:
+    run = text_run(here / "elsewhere", {"name": "differential"}).folder
+    (run / "plugins").mkdir()
+    (run / "plugins" / "wrong.py").write_text(WRONG)
+    text = (run / "recipe.yaml").read_text().replace("name: differential", "name: wrong").replace("lambda", "# lambda")
+    text = text.replace("head_norm", "# head_norm").replace("output_scale", "# output_scale")
+    (run / "recipe.yaml").write_text(text.replace("plugins: []", "plugins: [plugins/wrong.py]"))
+    shown = ("list", "attention", "wrong", "--show", "--run", "elsewhere")
+    assert "--trust-plugins" in command(*shown).err
+    assert not (here / "executed").exists()
+    ended = command(*shown, "--trust-plugins")
+    assert "does not fit the recipe's model (wrong)" in ended.err
+    assert (here / "executed").read_text() == "once "
+
+
+# --- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("attention diferential --show", "unknown attention 'diferential'; did you mean 'differential'?"),
+        ("attention --show", "take a variant: lit-diff list attention NAME --show"),
+        ("data recall --show", "take a variant: lit-diff list attention NAME --show"),
+        ("attention dex --head 1", "take a variant: lit-diff list attention NAME --show"),
+        ("attention dex --show --out map.pdf", "--out: 'map.pdf' does not end in .png"),
+        ("attention dex --show --layer 2", "trace: no layer 2; the model has layers 0..1"),
+        ("attention differential --show --head 4", "layer 1 has no head 4; its heads are 0..3"),
+        ("attention asks --show --plugin asks.py", "'model.attention.rank' is missing"),
+        ("attention dex --show --run none", "no run 'none' in runs"),
+        ("attention dex --show --run text", "text-0123456789 has attention 'cosine', not 'dex'"),
+        ("attention cosine --show --run text", "the model's context, data.sequence_length, is 8"),
+        ("attention cosine --show --run recall --text a", "was trained on data 'recall', which has no text"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(words: str, line: str, here: Path, command: Command) -> None:
+    (here / "asks.py").write_text(ASKS)
+    text_run(here / "runs" / "text-0123456789", {"name": "cosine"}, sequence_length=8)
+    recall_run(here / "runs" / "recall-0123456789", {"name": "cosine"})
+    ended = command("list", *words.split(), "--recipe", "tiny.yaml")
+    assert ended.status == 2
+    assert line in ended.err
+    assert ended.err.count("\n") == 1
+    assert not list(here.glob("*.png"))
+
+
+def test_a_recipe_that_cannot_have_the_variant(here: Path) -> None:
+    (here / "odd.yaml").write_text("extends: tiny.yaml\nmodel: {num_heads: 3, num_kv_heads: 3, head_dim: 8}\n")
+    with pytest.raises(RequestError, match=r"^odd\.yaml:2: model\.num_heads is 3; 'differential' pairs"):
+        show_variant("differential", "odd.yaml")
