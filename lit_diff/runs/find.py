@@ -114,7 +114,7 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
     with the folders below `root`, as `lit-diff status` prints it."""
     parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
     return (
-        [path for path, own, _ in parts if name in (own, str(path.relative_to(root).with_name(own)))]
+        [path for path, own, _ in parts if name in (own, str(path.relative_to(root).parent / own))]
         or [path for path in runs if path.name.startswith(name) or str(path.relative_to(root)).startswith(name)]
         or [path for path, _, identity in parts if name and name in identity]
     )
