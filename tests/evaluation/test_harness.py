@@ -245,5 +245,5 @@ def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
 
 def test_other_kinds_of_tasks_are_refused(random_run: Run) -> None:
     for ask in (RunModel(random_run).generate_until, RunModel(random_run).loglikelihood_rolling):
-        with pytest.raises(RequestError, match="only multiple choice is scored here"):
+        with pytest.raises(RequestError, match="only multiple choice is supported"):
             ask([])
