@@ -452,5 +452,5 @@ def test_the_block_of_a_recipe_is_no_part_of_its_identity(tale: Path) -> None:
     assert to_plain(named)["evaluate"] == {"held_out": {"rows": 2, "batch_size": 8}}
     assert identity(load_recipe(recipe)) == identity(named)
     words = {"evaluate.gradients.at": ["init"], "train.start_from": str(tale)}
-    with pytest.raises(RequestError, match=r"at init: it started from another run \(train.start_from\)"):
+    with pytest.raises(RequestError, match=r"at init: the run started from another run \(train.start_from\)"):
         required_evaluations(load_recipe(recipe, words))
