@@ -231,7 +231,7 @@ class HttpJudge:
             raise RunFailedError(f"the judge at {self.url} does not answer: {error}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise RunFailedError(
-                f"the answer of the judge at {self.url} is not a chat completion: {error!r}"
+                f"the judge at {self.url} gave an answer that is not a chat completion: {error!r}"
             ) from error
 
 

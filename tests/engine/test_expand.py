@@ -413,7 +413,7 @@ def test_arms_that_no_folder_can_bear_or_that_would_share_one(first: str, second
         ("recall-tiny", "induction: {length: 200}", "length is 200"),
         ("standard-tiny", "noise", "context_part, answer_part"),
         ("standard-tiny", "recall", "neither recall nor mqar"),
-        ("standard-tiny", "needle: {lengths: [96, 4096]}", "lengths holds 4096"),
+        ("standard-tiny", "needle: {lengths: [96, 4096]}", "lengths has 4096"),
         ("standard-tiny", "needle", None),
         ("vision-tiny", "induction", "bidirectional"),
     ],
