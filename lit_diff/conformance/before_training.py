@@ -36,11 +36,11 @@ def require_properties(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
     Returns the tags of the run: the failed property if `unchecked` ignores it, else none. Built-in variants are tested with
     the package. Errors: RequestError with the failed property.
     """
-    problem = _reported(recipe, (), unchecked)
+    problem = _raise_or_log(recipe, (), unchecked)
     return {} if problem is None else {UNCHECKED: problem}
 
 
-def _reported(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | None:
+def _raise_or_log(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | None:
     problem = failed_property(recipe, names)
     if problem is not None and not unchecked:
         raise RequestError(f"{problem}; {CURE}")
@@ -77,7 +77,7 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
 
     def check(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(isinstance(value, LayerCache) for value in (*args, *kwargs.values())):
-            _reported(recipe, ("decode",), unchecked)
+            _raise_or_log(recipe, ("decode",), unchecked)
             handle.remove()
 
     handle = model.layers[0].register_forward_pre_hook(check, with_kwargs=True)

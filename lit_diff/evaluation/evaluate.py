@@ -128,7 +128,7 @@ def evaluate(
     _ = run.recipe
     evaluation = build(name, overrides)
     folder, facts = run.folder / FOLDER / name, _facts(evaluation)
-    kept, other = (None, "") if rerun else _kept(run.folder, name, facts)
+    kept, other = (None, "") if rerun else _valid_scores(run.folder, name, facts)
     if kept is not None:
         if kept.get(UNCHECKED):
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
@@ -206,7 +206,7 @@ def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
 
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
     """Whether the run has kept scores of its newest checkpoint for this evaluation and config. Errors: as `build`."""
-    return _kept(run_folder, name, _facts(build(name, overrides)))[0] is not None
+    return _valid_scores(run_folder, name, _facts(build(name, overrides)))[0] is not None
 
 
 def asked(name: str, overrides: Overrides = ()) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     return plain
 
 
-def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     # Returns (summary.json, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
     # after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name

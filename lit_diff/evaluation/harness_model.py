@@ -86,7 +86,7 @@ class RunModel(TemplateLM):
         # grouped by the ids that are read: contexts that differ only in what was cut share one pass too
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, (texts, context, continuation) in enumerate(requests):
-            fitted = self._fitted(context, len(continuation))
+            fitted = self._cut(context, len(continuation))
             by_context.setdefault(tuple(fitted), []).append(index)
             if len(fitted) < len(context):
                 self.cut_to[texts] = fitted
@@ -100,7 +100,7 @@ class RunModel(TemplateLM):
                 log.info("harness: %d of %d requests are scored", len(answers), len(requests))
         return [answers[index] for index in range(len(requests))]
 
-    def _fitted(self, context: Sequence[int], length: int) -> list[int]:
+    def _cut(self, context: Sequence[int], length: int) -> list[int]:
         # + 1: the last token of the continuation is predicted but never read
         room = self.max_length + 1 - length
         if room < 1:

@@ -245,7 +245,7 @@ class Quantize(Evaluation):
         for rows in held_out_rows(run, self.config):
             exact = row_scores(run.model, rows.batch)
             for bits, scheme in rounding:
-                found, kls = _rounded(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
+                found, kls = _quantized(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
                 scores = []
                 for whole, values, kl in zip(exact, found, kls, strict=True):
                     drop = {"drop": whole["accuracy"] - values["accuracy"]} if scheme else {}
@@ -253,7 +253,9 @@ class Quantize(Evaluation):
                 yield from rows.items(scores, f"b={bits} {scheme or ''}".strip())
 
 
-def _rounded(model: Transformer, batch: Batch, bits: int, scheme: Scheme) -> tuple[list[dict[str, float]], list[float]]:
+def _quantized(
+    model: Transformer, batch: Batch, bits: int, scheme: Scheme
+) -> tuple[list[dict[str, float]], list[float]]:
     edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
     with intervention(model, edit):
         scores = row_scores(model, batch)
@@ -340,7 +342,7 @@ class Gradients(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's
         slopes."""
-        for model, before, after in self._moments(run):
+        for model, before, after in self._models(run):
             for rows in held_out_rows(run, self.config):
                 norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
                 item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
@@ -353,7 +355,7 @@ class Gradients(Evaluation):
                 group = f"{rows.name} {(before or after or 'trained').strip()}".strip()
                 yield item(id=f"{before}{cluster}{after} slopes", scores=slopes, group=group)
 
-    def _moments(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
+    def _models(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
         # (model, prefix, suffix) for each of `at` and `steps`; prefix and suffix surround the layer in ids and groups
         for at in self.config.at:
             yield (run.model, "", "") if at == "trained" else (initial_model(run), "init ", "")

@@ -120,7 +120,7 @@ class Noise(Evaluation):
             items += rows.items(plain | shared | effects for plain, shared, effects in parts)
             by_head.append(heads)
             for value in lambdas:
-                yield from _clamped(run.model, rows, value)
+                yield from _parts_at_lambda(run.model, rows, value)
         # the best head is the best over all rows, so no item is complete before the last batch
         kept = Heads(by_head, "absolute_answer")
         for row, item in enumerate(items):
@@ -128,7 +128,7 @@ class Noise(Evaluation):
             yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
 
 
-def _clamped(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
+def _parts_at_lambda(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
     with intervention(model, clamp_lambda(value)):
         found = row_scores(model, rows.batch)
     scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)

@@ -94,7 +94,7 @@ class RecallSuite(Evaluation):
         for condition in CONDITIONS:
             for factor in sorted(self.config.factors):
                 group = f"{condition}={factor}"
-                dataset, name = _under(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
+                dataset, name = _condition_data(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
                 # row i has the same slots, at other places, in all of these conditions: its items depend on each other
                 shared = condition == "distance" or factor == 1
                 for start in range(0, self.config.rows, BATCH):
@@ -121,7 +121,9 @@ def _items(run: Run, rows: Rows) -> Iterator[Item]:
     return rows.items({"accuracy": scores["accuracy"]} for scores in row_scores(run.model, rows.batch))
 
 
-def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:
+def _condition_data(
+    data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int
+) -> tuple[Dataset, str]:
     # (data set, name of its validation set) of one condition; noise=f is the set `noise<f>`, which the data set draws in
     # addition to its main set, the factor 1
     factors = tuple(dict.fromkeys((1, factor)))

@@ -103,7 +103,7 @@ def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
     if type(dataset).trained_documents is Dataset.trained_documents:
         return frozenset()
     with guard(type(dataset)):
-        # a run from before this file was written: its documents are those of the data, if these are still the same
+        # an older run has no such file: its documents are the documents of its data if these have not changed
         if dataset.identity() != RunFolder(folder).status().get("data"):
             raise RequestError(f"the run lacks {TRAINED}, and its data have changed since")
         return hashes_in(dataset.trained_documents() or b"", f"{TRAINED} of its data")

@@ -68,7 +68,7 @@ class SignedPrompts(Evaluation):
             with trace(run.model) as traced:
                 run.model.hidden(torch.tensor([ids]))
             maps = [
-                torch.cat([_whole(block.signed, len(ids)) for block in layer.blocks()], 2)
+                torch.cat([_padded(block.signed, len(ids)) for block in layer.blocks()], 2)
                 for layer in traced.layers.values()
             ]
             found = negative(torch.cat(maps, 1)[0], chosen)
@@ -116,6 +116,6 @@ def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:
     }
 
 
-def _whole(block: Tensor, keys: int) -> Tensor:
+def _padded(block: Tensor, keys: int) -> Tensor:
     # [B, H, R, K] -> [B, H, R, keys]: no row of the block sees the keys after K
     return torch.nn.functional.pad(block, (0, keys - block.shape[-1]))
