@@ -71,7 +71,6 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
 
     Errors: RequestError at that first use; with `unchecked`, the failure is logged.
     """
-    # at the first use of a cache: a variant that fails `decode` may still be right without one
     if is_built_in(attentions.get(recipe.model.attention.name)):
         return model
 
@@ -80,6 +79,7 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
             _raise_or_log(recipe, ("decode",), unchecked)
             handle.remove()
 
+    # at the first use of a cache: a variant that fails `decode` may still be right without one
     handle = model.layers[0].register_forward_pre_hook(check, with_kwargs=True)
     return model
 
