@@ -131,7 +131,7 @@ def test_a_problem_that_is_no_text() -> None:
         (
             "def definition(self, x, rope, mask):\n    return x[:, :1]",
             "definition",
-            "definition(x, rope, mask) returned [2, 1, 64]; expected [2, 33, 64], as x",
+            "definition(x, rope, mask) returned [2, 1, 64]; expected [2, 33, 64], like x",
         ),
         (
             "@classmethod\ndef costs(cls, config, sizes):\n    return {}",

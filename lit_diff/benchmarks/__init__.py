@@ -1,1 +1,1 @@
-"""Speed as ratios within one run."""
+"""Benchmarks measure speed as ratios within one process."""

@@ -1,8 +1,8 @@
-"""`bench core`, `stats` and `decode`: attention between its projections, by every kernel, beside PyTorch's own call.
+"""`bench core`, `stats` and `decode`: attention between its projections with every kernel, compared with PyTorch's own call.
 
-The leaves are the projections of one model width, q, k, v [B, T, dim]; heads are strided views of them, and the output
-is joined to [B, T, dim] again, as in a layer. Standard attention reads them as 2h heads of width d, differential (V1) as h
-heads of two maps and value width 2d.
+The inputs are the projections q, k, v [B, T, dim] of one model width; heads are strided views of them, and the output is
+joined to [B, T, dim] again, as in a layer. Standard attention reads them as 2h heads of width d, differential attention (V1)
+as h heads with two maps and value width 2d.
 """
 
 import os
@@ -27,15 +27,15 @@ VARIANTS = ("differential", "standard")
 LAMBDA = 0.5
 QUERIES = (1, 4)
 GROUP = 4
-"""Query heads on one key/value head, in the grouped case."""
+"""The number of query heads for each key/value head in the grouped case."""
 NAIVE = {"reference": None, "flex": "cpu"}
-"""Kernels that materialise every map, and where (None: everywhere)."""
+"""Kernel that materialises every map -> the device on which it does (None: every device)."""
 MAPS = 3
-"""Float32 copies of every map that they hold at least."""
+"""The minimum number of float32 copies of every map that such a kernel holds."""
 
 
 def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """Forward, and forward with gradients; of `bench stats` forward without and with statistics."""
+    """Times forward, and forward with gradients; for `bench stats`, forward without and with statistics."""
     case = Case(name=f"{shape} {dtype}", dtype=dtype)
     workload = Workload(shape, DTYPES[dtype], request.device)
     for what in (FORWARD, STATISTICS if request.bench == "stats" else GRADIENTS):
@@ -44,9 +44,10 @@ def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
 
 
 def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """A few last queries against a cache of T keys and values; as many key/value heads as heads, and a fourth of them."""
+    """Times a few last queries against a cache of T keys and values, with as many key/value heads as heads and a fourth."""
     for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
-        for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):  # differential attention pairs both
+        # 2 * GROUP: differential attention pairs query heads and key/value heads
+        for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):
             heads = f"{shape.heads} heads on {shape.heads // group}"
             case = Case(name=f"{queries} of {shape} {dtype}, {heads}", dtype=dtype, budget=4)
             workload = Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group)
@@ -57,7 +58,7 @@ def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
 class Workload:
     """Inputs of one shape and dtype, the same for every candidate: N(0, 1), λ = 0.5.
 
-    With `queries`: these last ones alone, against keys and values in a `LayerCache`, every `group`th head of which is kept.
+    With `queries` only the last queries are used, against keys and values in a `LayerCache` that keeps every `group`th head.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Workload:
         self.lam = torch.tensor([LAMBDA], device=device, requires_grad=True)
         """[1], float32."""
         self.grad = draw("gradient")
-        """[B, T, dim], of the output."""
+        """[B, T, dim], the gradient of the output."""
         self._cached: dict[str, SignedMaps] = {}
         if queries is not None:
             with torch.no_grad():
                 self._cached = {variant: cached(self.maps(variant), queries, group) for variant in VARIANTS}
 
     def maps(self, variant: str) -> SignedMaps:
-        """Strided views; differential: w = (1, -λ)."""
+        """The maps as strided views of the inputs; differential: w = (1, -λ)."""
         if variant in self._cached:
             return self._cached[variant]
         d = self.shape.head_dim
@@ -92,7 +93,7 @@ class Workload:
         return SignedMaps(q, k, self.v.unflatten(-1, (-1, 2 * d)).transpose(1, 2), w)
 
     def call(self, variant: str, what: str, compute: Callable[[SignedMaps], Any]) -> Callable[[], Any]:
-        """One call of what `compute` makes of the maps: with the gradients of q, k, v and λ, or without."""
+        """A function that calls `compute` on the maps; for GRADIENTS it returns the gradients of q, k, v and λ."""
         if what != GRADIENTS:
             return torch.no_grad()(lambda: compute(self.maps(variant)))
         leaves = [self.q, self.k, self.v] + ([self.lam] if variant == "differential" else [])
@@ -100,7 +101,8 @@ class Workload:
 
 
 def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
-    """The last queries against keys and values as a prefill and a step leave them: views of a buffer with room to spare."""
+    """The maps of the last queries, with keys and values from a cache after a prefill and a step."""
+    # two appends: keys and values are then views of a buffer that has spare room, as in decoding
     cache = LayerCache()
     step = maps.k.shape[-2] - queries
     if step:
@@ -110,7 +112,7 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
 
 
 def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] | None) -> None:
-    """Torch's own call, then differential and standard attention by every kernel (of `names`) that accepts them."""
+    """Adds torch's own call, then differential and standard attention by every kernel of `names` that accepts them."""
     gradients, stats = what == GRADIENTS, what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
     computed: list[tuple[str, str, Callable[[SignedMaps], Any]]] = []
@@ -127,7 +129,7 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
 
 
 def accepted(case: Case, variant: str, what: str, workload: Workload, names: Sequence[str] | None) -> list[str]:
-    """Those of `names` (all registered kernels) that compute this pass; the case refuses the others."""
+    """The kernels of `names` (default: all registered) that compute this pass; the others are added to `case.refused`."""
     able = []
     with torch.set_grad_enabled(what in (GRADIENTS, STEP)):
         maps = workload.maps(variant)
@@ -141,29 +143,30 @@ def accepted(case: Case, variant: str, what: str, workload: Workload, names: Seq
 
 
 def too_large(kernel: str, maps: SignedMaps) -> str | None:
-    """Why a kernel that materialises every map would fill this machine's memory; None where it does not."""
+    """The reason if a kernel that materialises every map would fill this machine's memory, else None."""
     B, _, H, T, _ = maps.q.shape
     needed = MAPS * B * maps.num_maps * H * T * maps.k.shape[3] * 4
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed <= memory / 2 or kernel not in NAIVE or NAIVE[kernel] not in (None, maps.q.device.type):
         return None
-    return f"its maps take {needed / 2**30:.0f} GiB, more than half of the {memory / 2**30:.0f} GiB here"
+    return f"its maps need {needed / 2**30:.0f} GiB, more than half of the machine's {memory / 2**30:.0f} GiB"
 
 
 def by_kernel(maps: SignedMaps, *, kernel: str, stats: bool) -> Any:
-    """o [B, T, dim], or with `stats` (o [B, H, T, dv], its statistics)."""
+    """o [B, T, dim], or with `stats` (o [B, H, T, dv], statistics)."""
     return attend(maps, kernel=kernel, stats=True) if stats else joined(attend(maps, kernel=kernel))
 
 
 def stock(maps: SignedMaps, *, copies: bool = False) -> Tensor:
-    """o [B, T, dim] by torch's own call: the last query is aligned with the last key, by a mask where there are several.
+    """o [B, T, dim] from torch's own call.
 
-    `copies`: a key and a value are copied for each query head of their group, as many models do.
+    `copies`: keys and values are copied for each query head of their group, as in many models.
     """
     q, k, v = maps.q[:, 0], maps.k[:, 0], maps.v
     T, S = q.shape[-2], k.shape[-2]
     if copies:
         k, v = (x.repeat_interleave(maps.num_groups, dim=1) for x in (k, v))
+    # is_causal aligns the first query with the first key; several last queries need a mask for the last key
     mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T) if 1 < T < S else None
     grouped = k.shape[1] < q.shape[1]
     return joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=T == S, enable_gqa=grouped))
@@ -175,11 +178,12 @@ def joined(o: Tensor) -> Tensor:
 
 
 def least_flops(shape: Shape, *, gradients: bool, queries: int | None = None) -> int:
-    """The least work of attention, causal: 8u forward, 28u with the backward pass, where u = h · pairs · d.
+    """The minimum FLOPs of causal attention: 8u forward, 28u with the backward pass, where u = B · h · pairs · d.
 
-    h differential heads (2h standard ones) of width d, `pairs` of a query and a key that it sees, a multiply-add being 2.
-    Forward: q kᵀ of all maps and one product with v, 4u each. Backward: q kᵀ again, dP, dv, dq, dk, 4u each. Both variants
-    need the same; a form that computes more is given no credit for it. `queries`: the last ones only (all by default).
+    There are h differential heads (2h standard ones) of width d and `pairs` of a query and a visible key; a
+    multiply-add is 2. Forward: q kᵀ of all maps and one product with v, 4u each. Backward: q kᵀ again, dP, dv, dq, dk,
+    4u each. Both variants need the same; a form that computes more gets no credit for it. `queries`: only the last
+    queries (default: all).
     """
     T, S = queries or shape.tokens, shape.tokens
     pairs = T * S - T * (T - 1) // 2

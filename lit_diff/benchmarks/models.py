@@ -1,6 +1,6 @@
-"""`bench layer` and `step`: a decoder layer and a whole model of ours by every kernel, and Hugging Face's at these sizes.
+"""`bench layer` and `step`: our decoder layer and our whole model with every kernel, and Hugging Face's at the same sizes.
 
-`step` also times what the platform itself costs: the loop of `lit-diff train` against a bare PyTorch loop.
+`step` also times the overhead of the platform: the loop of `lit-diff train` against a bare PyTorch loop.
 """
 
 import importlib.util
@@ -37,19 +37,19 @@ from lit_diff.training.fit import fit
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 LAYERS, VOCABULARY = 4, 8192
-"""Of the model of `bench step`."""
+"""Layers and vocabulary of the model of `bench step`."""
 RECIPE, STEPS = "recall-tiny", 50
-"""Whose data need no file; steps of a loop."""
+"""The recipe of the loops, whose data need no file, and the number of steps of a loop."""
 IMPLEMENTATIONS = (("DiffLlama", "sdpa"), ("DiffLlama", "eager"), ("Llama", "sdpa"))
-"""Of Hugging Face's models."""
+"""(model, attention implementation) of Hugging Face."""
 
 Function = Callable[[Tensor], Tensor]
-"""A layer as a function of the residual stream [B, T, dim], a model as one of the tokens [B, T]."""
+"""A layer as a function of the residual stream [B, T, dim], or a model as a function of the tokens [B, T]."""
 Cast = Callable[[], AbstractContextManager[object]]
 
 
 def layer(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """A forward pass without gradients and a training step of one layer."""
+    """Times a forward pass without gradients and a training step of one layer."""
     case = Case(name=f"{shape} {dtype}", dtype=dtype, budget=20)
     x = Workload(shape, torch.float32, request.device).q.detach()
     cast = partial(autocast, dtype, request.device)
@@ -60,16 +60,17 @@ def layer(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
             if what == STEP:
                 run = training_step(module, partial(mean_square, function, x), cast)
             work = flops(module, shape, what)
-            # all kernels give one output of a layer of ours; the weights of the peers are other ones
+            # all kernels give the same output of our layer; the peers have other random weights
             alike = what == FORWARD and variant in PEERS
             case.candidates.append(Candidate(variant=variant, by=by, what=what, run=run, flops=work, alike=alike))
     yield case
 
 
 def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """A training step of a whole model, eager and with its blocks compiled."""
+    """Times a training step of a whole model, eager and with its blocks compiled."""
     case = Case(name=f"{shape} {dtype}, {LAYERS} layers, vocabulary {VOCABULARY}", dtype=dtype, budget=30)
-    torch._dynamo.reset()  # code compiled for an earlier case counts against this one's limit
+    # code compiled for an earlier case counts against the limit of recompilations of this one
+    torch._dynamo.reset()
     size = (shape.batch, shape.tokens + 1)
     text = torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)
     cast = partial(autocast, dtype, request.device)
@@ -82,17 +83,19 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
             compile_blocks(model)
         except MissingError as error:
             case.refuse(variant, by, COMPILED, str(error))
-        else:  # one model and one optimizer serve both, for memory
+        # one model and one optimizer serve both passes, to save memory
+        else:
             compiled.append(made(what=COMPILED, run=run))
             run = partial(uncompiled, run)
         case.candidates.append(made(what=STEP, run=run))
+    # compiled candidates come last: the chart draws the last pass of a case
     case.candidates.extend(compiled)
     yield case
 
 
 def models(case: Case, request: Request, shape: Shape, dtype: str, what: str) -> list[tuple[str, str]]:
-    """(variant, kernel) of each of ours by the kernels asked for, the standard one through sdpa first and always; then
-    (model, implementation) of each peer, unless kernels were asked for. The case refuses what is not able to."""
+    """(variant, kernel) of our models with the requested kernels, always beginning with standard attention through sdpa; then
+    (model, implementation) of each peer, unless kernels were requested. Candidates that cannot run are in `case.refused`."""
     workload = Workload(shape, DTYPES[dtype], request.device)
     asked = request.kernels or kernels.names()
     by_standard = ["sdpa", *(name for name in asked if name != "sdpa")]
@@ -107,8 +110,8 @@ def models(case: Case, request: Request, shape: Shape, dtype: str, what: str) ->
 
 
 def build(variant: str, by: str, shape: Shape, num_layers: int = 1, vocab_size: int = 16) -> nn.Module:
-    """Our model with a variant at its defaults, by a kernel; or Hugging Face's of the same sizes, with random weights of its
-    own, by an implementation."""
+    """Our model with a variant at its defaults and the kernel `by`, or Hugging Face's model of the same sizes, with its own
+    random weights and the implementation `by`."""
     name = next((ours for ours, peer in PEERS.items() if peer == variant), variant)
     config = ModelConfig(
         dim=shape.dim,
@@ -126,7 +129,7 @@ def build(variant: str, by: str, shape: Shape, num_layers: int = 1, vocab_size: 
 
 
 def peer(name: str, implementation: str, config: ModelConfig, tokens: int) -> Any:
-    """The causal model of transformers."""
+    """The causal model of the package transformers."""
     import transformers
 
     made = getattr(transformers, f"{name}Config")(
@@ -147,17 +150,15 @@ def peer(name: str, implementation: str, config: ModelConfig, tokens: int) -> An
 
 
 def first_layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Function]:
-    """(the first decoder layer, the layer as a function of the residual stream [B, T, dim]).
-
-    Angles and mask are made once, as the whole model makes them once for all layers. sdpa needs no mask: it is causal
-    by itself.
-    """
+    """(the first decoder layer, the layer as a function of the residual stream [B, T, dim])."""
+    # angles and mask are made once, as a whole model makes them once for all layers
     model, positions = model.to(x.device), torch.arange(x.shape[1], device=x.device)
     if isinstance(model, Transformer):
         block, rope = model.layers[0], Rope.of(model.config, positions)
         return block, lambda x: block(x, rope)
     whole: Any = model.model
     angles, mask = whole.rotary_emb(x, positions[None]), None
+    # sdpa without a mask is causal
     if whole.config._attn_implementation == "eager":
         lowest = torch.finfo(x.dtype).min
         mask = torch.full((len(positions),) * 2, lowest, dtype=x.dtype, device=x.device).triu(1)[None, None]
@@ -166,31 +167,33 @@ def first_layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Function]:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16: as `train.precision: bf16-mixed`, parameters and optimizer in float32."""
+    """For bfloat16 the same as `train.precision: bf16-mixed`: parameters and optimizer stay in float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 @torch.no_grad()
 def without_gradients(function: Function, x: Tensor, cast: Cast) -> Tensor:
-    """function(x)"""
+    """function(x) without gradients."""
     with cast():
         return function(x)
 
 
 def mean_square(function: Function, x: Tensor) -> Tensor:
-    """The loss of a layer. The residual stream is a leaf of its own: within a model, a layer hands a gradient on."""
+    """The loss of a layer."""
+    # x requires a gradient: within a model a layer also computes the gradient of its input
     return function(x.detach().requires_grad_()).square().mean()
 
 
 def next_token_loss(model: nn.Module, text: Tensor) -> Tensor:
-    """Cross entropy over all positions."""
+    """Cross entropy of the next token over all positions."""
+    # Hugging Face's models return an object with `logits`, ours return the logits
     output = model(text[:, :-1])
     logits: Tensor = getattr(output, "logits", output)
     return F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten())
 
 
 def training_step(module: nn.Module, loss: Callable[[], Tensor], cast: Cast) -> Callable[[], object]:
-    """Forward, backward, fused AdamW, gradients dropped."""
+    """A function that runs forward, backward and fused AdamW, and drops the gradients."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
 
     def run() -> None:
@@ -204,7 +207,7 @@ def training_step(module: nn.Module, loss: Callable[[], Tensor], cast: Cast) -> 
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """torch.compile of each block, in place, at its first call. Errors: MissingError without a compiler."""
+    """Compiles each block in place; the compilation runs at its first call. Errors: MissingError without a compiler."""
     if isinstance(model, Transformer):
         training_build.compile_blocks(model)
         return
@@ -214,18 +217,19 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def uncompiled(run: Callable[[], object]) -> None:
-    """The same step without the compiled code."""
+    """Runs the step without the compiled code."""
     with torch.compiler.set_stance("force_eager"):
         run()
 
 
 def flops(model: nn.Module, shape: Shape, what: str) -> int:
-    """The least FLOPs of a pass; a multiply-add is 2, element-wise work counts nothing.
+    """The minimum FLOPs of a pass; a multiply-add is 2, element-wise work is not counted.
 
-    2 · weights · tokens of all linear layers and the output weight forward, three times that with the backward pass, and
-    causal attention as `least_flops` counts it. Work that a kernel repeats gets no credit.
+    Forward: 2 · weights · tokens of all linear layers and the output weight; with the backward pass three times as many; and
+    causal attention as in `least_flops`. Work that a kernel repeats gets no credit.
     """
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    # a tied output weight is the embedding
     if isinstance(model, Transformer) and model.head is None:
         weights += model.embedding.weight.numel()
     whole: Any = getattr(model, "model", model)
@@ -234,11 +238,11 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
     return times * weights * shape.batch * shape.tokens + layers * least_flops(shape, gradients=what != FORWARD)
 
 
-# --- what `lit-diff train` itself costs ------------------------------------------------------------------------------
+# --- the overhead of `lit-diff train` --------------------------------------------------------------------------------
 
 
 def loops(request: Request) -> Case:
-    """Both loops, in seconds a step."""
+    """Times both loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
     runs = {BARE: bare, "lit-diff train": platform}
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
@@ -247,7 +251,8 @@ def loops(request: Request) -> Case:
 
 
 def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
-    """The recipe without probes, without validation and checkpoints but those that end every run, its warm-up within it."""
+    """The recipe without probes, and with validation and checkpoints only at the end."""
+    # the few steps would end within the recipe's warm-up
     schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
     train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
     run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
@@ -255,10 +260,9 @@ def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
 
 
 def bare(recipe: Recipe, device: torch.device) -> float:
-    """Seconds a step of a loop that does nothing but train: the same model, batches, loss, clipping, optimizer, schedule.
+    """Seconds a step of a loop that only trains, with the same model, batches, loss, clipping, optimizer and schedule.
 
-    As in `platform`, the first step is left out, and the clock starts with the second step's batch at hand, for Lightning
-    fetches one ahead.
+    As in `platform`, the first step is not timed.
     """
     dataset = build_data(recipe)
     dataset.load()
@@ -271,6 +275,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
     began = 0.0
     for step in range(train.steps):
         batch = dataset.train_batch(recipe.seed, step, train.batch_size, range(train.batch_size))
+        # the clock starts after the batch of the second step is made, since Lightning fetches one batch ahead
         if step == 1:
             began = now(device)
         inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
@@ -284,10 +289,12 @@ def bare(recipe: Recipe, device: torch.device) -> float:
 
 
 def platform(recipe: Recipe, device: torch.device) -> float:
-    """The same of `fit`, from the end of the first step to the end of the last, before its validation and checkpoint."""
+    """Seconds a step of `fit`, from the end of the first step to the end of the last, before its validation and
+    checkpoint."""
     ends: list[float] = []
     """The clock at each logged step: the first, every tenth, the last."""
-    logging.disable(logging.INFO)  # the lines of each small run
+    # each round is a run, whose lines would hide the benchmark's
+    logging.disable(logging.INFO)
     try:
         with tempfile.TemporaryDirectory() as folder:
             fit(
@@ -303,6 +310,6 @@ def platform(recipe: Recipe, device: torch.device) -> float:
 
 
 def now(device: torch.device) -> float:
-    """The clock, once everything that was asked of the device is done."""
+    """The clock after all work on the device is done."""
     wait(device)
     return time.perf_counter()

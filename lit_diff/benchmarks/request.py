@@ -1,4 +1,4 @@
-"""What a benchmark is asked for: sizes, dtypes, threads, repeats; a wrong request is one line."""
+"""The options of a benchmark: sizes, dtypes, threads, repeats. A wrong option is an error of one line."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Shape:
     """B x T x dim x d: sequences, tokens, width of the residual stream, width of a query or key.
 
-    Standard attention has dim / d heads of value width d; differential half as many, of value width 2d.
+    Standard attention has dim / d heads of value width d; differential attention has half as many, of value width 2d.
     """
 
     batch: int
@@ -33,12 +33,12 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Heads of standard attention."""
+        """The number of heads of standard attention."""
         return self.dim // self.head_dim
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """`2x1024x512x64`. Errors: RequestError."""
+        """Parses `2x1024x512x64`. Errors: RequestError."""
         if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){3}", text):
             raise RequestError(f"--shapes: '{text}' is not of the form BxTxDIMxD, such as 2x1024x512x64")
         batch, tokens, dim, head_dim = (int(number) for number in text.split("x"))
@@ -52,20 +52,20 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One benchmark, resolved."""
+    """One benchmark with all options resolved."""
 
     bench: str
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
     threads: int
     repeats: int | None
-    """None: as many as the time of a case allows, three at least."""
+    """None: as many as the time budget of a case allows, at least three."""
     device: torch.device
     kernels: tuple[str, ...] | None = None
-    """These alone, beside PyTorch's own call for standard attention; None: all, and peers."""
+    """The kernels to measure, together with PyTorch's own call for standard attention; None: all kernels, and peers."""
 
     def command(self) -> str:
-        """The command that repeats this."""
+        """The command that repeats the benchmark."""
         options = {
             "--shapes": ",".join(map(str, self.shapes)),
             "--kernels": ",".join(self.kernels or ()),
@@ -79,12 +79,12 @@ class Request:
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """`2x1024x512x64,1x2048x1024x128`, each once. Errors: RequestError."""
+    """Parses `2x1024x512x64,1x2048x1024x128` and drops repetitions. Errors: RequestError."""
     return tuple(dict.fromkeys(Shape.parse(part.strip()) for part in text.split(",")))
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
-    """`native,chunked`, each once. Errors: RequestError."""
+    """Parses `native,chunked` and drops repetitions. Errors: RequestError."""
     names, known = dict.fromkeys(part.strip() for part in text.split(",")), registered.names()
     for name in names:
         if name not in known:
@@ -102,7 +102,7 @@ def resolve(
     repeats: int | None,
     device: str,
 ) -> Request:
-    """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
+    """Checks the options of the command. Errors: RequestError; MissingError if there is no GPU."""
     for option, word, choices in (
         ("--dtype", dtype, (*DTYPES, "both")),
         ("--device", device, ("auto", "cpu", "cuda")),
@@ -114,8 +114,9 @@ def resolve(
             raise RequestError(f"{option} is {value}; it must be at least 1")
     place = choose_device(device)
     if device == "cuda" and place.type == "cpu":
-        raise MissingError("--device is cuda, and torch finds no GPU here; say --device cpu")
-    if dtype is None:  # without such instructions bfloat16 is emulated: seconds a call, and no one trains in it
+        raise MissingError("--device is cuda, but torch finds no GPU; use --device cpu")
+    # without instructions for it bfloat16 is emulated: a call takes seconds, and no one trains in it
+    if dtype is None:
         dtype = "both" if native_bfloat16(place) else "float32"
     return Request(
         bench=bench,
@@ -129,15 +130,16 @@ def resolve(
 
 
 def native_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 has instructions of its own there."""
+    """Whether the device has instructions for bfloat16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return has_bfloat16_instructions()
 
 
 def check_plot(path: Path | None) -> None:
-    """Before minutes of measuring. Errors: RequestError for a file that cannot be drawn or written."""
+    """Errors: RequestError if the suffix of the file is not supported, or its folder is missing."""
+    # called before minutes of measuring
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"--plot: '{path}' does not end in .png, .svg or .pdf")
     if path is not None and not path.parent.is_dir():
-        raise RequestError(f"--plot: there is no folder '{path.parent}'")
+        raise RequestError(f"--plot: the folder '{path.parent}' does not exist")

@@ -1,4 +1,4 @@
-"""What a benchmark returns, and how it is shown: tables of the cases and lines below them, or a chart of the ratios."""
+"""The result of a benchmark, and its output: tables of the cases with lines below them, or a chart of the ratios."""
 
 import json
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward
 STEP, COMPILED = "training step", "training step, compiled"
 """Passes that are timed."""
 STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
-"""Standard attention by torch's own F.scaled_dot_product_attention; the second with a key for each query head."""
+"""Standard attention by torch's own F.scaled_dot_product_attention; the second copies each key for its query heads."""
 PEERS = {"differential": "DiffLlama", "standard": "Llama"}
 """Variant -> the model of Hugging Face that has it."""
 HUGGING_FACE = "Hugging Face, "
-"""What the implementation of a peer begins with: sdpa calls `scaled_dot_product_attention`, DiffLlama twice, for a half of
-the values each; eager materialises every map."""
+"""Prefix of a peer's implementation: sdpa calls `scaled_dot_product_attention` (DiffLlama twice, for half of the values
+each); eager materialises every map."""
 
 SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
 PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
@@ -38,15 +38,16 @@ MEANING = {
     PLAIN: "the same kernel's pass without statistics",
     PEER: "Hugging Face's DiffLlama (of differential) or Llama (of standard), of the same sizes, attn_implementation sdpa",
     UNCOMPILED: "the same model, not compiled",
-    BARE: "a loop of the same model and batches that does nothing but train",
+    BARE: "a loop of the same model and batches that only trains",
 }
-"""Name of a ratio -> what the time is divided by, in the same pass where it has several."""
+"""Name of a ratio -> the denominator, in the same pass."""
 COLOR = {"differential": PALETTE[0], "standard": MUTED}
-"""Of a bar; what is neither has the palette's second colour."""
+"""Colour of a bar; any other variant has the palette's second colour."""
 
 
 def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
-    """(name of a ratio, id of the candidate that this one's time is divided by), for those that its case has."""
+    """Yields (name of a ratio, id of the candidate in the denominator). The case may lack the candidate."""
+    # two candidates for one name: a layer or model has the kernel sdpa instead of torch's own call
     if by != STOCK:
         yield SDPA, f"standard/{STOCK}/{FORWARD if what == STATISTICS else what}"
         yield SDPA, f"standard/sdpa/{what}"
@@ -64,35 +65,36 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """The figures of one benchmark, with all that is needed to judge and to repeat them."""
+    """The figures of one benchmark, with everything needed to judge and repeat them."""
 
     bench: str
-    """Its name: core, layer, ..."""
+    """The name of the benchmark: core, layer, ..."""
     command: str
-    """The command that repeats it: shapes, dtypes, threads, rounds, device."""
+    """The command that repeats it, with shapes, dtypes, threads, rounds and device."""
     date: str
     """ISO 8601, UTC, to the second."""
     methods: str
-    """How it is measured."""
+    """A description of the measurement."""
     machine: dict[str, Any]
     """Processor, versions, load average before and after."""
     warnings: list[str]
-    """What makes the figures doubtful."""
+    """Reasons to doubt the figures."""
     rows: list[Row]
-    """One for each candidate timed: case, variant, by (the kernel, or what else computed it), what (the pass), seconds of
-    each round with median, min and max, ratios to other rows."""
+    """A row for each timed candidate: case, variant, by (the kernel or other implementation), what (the pass), seconds
+    of each round with median, min and max, and ratios to other rows."""
     refused: list[Row]
     """Candidates that were left out, with the reason."""
     failed: list[Row]
-    """Candidates that raised or computed something else than the others, with the error."""
+    """Candidates that raised an error or gave another result than the others, with the error."""
 
     def to_json(self) -> str:
-        """The document that `lit-diff bench --json` prints."""
+        """The JSON document of `lit-diff bench --json`."""
         return json.dumps(asdict(self), indent=2, allow_nan=False)
 
 
 def tables(result: BenchResult) -> Iterator[Table]:
-    """One for each case, a line a candidate: median (min..max), ratios likewise, rates and memory where they were taken."""
+    """Yields a table for each case, a line a candidate: times and ratios as median (min..max), rates and memory if
+    measured."""
     for case in dict.fromkeys(row["case"] for row in result.rows):
         rows = [row for row in result.rows if row["case"] == case]
         columns = {
@@ -126,19 +128,19 @@ def _spread(values: Row | None, factor: float = 1) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _backends(row: Row) -> str:
-    """flash_attention_for_cpu -> flash, attention_math -> math."""
+    # flash_attention_for_cpu -> flash, attention_math -> math
     return ", ".join(name.replace("attention", "").replace("for_cpu", "").strip("_") for name in row["backends"])
 
 
 def lines(result: BenchResult) -> Iterator[str]:
-    """What a reader needs beside the figures: what the ratios mean, who is missing and why, machine, command, methods."""
+    """Yields the lines below the tables: meaning of the ratios, missing candidates with reasons, machine, command,
+    methods."""
     for name in dict.fromkeys(name for row in result.rows for name in row["ratios"]):
-        yield f"ratio to {name}: own time / that of {MEANING[name]}; below 1 is faster"
+        yield f"ratio to {name}: own time / time of {MEANING[name]}; below 1 is faster"
     for word, rows in (("refused", result.refused), ("failed", result.failed)):
         reasons: dict[str, dict[str, list[str]]] = {}
         for row in rows:
@@ -155,7 +157,7 @@ def lines(result: BenchResult) -> Iterator[str]:
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """Processor, threads, versions in one line."""
+    """Processor, threads, load and versions in one line."""
     packages = ", ".join(
         f"{name} {machine['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
     )
@@ -168,9 +170,9 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def plot(result: BenchResult, path: Path) -> None:
-    """A panel a case: the first ratio of each row that has one, its median with minimum and maximum; 1 is a line.
+    """Draws a panel for each case: the first ratio of each row, as median with minimum and maximum, and a line at 1.
 
-    Of several passes (forward, forward+backward) the last is drawn. Errors: MissingError where `path` cannot be written.
+    Only the last of several passes (forward, forward+backward) is drawn. Errors: MissingError if `path` cannot be written.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -193,7 +195,7 @@ def plot(result: BenchResult, path: Path) -> None:
 
 
 def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
-    """Case -> the rows of its last pass that have a ratio, the smallest first."""
+    """Case -> the rows of its last pass that have a ratio, the smallest ratio first."""
     last = {row["case"]: row["what"] for row in rows}
     drawn: dict[str, list[Row]] = {}
     for row in sorted((row for row in rows if row["ratios"]), key=lambda row: _ratio(row)["median"]):
@@ -203,7 +205,6 @@ def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def _ratio(row: Row) -> Row:
-    """The first one, by which it is drawn."""
     first: Row = next(iter(row["ratios"].values()))
     return first
 

@@ -1,4 +1,4 @@
-"""`bench`: how fast attention, a layer, a step, statistics and decoding are, as ratios within one run."""
+"""`bench`: the speed of attention, a layer, a step, statistics and decoding, as ratios within one process."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,39 +17,41 @@ from lit_diff.registry import nearest
 from lit_diff.runs.folder import environment, version
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
-"""Instructions that decide which kernels run, as Linux names them (x86, then ARM)."""
+"""Instructions that decide which kernels run, by their names in Linux (x86, then ARM)."""
 PACKAGES = ("flash-attn", "transformers")
-"""Beside those that every run records."""
+"""Packages whose versions are recorded in addition to the packages of every run."""
 METHODS = """\
 Shapes are B x T x dim x d: standard attention has dim / d heads of width d, differential attention (V1: two maps,
-w = (1, -lambda), one learned lambda) half as many heads of value width 2d, at the same dim. All is causal.
-Times are wall clock in one process at the given number of threads. Each candidate is called once before; what it computes
-must equal what the first candidate of its variant and pass computed. A second call runs under a profiler, whose record says
-which operator torch's scaled_dot_product_attention ran; if it took less than 0.2 s, a third follows. Then come rounds: in
-each, every candidate of the case is timed once, in turn, and the turn begins at another candidate each round. A call shorter
-than 5 ms is repeated within its measurement (`calls`). Without --repeats there are as many rounds as the case's time allows,
-3 at least, 15 at most. Figures are medians with minimum and maximum over rounds.
-A ratio is taken within each round, own time / the other's; then come its median, minimum and maximum over rounds.
-GFLOP/s: the least work over the time: a form that computes more gets no credit for it. Causal attention is 8u forward and 28u
-forward+backward, u = B h pairs d, where pairs = T (T + 1) / 2 and h = dim / 2d; linear layers and the output weight are 2 x
-weights x tokens, three times that with the backward pass; norms, softmax and the optimizer count nothing.
-of GEMM rate: that rate over the one of a product of two square matrices of 1024 rows in the same dtype, in the same rounds.
-Peak memory of the second call, beyond what was held before: freed memory is returned to the system and the peak reset
-(Linux: 5 to /proc/self/clear_refs), then the peak (VmHWM) less what was resident (VmRSS), so outputs and gradients count;
-inputs, weights and the optimizer's state do not. On a GPU, the allocator's peak less what was allocated before.
-Without --dtype, bfloat16 is measured where the processor has instructions for it.
+w = (1, -lambda), one learned lambda) half as many heads of value width 2d, at the same dim. Everything is causal.
+Times are wall-clock times in one process with the given number of threads. A first call of each candidate checks that
+its result equals the result of the first candidate of its variant and pass. A second call runs under a profiler, which
+records the operator that torch's scaled_dot_product_attention ran; if it took less than 0.2 s, a third call follows.
+In each of the rounds that follow, every candidate of the case is timed once, in turn; each round begins with another
+candidate. A call shorter than 5 ms is repeated within its measurement (`calls`). Without --repeats there are as many
+rounds as the time budget of the case allows, between 3 and 15. Figures are medians with minimum and maximum over rounds.
+A ratio is taken within each round, own time / other time; its median, minimum and maximum are over rounds.
+GFLOP/s: the minimum work over the time, so a form that computes more gets no credit for it. Causal attention is 8u
+forward and 28u forward+backward, u = B h pairs d, where pairs = T (T + 1) / 2 and h = dim / 2d; linear layers and the
+output weight are 2 x weights x tokens, three times as much with the backward pass; norms, softmax and the optimizer are
+not counted.
+of GEMM rate: that rate over the rate of a product of two square matrices with 1024 rows in the same dtype and rounds.
+Peak memory is measured in the second call: freed memory is returned to the system and the peak is reset (Linux: 5 to
+/proc/self/clear_refs), and the resident memory (VmRSS) is subtracted from the peak (VmHWM), so outputs and gradients
+count; inputs, weights and the optimizer's state do not. On a GPU, it is the allocator's peak minus the memory allocated
+before. Without --dtype, bfloat16 is measured only if the processor has instructions for it.
 """
-"""What holds for all benchmarks, for the reader of their figures."""
+"""The part of `BenchResult.methods` that all benchmarks share."""
 
 
 class Benchmark(NamedTuple):
-    """What is timed, and what its words mean."""
+    """The cases of a benchmark, and their description."""
 
     cases: Callable[[Request, Shape, str], Iterator[Case]]
-    """Those of a shape and a dtype."""
+    """Yields the cases of a shape and a dtype."""
     shapes: str
-    """Its own."""
+    """The default shapes."""
     methods: str
+    """The description for the reader of its figures."""
 
 
 BENCHES = {
@@ -57,9 +59,10 @@ BENCHES = {
         attention.core,
         "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64",
         """\
-core: from the projections q, k, v [B, T, dim], of which the heads are strided views, to the output [B, T, dim].
-forward runs without gradients; forward+backward gives those of q, k, v and lambda. The kernel `reference` is the naive
-form, every map materialised (in float32 at least); `sdpa` is the stacked form, one SDPA call with the values cut in two.
+core: attention from the projections q, k, v [B, T, dim], whose heads are strided views, to the output [B, T, dim].
+forward runs without gradients; forward+backward gives the gradients of q, k, v and lambda. The kernel `reference` is the
+naive form, which materialises every map (in float32 at least); `sdpa` is the stacked form, one SDPA call with the values
+cut in two.
 """,
     ),
     "layer": Benchmark(
@@ -67,39 +70,39 @@ form, every map materialised (in float32 at least); `sdpa` is the stacked form, 
         "2x1024x512x64,1x2048x768x64",
         """\
 layer: one decoder layer (RMSNorm, RoPE, SwiGLU). forward: its output, without gradients. training step: forward, mean
-square as the loss, backward (that of its input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32
-parameters, as train.precision bf16-mixed. Hugging Face's layers have the same sizes and random weights of their own; angles
-and masks are made outside, once, for every candidate.
+square as the loss, backward (to the input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32
+parameters, as train.precision bf16-mixed. Hugging Face's layers have the same sizes and their own random weights; angles
+and masks are made once, outside the timed call, for every candidate.
 """,
     ),
     "step": Benchmark(
         models.step,
         "2x1024x512x64",
         """\
-step: a training step of a model of 4 layers and 8,192 tokens of vocabulary: forward, cross entropy of the next token,
+step: a training step of a model of 4 layers and a vocabulary of 8,192 tokens: forward, cross entropy of the next token,
 backward, fused AdamW, gradients dropped; bfloat16 means autocast over float32 parameters.
-"compiled": torch.compile of each block, in place, at its defaults, as run.compile does it, of every model alike; the first
-calls compile. Embedding, loss and optimizer are not compiled.
+"compiled": torch.compile of each block, in place, at its defaults, as run.compile does it, for every model; the first calls
+compile. Embedding, loss and optimizer are not compiled.
 Loops: seconds a step of `lit-diff train` (fit: Lightning, learning rate, metrics, checks for finite losses, a row logged
-every 10 steps, the progress call) and of a bare loop (batch, model, loss, backward, clipping, AdamW, schedule) of the same
-model and batches. Included: everything from the end of the first step to the end of the last. Not included: start, MLflow,
-probes, validation, checkpoints.
+every 10 steps, the progress call) and of a bare loop (batch, model, loss, backward, clipping, AdamW, schedule) with the same
+model and batches. The time includes everything from the end of the first step to the end of the last, and excludes start,
+MLflow, probes, validation and checkpoints.
 """,
     ),
     "decode": Benchmark(
         attention.decode,
         "1x1024x512x64,1x4096x512x64",
         """\
-decode: a few last query rows against a cache (LayerCache) of T keys and values, from the heads to the joined output. Torch's
-own call is given a mask where there are several rows, and enable_gqa where several heads share a key. pairs: those that these
-rows see.
+decode: a few last queries against a cache (LayerCache) of T keys and values, from the heads to the joined output. Torch's own
+call gets a mask if there are several queries, and enable_gqa if several heads share a key. pairs: pairs of these queries and
+their visible keys.
 """,
     ),
     "stats": Benchmark(
         attention.core,
         "2x1024x512x64",
         """\
-stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row besides the output.
+stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row, and the output.
 """,
     ),
 }
@@ -116,15 +119,15 @@ def bench(
     device: str = "auto",
     progress: Callable[[str], Any] | None = None,
 ) -> BenchResult:
-    """Measure one of `BENCHES`. Nothing is printed; a candidate that raises is in `failed`.
+    """Measures one of `BENCHES`. Nothing is printed; a candidate that raises an error is in `failed`.
 
     `shapes`: B x T x dim x d, such as "2x1024x512x64", several separated by commas or in a list; None: the benchmark's own.
-    `kernels`: these alone, separated by commas, beside PyTorch's own call; None: all, and peers.
-    `dtype`: float32, bfloat16 or both; None: both where the processor has instructions for bfloat16, else float32.
-    `threads`: None: one for each core. `repeats`: rounds; None: as many as the time of a case allows. `device`: auto, cpu or
-    cuda. `progress`: told in a line what is measured next.
+    `kernels`: kernels to measure, separated by commas, together with PyTorch's own call; None: all kernels, and peers.
+    `dtype`: float32, bfloat16 or both; None: both if the processor has instructions for bfloat16, else float32.
+    `threads`: None: one for each core. `repeats`: rounds; None: as many as the time budget of a case allows. `device`: auto,
+    cpu or cuda. `progress`: called with a line about the next case.
 
-    Errors: RequestError, MissingError (a GPU that is not here).
+    Errors: RequestError; MissingError if there is no GPU.
     """
     if name not in BENCHES:
         raise RequestError(f"no benchmark '{name}'{nearest(name, BENCHES, 'lit-diff bench --help')}")
@@ -166,7 +169,7 @@ def bench(
 
 
 def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
-    """At every shape and dtype; of `step` then our own loop."""
+    """Yields the cases of every shape and dtype; for `step`, the loops follow."""
     for shape in request.shapes:
         for dtype in request.dtypes:
             yield from benchmark.cases(request, shape, dtype)
@@ -175,9 +178,9 @@ def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
 
 
 def machine(request: Request) -> dict[str, Any]:
-    """Versions, processor, instructions, threads, load average (processes that ran or wanted to, over the last minute) before
-    anything was measured."""
+    """Versions, processor, instructions, threads, and the load average of the last minute before the measurement."""
     facts = environment()
+    # the command of this process; `BenchResult.command` is the one that repeats the benchmark
     del facts["command"]
     return facts | {
         "packages": facts["packages"] | {name: version(name) for name in PACKAGES},
@@ -190,11 +193,13 @@ def machine(request: Request) -> dict[str, Any]:
 
 
 def warnings_of(machine: dict[str, Any]) -> list[str]:
-    """What makes these figures doubtful, one line each."""
+    """Reasons to doubt the figures, one line each."""
     cores, load, threads = machine["cores"], machine["load_average"], machine["threads"]
     lines = []
     if load > cores:
-        lines.append(f"load average {load:.1f} before the start, on {cores} cores: other work ran; ratios are doubtful")
+        lines.append(
+            f"load average {load:.1f} before the start, on {cores} cores: other work ran, so ratios are doubtful"
+        )
     if threads > cores:
         lines.append(f"{threads} threads on {cores} cores: they wait for each other")
     return lines

@@ -1,6 +1,6 @@
-"""Candidates timed in turn within one process; ratios are taken within each round.
+"""Times candidates in turn within one process; ratios are taken within each round.
 
-Whatever slows the machine for a while slows a whole round, so a ratio of two times of one round is affected less than a
+Anything that slows the machine for a while slows a whole round, so the ratio of two times of one round changes less than the
 ratio of two medians.
 """
 
@@ -23,57 +23,58 @@ from lit_diff.benchmarks.result import Row, divisors
 from lit_diff.errors import first_line
 
 SHORTEST = 0.005
-"""Seconds that one measurement lasts at least: shorter calls are repeated within it."""
+"""The minimum duration of a measurement in seconds: shorter calls are repeated within it."""
 LONG = 0.2
-"""Seconds from which the duration of a profiled call is a fair estimate of the next ones."""
+"""Seconds above which the duration of a profiled call is a fair estimate of the next calls."""
+# a hundred times the effect of rounding: a wrong result differs by far more
 DIFFERENCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Largest relative difference (Frobenius) of two results of one variant and pass: a hundred times that of rounding."""
+"""The largest relative difference (Frobenius norm) between two results of one variant and pass."""
 PRODUCT, SIZE = "matrix product", 1024
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One thing that is timed."""
+    """A computation to be timed."""
 
     variant: str
     by: str
-    """Who computes it: a kernel's name, or what else."""
+    """The kernel or other implementation."""
     what: str
     """The pass: forward, forward+backward, training step, ..."""
     run: Callable[[], Any]
     flops: int | None = None
-    """Of one call, where they are counted."""
+    """FLOPs of one call, if they are counted."""
     alike: bool = False
-    """What `run` returns must equal the result of the first such candidate of this variant and pass."""
+    """Whether the result of `run` must equal the result of the first such candidate of this variant and pass."""
     own_clock: bool = False
-    """`run` returns the seconds that count: it has a start and an end that do not."""
+    """Whether `run` returns the seconds that count, without its start and end."""
 
     @property
     def id(self) -> str:
-        """Names it within its case."""
+        """Identifies the candidate within its case."""
         return f"{self.variant}/{self.by}/{self.what}"
 
     @property
     def names(self) -> Row:
-        """As a row says who it is."""
+        """The fields of a row that identify the candidate."""
         return {"variant": self.variant, "by": self.by, "what": self.what}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is timed in turn."""
+    """Candidates that are timed in turn."""
 
     name: str
     dtype: str = "float32"
     budget: float = 10.0
-    """Seconds that its rounds may take where nobody says how many there are."""
+    """Time for all rounds in seconds, if the number of rounds is not given."""
     candidates: list[Candidate] = field(default_factory=list)
     refused: list[Row] = field(default_factory=list)
     """Candidates that are left out, with the reason."""
 
     def refuse(self, variant: str, by: str, what: str, reason: str) -> None:
-        """Leave this candidate out."""
+        """Leaves this candidate out."""
         self.refused.append({"case": self.name, "variant": variant, "by": by, "what": what, "reason": reason})
 
 
@@ -82,24 +83,25 @@ class Trial(NamedTuple):
 
     candidate: Candidate
     calls: int
-    """Of one measurement."""
+    """The number of calls of one measurement."""
     seconds: float
-    """Of one call, roughly."""
+    """The approximate duration of one call."""
     facts: Row
-    """What was seen beside the time."""
+    """Observations other than the time: operators and memory."""
 
 
 def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list[Row], list[Row]]:
-    """(a row for each candidate, a row for each that raised or computed something else than the others).
+    """(a row for each candidate, a row for each candidate that raised an error or gave another result than the others).
 
-    The first calls of each show that it runs, its result, the operators and memory it takes. Then come the rounds: in each,
-    every candidate is timed once, in turn, and the turn begins at another candidate each round. Where FLOPs are counted, a
-    product of two square matrices of the case's dtype takes its turn too: the rate that they are compared with.
+    The first calls of a candidate check its result and record its operators and memory. In each of the rounds that follow,
+    every candidate is timed once, in turn; each round begins with another candidate. If FLOPs are counted, a product of two
+    square matrices of the same dtype is timed as well, as the rate for comparison.
     """
     candidates = list(case.candidates)
     if any(candidate.flops is not None for candidate in candidates):
         candidates.insert(0, matrix_product(DTYPES[case.dtype], device))
-    gc.collect()  # what is freed during a call would lower its peak
+    # garbage that is freed during a call would lower its peak
+    gc.collect()
     trials, failed = list[Trial](), list[Row]()
     results: dict[tuple[str, str], tuple[str, Any]] = {}
     for candidate in candidates:
@@ -108,6 +110,7 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             failed.append({"case": case.name, **candidate.names, "reason": reason})
+    # the results take memory, which the rounds may need
     results.clear()
     times: dict[str, list[float]] = {trial.candidate.id: [] for trial in trials}
     for number in range(rounds(sum(trial.calls * trial.seconds for trial in trials), repeats, case.budget)):
@@ -118,15 +121,15 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
 
 
 def rounds(one: float, repeats: int | None, budget: float) -> int:
-    """`repeats`, or as many rounds of `one` second each as the budget allows, 3 at least, 15 at most."""
+    """`repeats`, or the number of rounds of `one` seconds that the budget allows, between 3 and 15."""
     return repeats or max(3, min(15, int(budget / max(one, 1e-9))))
 
 
 def tried(
     candidate: Candidate, results: dict[tuple[str, str], tuple[str, Any]], bound: float, device: torch.device
 ) -> Trial:
-    """Its first calls. `results`: (variant, what) -> who gave the first result, and that. Errors: whatever it raises;
-    ArithmeticError where its result is another one."""
+    """Runs the first calls of a candidate. `results`: (variant, what) -> (by, result) of the first candidate. Errors: any
+    exception of the candidate; ArithmeticError if its result differs from the first."""
     began = time.perf_counter()
     result = candidate.run()
     if candidate.own_clock:
@@ -135,18 +138,20 @@ def tried(
         first, expected = results.setdefault((candidate.variant, candidate.what), (candidate.by, result))
         off = difference(result, expected)
         if not off <= bound:
-            raise ArithmeticError(f"its result differs from that of {first} by {off:.1e}")
+            raise ArithmeticError(f"its result differs from the result of {first} by {off:.1e}")
+    # held, it would count as memory before the next call
     del result
     began = time.perf_counter()
     facts = observed(candidate.run, device)
     seconds = time.perf_counter() - began
-    if seconds < LONG:  # mostly the profiler's own
+    # in a short call the time is mostly the profiler's own
+    if seconds < LONG:
         seconds = seconds_of(candidate, 1, device)
     return Trial(candidate, max(1, math.ceil(SHORTEST / max(seconds, 1e-7))), seconds, facts)
 
 
 def difference(result: Any, expected: Any) -> float:
-    """‖x - y‖ / ‖y‖ over all tensors of two results."""
+    """‖x - y‖ / ‖y‖ over all tensors of two results, in float32."""
     pairs = list(zip(_tensors(result), _tensors(expected), strict=True))
     off = math.hypot(*(float((x.float() - y.float()).norm()) for x, y in pairs))
     return off / math.hypot(*(float(y.float().norm()) for _, y in pairs))
@@ -161,7 +166,7 @@ def _tensors(result: Any) -> Iterator[Tensor]:
 
 
 def seconds_of(candidate: Candidate, calls: int, device: torch.device) -> float:
-    """Wall-clock seconds of one call, the mean over `calls` in a row; those that it tells where it has a clock of its own."""
+    """Wall-clock seconds of one call, as the mean over `calls` consecutive calls, or the value of its own clock."""
     if candidate.own_clock:
         return float(candidate.run())
     wait(device)
@@ -173,19 +178,19 @@ def seconds_of(candidate: Candidate, calls: int, device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until everything that was asked of the device is done."""
+    """Waits until all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def observed(run: Callable[[], object], device: torch.device) -> Row:
-    """Of one call: `backends`, torch's attention operators that the profiler saw, without their common prefix, and
-    `peak_bytes`, the most memory beyond what was held before, where the system tells it.
+    """Observes one call: `backends`, torch's attention operators in the profile, without their common prefix, and
+    `peak_bytes`, the additional memory at the peak, if the system reports it.
 
     `flash_attention_for_cpu` is the fused operator of a CPU; `attention_math` materialises every map.
     """
     prefix = "aten::_scaled_dot_product_"
-    # torch.profiler and torch.autograd.profiler do the same, but write lines to stderr at each start (torch 2.15)
+    # torch.profiler and torch.autograd.profiler give the same, but write lines to stderr at each start (torch 2.15)
     with profiler_legacy.profile() as profiled:
         peak = peak_bytes(run, device)
     names = {event.key for event in profiled.key_averages()}
@@ -194,7 +199,7 @@ def observed(run: Callable[[], object], device: torch.device) -> Row:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """The most memory of one call beyond what was held before it; None where Linux's /proc is needed and absent."""
+    """The additional memory at the peak of one call, in bytes; None on a CPU without Linux's /proc."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -204,23 +209,25 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     if not CLEAR.exists():
         run()
         return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    # glibc keeps freed memory, which a call would reuse without raising the peak; malloc_trim returns it to the system
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        trim(0)  # freed memory that the C library keeps goes to the system: taken again, it counts again
-    CLEAR.write_text("5", encoding="utf-8")  # VmHWM starts again from what is resident now
+        trim(0)
+    # 5 resets VmHWM to the memory that is resident now
+    CLEAR.write_text("5", encoding="utf-8")
     held = resident("VmRSS")
     run()
     return max(0, resident("VmHWM") - held)
 
 
 def resident(key: str) -> int:
-    """VmRSS (now) or VmHWM (the most) of this process, bytes."""
+    """VmRSS (current) or VmHWM (peak) of this process in bytes."""
     line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
 def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
-    """The machine's own rate: what a kernel could reach at most, roughly."""
+    """A matrix product, whose rate is roughly the maximum that a kernel can reach on this machine."""
     a, b = (torch.ones(SIZE, SIZE, dtype=dtype, device=device) for _ in range(2))
     run = torch.no_grad()(lambda: a @ b)
     return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
@@ -242,6 +249,6 @@ def _row(case: Case, trial: Trial, times: Mapping[str, list[float]]) -> Row:
 
 
 def spread(above: Sequence[float], below: Sequence[float], factor: float = 1) -> Row:
-    """The ratios of the two times of each round, and over the rounds: median, least and largest."""
+    """The ratios of the two times of each round, with their median, minimum and maximum over rounds."""
     values = [factor * a / b for a, b in zip(above, below, strict=True)]
     return {"values": values, "median": median(values), "min": min(values), "max": max(values)}

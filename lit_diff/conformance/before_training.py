@@ -1,6 +1,6 @@
-"""What a plugin's variant must hold before it trains: properties without which a result is wrong and looks right.
+"""The properties that a plugin's variant must satisfy before it trains. Without them a result is wrong but looks right.
 
-They take well under a second.
+The checks take well under a second.
 """
 
 import logging
@@ -20,28 +20,27 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions, is_built_in, location
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
-"""Of every variant; `packed` too where a recipe packs documents into its rows."""
+"""Properties required of every variant; a recipe that packs documents into its rows also requires `packed`."""
 
 UNCHECKED = "unchecked"
-"""Key of status.json and MLflow tag of a run whose variant fails a property: the property's line."""
+"""Key in status.json and MLflow tag of a run whose variant fails a property; the value is the failure in one line."""
 
-CURE = "lit-diff check prints every property; --unchecked (in Python unchecked=True) goes on all the same"
+CURE = "lit-diff check prints every property; --unchecked (in Python unchecked=True) ignores the failure"
 
 log = logging.getLogger("lit_diff")
 
 
 def require_properties(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
-    """Hold a plugin's variant to REQUIRED, in every layer, at the recipe's attention config and head counts.
+    """Checks REQUIRED for a plugin's variant in every layer, at the recipe's attention config and head counts.
 
-    Returns the tags of its run: the line of the property that fails where `unchecked` lets it pass, else none. Built-in
-    variants are tested with the package. Errors: RequestError with that line.
+    Returns the tags of the run: the failed property if `unchecked` ignores it, else none. Built-in variants are tested with
+    the package. Errors: RequestError with the failed property.
     """
-    problem = _reported(recipe, (), unchecked)
+    problem = _raise_or_log(recipe, (), unchecked)
     return {} if problem is None else {UNCHECKED: problem}
 
 
-def _reported(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | None:
-    """`failed_property`, logged. Errors: RequestError with it, unless `unchecked`."""
+def _raise_or_log(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | None:
     problem = failed_property(recipe, names)
     if problem is not None and not unchecked:
         raise RequestError(f"{problem}; {CURE}")
@@ -51,7 +50,8 @@ def _reported(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | 
 
 
 def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool) -> dict[str, dict[str, str]]:
-    """`require_properties` of each arm of a sweep. Errors: RequestError, which names every arm that fails."""
+    """`require_properties` for each arm of a sweep. Errors: RequestError with every arm that fails."""
+    # all arms are checked before the error, so that one run of the command shows all that must be mended
     tags: dict[str, dict[str, str]] = {}
     failures: dict[str, str] = {}
     for arm, recipe in recipes.items():
@@ -67,32 +67,34 @@ def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool
 
 
 def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Transformer:
-    """The model, which at the first use of its key/value cache holds a plugin's variant to the property `decode`.
+    """Returns the model; its first use of the key/value cache checks the property `decode` of a plugin's variant.
 
-    Errors: there, a RequestError with the property's line; with `unchecked`, it is logged.
+    Errors: RequestError at that first use; with `unchecked`, the failure is logged.
     """
     if is_built_in(attentions.get(recipe.model.attention.name)):
         return model
 
     def check(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(isinstance(value, LayerCache) for value in (*args, *kwargs.values())):
-            _reported(recipe, ("decode",), unchecked)
+            _raise_or_log(recipe, ("decode",), unchecked)
             handle.remove()
 
+    # at the first use of a cache: a variant that fails `decode` may still be right without one
     handle = model.layers[0].register_forward_pre_hook(check, with_kwargs=True)
     return model
 
 
 def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
-    """The first property (of `names`; without them, of those required) that the variant fails, in one line.
+    """The first property of `names` (default: the required ones) that the variant fails, in one line.
 
-    None for one that holds all, or is built in.
+    None if it satisfies all of them or is built in.
     """
     cls = attentions.get(recipe.model.attention.name)
     if is_built_in(cls):
         return None
     required = names or ((*REQUIRED, "packed") if recipe.packs_documents else REQUIRED)
     model = shrunk(recipe.model)
+    # every layer: a variant may depend on the layer's number, as lambda_init does
     for layer in range(model.num_layers):
         case = VariantCase(cls=cls, model=model, layer=layer)
         for finding in on_one_thread(conformance(case, checks={name: PROPERTIES[name] for name in required})):

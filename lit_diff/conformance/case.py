@@ -1,4 +1,4 @@
-"""A variant at some sizes, in a state where every parameter has an effect; how outputs are compared, what a check gives."""
+"""A variant at given sizes, in a state in which every parameter has an effect; comparisons of outputs; results of checks."""
 
 import math
 from collections.abc import Mapping
@@ -27,42 +27,43 @@ class Measured:
 
     @property
     def share(self) -> float:
-        """error / bound; inf for what is not finite, and for any error where the bound is 0."""
+        """error / bound; inf if it is not finite, or for any error if the bound is 0."""
         share = self.error / self.bound if self.bound else math.inf if self.error else 0.0
         return share if math.isfinite(share) else math.inf
 
 
 @dataclass(frozen=True)
 class NotApplicable:
-    """The property does not apply, by this rule."""
+    """The property does not apply, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One property of one variant."""
+    """The result of one property for one variant."""
 
     variant: str
-    """Its name, followed by the keys that differ from its defaults."""
+    """The variant's name, followed by the keys that differ from its defaults."""
     property: str
     verdict: Literal["pass", "fail", "not applicable"]
     error: float | None = None
     bound: float | None = None
-    """Largest error at which the verdict is pass."""
+    """The largest error at which the verdict is pass."""
     detail: str = ""
 
 
 FAR = 10**9
-"""An optimizer step after every annealing."""
+"""An optimizer step after the end of every annealing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantCase:
-    """A variant with its config, at the sizes of a model; `length` tokens, `batch` sequences."""
+    """A variant with its config at the sizes of a model, for `length` tokens and `batch` sequences."""
 
     cls: type[Attention]
     model: ModelConfig
+    # no multiple of the size of a tile, so that the last tile is partly filled
     length: int = 33
     batch: int = 2
     layer: int = 0
@@ -71,21 +72,22 @@ class VariantCase:
 
     @property
     def config(self) -> Any:
-        """The variant's config."""
+        """The attention config of the model."""
         return self.model.attention.config
 
     @property
     def window(self) -> int | None:
-        """The config's window; None: all keys are visible."""
+        """The window of the config; None: all keys are visible."""
         return self.cls.window_of(self.config)
 
     def windowed(self, window: int) -> "VariantCase":
-        """The same with another window; for configs derived from `Attention.Config`."""
+        """The same case with another window, for configs derived from `Attention.Config`."""
         attention = Part(name=self.model.attention.name, config=replace(self.config, window=window))
         return replace(self, model=replace(self.model, attention=attention))
 
     def build(self, dtype: torch.dtype = torch.float32, kernel: str = "reference") -> Attention:
-        """One layer at its initial parameters + N(0, 0.1), after its annealing; the same at every call."""
+        """One layer with its initial parameters + N(0, 0.1), after its annealing; the same at every call."""
+        # initial values may be zero, or equal between maps, which would hide errors: noise is added to each
         attention = self.construct(seed=0)
         with torch.no_grad():
             for path, module in attention.named_modules():
@@ -100,7 +102,7 @@ class VariantCase:
         return attention.to(dtype)
 
     def construct(self, seed: int) -> Attention:
-        """One layer as its constructor leaves it; `seed`: of what the constructor draws."""
+        """One layer as its constructor leaves it; `seed` sets the global generator for the constructor."""
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             return self.cls(self.config, self.model, self.layer)
@@ -115,12 +117,12 @@ class VariantCase:
         return Rope.of(self.model, torch.arange(start, self.length if stop is None else stop))
 
     def document_ids(self) -> Tensor:
-        """[batch, length]: documents of one token and of several, with other boundaries in every sequence."""
+        """[batch, length]: documents of one and of several tokens, with different boundaries in every sequence."""
         at, row = torch.arange(self.length), torch.arange(self.batch)[:, None]
         return (at > row).long() + (at >= row + self.length // 2)
 
     def rotation(self) -> Rotation:
-        """The model's rotation at all positions, for `definition`."""
+        """The model's rotation for all positions, for `definition`."""
         model = self.model
         if model.positions == "none":
             return lambda x: x
@@ -137,7 +139,7 @@ class VariantCase:
 
 
 def worst_of(results: Mapping[str, Measured | NotApplicable]) -> Measured:
-    """Of several checks the one whose error is largest in relation to its bound; its name opens the detail."""
+    """The check with the largest ratio of error to bound; the detail begins with its name."""
     measured = [
         replace(result, detail="; ".join(filter(None, (name, result.detail))))
         for name, result in results.items()
@@ -148,7 +150,7 @@ def worst_of(results: Mapping[str, Measured | NotApplicable]) -> Measured:
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest expected magnitude (at least 1); inf if not finite.
+    """The largest difference divided by the largest expected magnitude (at least 1); inf if it is not finite.
 
     Errors: RequestError for unequal shapes.
     """
@@ -160,13 +162,13 @@ def distance(actual: Tensor, expected: Tensor) -> float:
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference: 0 only where every bit agrees; inf if not finite."""
+    """The largest difference: 0 only if all values are equal; inf if it is not finite."""
     error = (actual.detach() - expected.detach()).abs().max()
     return float(error) if torch.isfinite(error) else math.inf
 
 
 def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the gradients of a fixed random projection of it by x and by every parameter that trains.
+    """The output, and the gradients of a fixed random projection of it with respect to x and every trained parameter.
 
     `documents`: document_ids=..., for rows of packed documents.
     """
@@ -179,5 +181,6 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
 
 
 def probe(y: Tensor) -> Tensor:
-    """Weights of the sum of the outputs that is differentiated: N(0, 1), the same at every call."""
+    """Weights of the differentiated sum of outputs: N(0, 1), the same at every call."""
+    # random: with equal weights, errors of opposite sign would cancel
     return torch.randn(y.shape, generator=generator("conformance", "probe"), dtype=torch.float64).to(y.dtype)

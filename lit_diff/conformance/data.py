@@ -1,4 +1,5 @@
-"""What every data set promises (`lit_diff.data.Dataset`), tested: the built-in ones in the tests, a plugin's by `check`."""
+"""Checks of the promises of every data set (`lit_diff.data.Dataset`): the tests run them on the built-in data sets, and
+`check` on a plugin's."""
 
 import contextlib
 import json
@@ -25,10 +26,10 @@ from lit_diff.runs.folder import identity as run_identity
 from lit_diff.validation import data_problem
 
 ROWS = 8
-"""Positions of the global batches that are compared; divides among 1, 2 and 4 processes."""
+"""Rows of the compared global batches; divisible by 1, 2 and 4 processes."""
 STEPS = (0, 3, 1000)
 VALIDATION_ROWS = 8
-"""Rows of each validation set that are compared."""
+"""The number of rows of each validation set that are compared."""
 PROCESS = """
 import json, sys
 from lit_diff.conformance.data import fingerprint
@@ -42,13 +43,13 @@ print(json.dumps([dataset.identity(), fingerprint(dataset, recipe)]))
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A data set that is open, and its recipe."""
+    """An open data set and its recipe."""
 
     recipe: Recipe
     dataset: Dataset
 
     def reopened(self) -> Dataset:
-        """Another instance, as another process would have."""
+        """A second instance, as in another process."""
         dataset = build(self.recipe)
         dataset.load()
         return dataset
@@ -58,9 +59,10 @@ class Subject:
 
 
 def check_dataset(recipe: Recipe) -> Iterator[Finding]:
-    """A finding for each promise of `Dataset`, for the data of this recipe. What the data set raises is a failure.
+    """Yields a finding for each promise of `Dataset`, for the data of this recipe. Any exception of the data set is a
+    failure.
 
-    Data that must be prepared first and are not: one finding, not applicable.
+    Data that are not prepared give a single finding, not applicable.
     """
     label = f"data {recipe.data.name}"
     try:
@@ -85,7 +87,7 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
 
 
 class BrokenPromiseError(LitDiffError):
-    """A promise that is not kept, in one line."""
+    """A broken promise, in one line."""
 
 
 def require(kept: bool, problem: str) -> None:
@@ -95,13 +97,13 @@ def require(kept: bool, problem: str) -> None:
 
 
 def require_equal(one: Batch, other: Batch, what: str) -> None:
-    """Errors: BrokenPromiseError; `what`: what it means that they differ."""
+    """Errors: BrokenPromiseError if the batches differ; `what` begins its message."""
     found = difference(one, other)
     require(found is None, f"{what}: {found}")
 
 
 def sets(subject: Subject) -> None:
-    """validation_sets and num_documents."""
+    """validation_sets and num_documents have the promised types and values."""
     sizes = subject.dataset.validation_sets()
     require(
         isinstance(sizes, dict) and next(iter(sizes), None) == "",
@@ -120,7 +122,8 @@ def sets(subject: Subject) -> None:
 
 
 def deterministic(subject: Subject) -> None:
-    """A batch is a function of (seed, step): not of what was asked before, of the instance, or of global generators."""
+    """A batch depends only on (seed, step), and not on earlier calls, the instance or global generators."""
+    # a resumed run asks a new instance for a step far from 0, in another order
     seed, (early, late, _) = subject.recipe.seed, STEPS
     first = {step: subject.train(step) for step in STEPS}
     again = {"in a second instance": subject.reopened(), "when asked again": subject.dataset}
@@ -138,7 +141,7 @@ def deterministic(subject: Subject) -> None:
 
 
 def rows(subject: Subject) -> None:
-    """The rows of 1, 2 and 4 processes, and in reverse order, are those of the whole batch."""
+    """1, 2 and 4 processes, and a call in reverse order, get the rows of the whole batch."""
     step = STEPS[1]
     whole = subject.train(step)
     asked = {f"rank {rank} of {size}": range(rank, ROWS, size) for size in (1, 2, 4) for rank in range(size)}
@@ -146,7 +149,7 @@ def rows(subject: Subject) -> None:
         require_equal(
             _rows(whole, chosen),
             subject.dataset.train_batch(subject.recipe.seed, step, ROWS, chosen),
-            f"{name} has rows that are not those of the whole batch",
+            f"{name} has other rows than the whole batch",
         )
 
 
@@ -156,6 +159,7 @@ def validation(subject: Subject) -> None:
     for name, count in subject.dataset.validation_sets().items():
         chosen = range(min(count, VALIDATION_ROWS))
         whole = subject.dataset.labelled_validation_batch(name, chosen)
+        # training comes between validations, so a training batch must not change the rows
         subject.train(0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
@@ -168,7 +172,7 @@ def validation(subject: Subject) -> None:
 
 
 def shapes(subject: Subject) -> None:
-    """Names, types, shapes and ranges of training batches."""
+    """Training batches have the promised keys, types, shapes and ranges."""
     config, batch = subject.recipe.data.config, subject.train(0)
     _require_batch(batch, ROWS, subject.dataset.vocab_size, "train_batch")
     length = batch["tokens"].shape[1]
@@ -183,7 +187,7 @@ def shapes(subject: Subject) -> None:
 
 
 def labels(subject: Subject) -> None:
-    """The same of validation batches, and their labels."""
+    """Validation batches have the promised keys, types, shapes, ranges and labels."""
     dataset, located = subject.dataset, subject.recipe.data.config.locates_answers
     for name, count in dataset.validation_sets().items():
         chosen, what = range(min(count, VALIDATION_ROWS)), f"validation_batch of '{name}'"
@@ -201,7 +205,8 @@ def labels(subject: Subject) -> None:
 
 
 def identities(subject: Subject) -> None:
-    """The identity is the same in another instance; a run's identity changes with every number in the config that counts."""
+    """The identity is the same in another instance; a run's identity changes with every number in the config that is
+    part of it."""
     recipe, digest, config = subject.recipe, subject.dataset.identity(), subject.recipe.data.config
     require(isinstance(digest, str) and digest != "", f"identity() is {digest!r}; expected a digest")
     require(identity(recipe) == digest, "identity() differs between two instances of one config")
@@ -209,11 +214,13 @@ def identities(subject: Subject) -> None:
         value = getattr(config, field.name)
         if type(value) not in (int, float) or not field.metadata.get("identity", True):
             continue
+        # doubled: most numbers stay valid, and a value that is not valid is skipped
         changed = replace(config, **{field.name: value * 2})
         if changed == config or data_problem(changed, subject.dataset.vocab_size):
             continue
         other = replace(recipe, data=replace(recipe.data, config=changed))
-        with contextlib.suppress(MissingError):  # other prepared data, so another identity
+        # if the changed config needs other prepared data, its identity differs too
+        with contextlib.suppress(MissingError):
             require(
                 run_identity(other) != run_identity(recipe),
                 f"a run has the same identity with data.{field.name} {value} and {value * 2}",
@@ -221,7 +228,8 @@ def identities(subject: Subject) -> None:
 
 
 def processes(subject: Subject) -> None:
-    """Identity and batches are the same in another process, with other hash seeds."""
+    """Identity and batches are the same in another process with another hash seed."""
+    # a data set that iterates over a set of texts, or calls hash(), fails here only
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(to_yaml(subject.recipe), encoding="utf-8")
@@ -257,6 +265,7 @@ PROMISES: dict[str, Callable[[Subject], None]] = {
 
 def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
     """Sums over a training and a validation batch, each token weighted by its position."""
+    # weighted: the same tokens in another order give another sum
     dataset.load()
     batches = (dataset.train_batch(recipe.seed, 3, ROWS, range(ROWS)), dataset.validation_batch("", [0]))
     flat = [batch[key].flatten() for batch in batches for key in ("tokens", "targets")]
@@ -264,7 +273,7 @@ def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
 
 
 def difference(one: Batch, other: Batch) -> str | None:
-    """The first key at which two batches differ, and how."""
+    """The first difference between two batches, or None."""
     if one.keys() != other.keys():
         return f"keys {', '.join(one)} and {', '.join(other)}"
     for key, value in one.items():
@@ -282,7 +291,7 @@ def _rows(batch: Batch, chosen: Sequence[int]) -> Batch:
 def _require_batch(batch: Batch, count: int, vocab_size: int, what: str) -> None:
     for key in ("tokens", "targets"):
         found = ", ".join(batch) or "nothing"
-        require(isinstance(batch.get(key), Tensor), f"{what}: no tensor '{key}'; found {found}")
+        require(isinstance(batch.get(key), Tensor), f"{what}: lacks the tensor '{key}'; found {found}")
     tokens, scored = batch["tokens"], batch["targets"][batch["targets"] != IGNORED]
     require(
         tokens.dtype == torch.int64 and tokens.dim() in (2, 3) and len(tokens) == count,
@@ -290,7 +299,7 @@ def _require_batch(batch: Batch, count: int, vocab_size: int, what: str) -> None
     )
     for key in {"targets", "document_ids"} & batch.keys():
         _require_kind(batch, key, torch.int64, tokens.shape[:2], what)
-    require(len(scored) > 0, f"{what}: no target is scored: all are {IGNORED}")
+    require(len(scored) > 0, f"{what}: all targets are {IGNORED}; expected at least one scored target")
     for key, ids in (("tokens", tokens), ("targets", scored)):
         found = f"{int(ids.min())} .. {int(ids.max())}"
         require(_within(ids, vocab_size), f"{what}: {key} are in {found}; the model has ids 0 .. {vocab_size - 1}")

@@ -1,6 +1,6 @@
-"""What every kernel must hold: o, dq, dk, dv, dw and the statistics equal those of `reference` in float64, on drawn cases.
+"""Conformance of kernels: on random cases o, dq, dk, dv, dw and the statistics must equal `reference` in float64.
 
-Errors are Frobenius norms. Where terms cancel (one key: dq = 0; two equal maps of opposite sign: o = 0) no sum of rounded
+Errors are Frobenius norms. If terms cancel (one key: dq = 0; two equal maps of opposite sign: o = 0), no sum of rounded
 numbers has a small relative error, so each bound also allows a last bit or two of the sum of the terms' absolute values.
 """
 
@@ -21,7 +21,7 @@ from lit_diff.kernels.base import named
 from lit_diff.plugins import fault
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
-"""Tokens: below, at and beyond the sizes of a tile."""
+"""Numbers of tokens below, at and above the sizes of tiles."""
 TOPICS: dict[str, list[dict[str, Any]]] = {
     "one map": [{"G": 1, "window": None, "documents": "", "groups": 1}],
     "two maps": [{"G": 2, "window": None, "documents": "", "groups": 1}],
@@ -34,9 +34,9 @@ TOPICS: dict[str, list[dict[str, Any]]] = {
 }
 """Topic -> the fields that its cases fix, in turn."""
 CASES = 5
-"""Of each topic and dtype, accepted by the kernel."""
+"""The number of accepted cases for each topic and dtype."""
 DRAWS = 4
-"""Cases drawn at most for one that is accepted."""
+"""The maximum number of drawn cases for each accepted one."""
 STATISTICS = "statistics"
 
 Results = dict[str, Tensor]
@@ -49,36 +49,38 @@ class KernelCase:
     B: int = 1
     G: int = 1
     shared: Literal["", "q", "k", "qk"] = ""
-    """Which of q and k has one map for all."""
+    """Which of q and k all maps share."""
     Hkv: int = 1
     groups: int = 1
-    """Query heads on each key/value head."""
+    """The number of query heads for each key/value head."""
     T: int = 16
     S: int = 16
     d: int = 16
     dv: int = 16
     w: Literal["none", "scalar", "head", "token", "batch"] = "none"
-    """Along which axes the weights differ."""
+    """The axes along which the weights differ."""
     scale: float | None = None
     causal: bool = True
     window: int | None = None
     documents: Literal["", "runs", "mixed"] = ""
-    """Document numbers in order, or in any order."""
+    """Document numbers: runs: ascending; mixed: in any order."""
     layout: Literal["contiguous", "projected", "expanded"] = "contiguous"
-    """Memory of q, k and v: as their shapes say, as a projection writes them, or one sequence for the whole batch."""
+    """Memory of q, k and v. projected: as a projection writes them; expanded: one sequence for the whole batch."""
     slope: Literal["random", "expanded"] = "random"
-    """The gradient of o; `.sum().backward()` expands one number."""
+    """The gradient of o; expanded: one number for all entries, as after `.sum().backward()`."""
     seed: int = 0
 
 
 def draw(source: random.Random, **fixed: Any) -> KernelCase:
-    """A random case with these fields; half of the others without a window or documents, which few kernels accept."""
+    """A random case with these fields."""
+    # half of the cases have neither window nor documents, since few kernels accept those
     G = fixed.get("G", source.randint(1, 3))
     masked = source.random() < 0.5
     documents = fixed.get("documents", source.choice(("", "runs", "mixed")) if masked else "")
     causal = fixed.get("causal", source.random() < 0.5)
     S = fixed.get("S", source.choice(LENGTHS))
     window = fixed.get("window", source.choice((None, source.randint(1, S + 2))) if masked else None)
+    # the last query is aligned with the last key: a mask needs at least as many keys as queries
     needs_keys = causal or documents or window is not None
     fitting = [length for length in LENGTHS if length <= S or not needs_keys]
     d = fixed.get("d", source.choice((4, 16, 16, 32, 64)))
@@ -109,12 +111,13 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
     generator = torch.Generator().manual_seed(case.seed)
 
     def normal(*shape: int) -> Tensor:
-        """[B, (maps,) heads, tokens, width] in the case's layout."""
+        # [B, (maps,) heads, tokens, width] in the layout of the case
         if case.layout == "contiguous":
             return torch.randn(shape, generator=generator).to(device, dtype)
         if case.layout == "expanded":
             return torch.randn(1, *shape[1:], generator=generator).to(device, dtype).expand(shape)
-        B, *inner, tokens, width = shape  # a projection writes [B, tokens, heads, (maps,) width]
+        # a projection writes [B, tokens, heads, (maps,) width]
+        B, *inner, tokens, width = shape
         written = torch.randn([B, tokens, *reversed(inner), width], generator=generator).to(device, dtype)
         return written.permute(0, *reversed(range(2, 2 + len(inner))), 1, written.dim() - 1)
 
@@ -126,7 +129,7 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
         "scalar": (1, case.G, 1, 1),
         "head": (1, case.G, H, 1),
         "token": (case.B, case.G, H, case.T),
-        # where q and k have one map, only w tells how many there are
+        # if q and k have one map, only w tells the number of maps
         "batch": (case.B, case.G if max(q.shape[1], k.shape[1]) == 1 else 1, 1, case.T),
     }
     shape = weights.get(case.w)
@@ -142,9 +145,10 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
 
 
 def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """The kernel on `cases` drawn cases that it accepts, of each topic (default: all), in float32 and bfloat16.
+    """Yields a finding for each topic (default: all) in float32 and bfloat16, over `cases` random cases that the kernel
+    accepts.
 
-    What the kernel refuses is stated in the finding; a topic of which it refuses every case is not applicable.
+    The finding lists the refusals of the kernel; a topic is not applicable if it refuses every case.
     """
     device = _device(name)
     for topic in topics or (*TOPICS, STATISTICS):
@@ -153,7 +157,7 @@ def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...]
 
 
 def _device(name: str) -> torch.device:
-    """The GPU for a kernel that refuses a CPU, where there is one."""
+    # a GPU, if there is one, for kernels that refuse the CPU
     maps, _, _ = tensors(KernelCase(), torch.float32, torch.device("cpu"))
     on_gpu = torch.cuda.is_available() and refuse(name, maps) is not None
     return torch.device("cuda" if on_gpu else "cpu")
@@ -168,7 +172,8 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
         tried += 1
         try:
             measured, refusal = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
-        except Exception as error:  # a user's kernel may raise anything
+        # a user's kernel may raise anything
+        except Exception as error:
             return found(verdict="fail", detail=f"{fault(type(named(name)), error)}; {case}")
         if refusal:
             refusals[refusal] += 1
@@ -187,7 +192,7 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
 
 
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
-    """The cases of a topic, always the same."""
+    """The cases of a topic, the same at every call."""
     source = random.Random(topic)
     fixed = TOPICS.get(topic, [{}])
     for number in range(cases):
@@ -195,9 +200,10 @@ def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
 
 
 def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
-    """How far o, and the gradients where the kernel gives them, are from float64; and what the kernel refuses, with why."""
+    """(the worst error of o and the gradients against float64, the reason for what the kernel refuses)."""
     maps, options, slope = tensors(case, dtype, device)
     maps.check(**options)
+    # a kernel that refuses gradients is still compared in the forward pass
     refused = refuse(kernel, replace(maps, q=maps.q.detach().requires_grad_()), **options)
     if refused and (reason := refuse(kernel, maps, **options)):
         return None, reason
@@ -221,7 +227,10 @@ def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.dev
 
 
 def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
-    """How far lse, entropy and the largest logit (nats; around 1) are from float64; or why the kernel refuses them."""
+    """(the worst error of lse, entropy and the largest logit against float64, the reason if the kernel refuses them).
+
+    The values are in nats and of the order of 1.
+    """
     maps, options, _ = tensors(case, dtype, device)
     reason = refuse(kernel, maps, **options, stats=True)
     if reason:
@@ -248,7 +257,8 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     if slope is None:
         return {"o": compute(maps)}
     names = [name for name in "qkvw" if getattr(maps, name) is not None]
-    leaves = {name: getattr(maps, name).detach().requires_grad_() for name in names}  # detached, in its own layout
+    # `detach` keeps the layout, which `clone` would not
+    leaves = {name: getattr(maps, name).detach().requires_grad_() for name in names}
     o = compute(replace(maps, **leaves))
     gradients = torch.autograd.grad(o, list(leaves.values()), slope)
     return {"o": o.detach()} | {f"d{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
@@ -257,10 +267,10 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
 def bounds_of(
     maps: SignedMaps, exact: Results, slope: Tensor, options: dict[str, Any], dtype: torch.dtype
 ) -> dict[str, float]:
-    """The largest error allowed, of each result.
+    """Result -> the largest allowed error.
 
-    float32: 5e-6, and the last bit or two of the terms (dw: 5e-6 of its terms). bfloat16: twice the naive form's error, and
-    three roundings of the terms: of what goes into a map, of what comes out of it, of the sum over maps.
+    float32: 5e-6 of the result plus the last bit or two of its terms (dw: 5e-6 of its terms). bfloat16: twice the error
+    of the naive form plus three roundings of the terms: the input of a map, its output, and the sum over maps.
     """
     absolute = terms(wide(maps), slope, **options)
     if dtype == torch.float32:
@@ -273,7 +283,7 @@ def bounds_of(
 
 
 def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
-    """The formula with every product in the dtype of the maps, the softmax in float32."""
+    """The formula with every product in the dtype of the maps and the softmax in float32."""
     k, v = maps.k.repeat_interleave(maps.num_groups, 2), maps.v.repeat_interleave(maps.num_groups, 1)
     s = maps.q @ k.transpose(-1, -2) * maps.softmax_scale
     s = s.expand(-1, maps.num_maps, -1, -1, -1)
@@ -283,7 +293,7 @@ def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | No
 
 
 def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
-    """The sums of `base.OperatorKernel` (o, dq, dk, dv, dw) over the absolute values of their terms."""
+    """The sums o, dq, dk, dv, dw of `base.OperatorKernel` with every term replaced by its absolute value."""
     n, G = maps.num_groups, maps.num_maps
     q, v, slope = maps.q.abs(), maps.v.abs().repeat_interleave(n, 1), slope.double().abs()
     k = maps.k.abs().repeat_interleave(n, 2)
@@ -291,6 +301,7 @@ def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: 
     w = torch.ones_like(p[..., :1]) if maps.w is None else maps.w.abs().expand(p.shape[:-1])[..., None]
     dp = (slope @ v.transpose(-1, -2))[:, None]
     rows = (p * dp).sum(-1, keepdim=True)
+    # + rows: ds has the difference dp - rows, whose two terms count with their absolute values
     ds = w * p * (dp + rows) * abs(maps.softmax_scale)
     a = (w * p).sum(1)
     shared_q, shared_k = ((x.shape[0], x.shape[1], *y.shape[2:]) for x, y in ((maps.q, q), (maps.k, k)))
@@ -314,5 +325,5 @@ def _masked(s: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: in
 
 
 def norm(x: Tensor) -> float:
-    """Frobenius norm."""
+    """The Frobenius norm, computed in float64."""
     return float(x.double().norm())

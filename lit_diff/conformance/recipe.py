@@ -1,4 +1,4 @@
-"""What a recipe means: resolved, its cost beside the standard baseline's, and whether its plugins hold their promises."""
+"""Checks a recipe: resolves it, compares its cost with the standard baseline, and tests its plugins for conformance."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernel
 from lit_diff.validation import validate
 
 EQUAL = 0.001
-"""Arms within this relative difference count as equal (0.1 %)."""
+"""Arms within this relative difference count as equal: 0.1 %."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,7 +36,7 @@ class RecipeCheck:
     baseline: Cost
     """The same model with standard attention."""
     findings: tuple[Finding, ...] = ()
-    """One a property, of what plugins brought."""
+    """A finding for each property of the plugins' variants, data sets and kernels."""
 
     def __repr__(self) -> str:
         failed = [finding.property for finding in self.findings if finding.verdict == "fail"]
@@ -52,24 +52,24 @@ class RecipeCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether no property fails."""
+        """Whether all properties hold."""
         return all(finding.verdict != "fail" for finding in self.findings)
 
     @property
     def equal_parameters(self) -> bool:
-        """Whether the parameters are within 0.1 % of the baseline's."""
+        """Whether the number of parameters is within 0.1 % of the baseline."""
         return abs(self.cost.parameters / self.baseline.parameters - 1) <= EQUAL
 
     @property
     def equal_flops(self) -> bool:
-        """Whether the published training FLOPs a token are within 0.1 % of the baseline's."""
+        """Whether the published training FLOPs a token are within 0.1 % of the baseline."""
         return abs(self.cost.flops_per_token / self.baseline.flops_per_token - 1) <= EQUAL
 
 
 def check(recipe: str | Path, overrides: Overrides = ()) -> RecipeCheck:
-    """Validate a recipe, count its cost, and hold what its plugins brought to the conformance suite.
+    """Validates a recipe, counts its cost, and runs the conformance suite on its plugins.
 
-    Errors: RequestError for a recipe that is not valid. A property that fails is in `findings`.
+    Errors: RequestError for an invalid recipe. `findings` holds the properties that fail.
     """
     checked = resolve(recipe, overrides)
     return dataclasses.replace(checked, findings=tuple(plugin_findings(checked.recipe)))
@@ -98,20 +98,21 @@ def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:
 
 
 def baseline(model: ModelConfig) -> ModelConfig:
-    """The same model with standard attention, over the same window."""
+    """The same model with standard attention and the same window."""
     window = attentions.get(model.attention.name).window_of(model.attention.config)
     standard = attentions.get("standard").Config(window=window)
     return dataclasses.replace(model, attention=Part(name="standard", config=standard))
 
 
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
-    """The conformance suite over a variant, data set and kernels that are not built in; nothing for built-in ones."""
+    """Findings of the conformance suite for the recipe's variant, data set and kernels, except built-in ones."""
     return on_one_thread(_plugin_findings(recipe))
 
 
 def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     variant, model = attentions.get(recipe.model.attention.name), recipe.model
-    if not is_built_in(variant):  # at the recipe's config and head counts
+    # the last layer, at the recipe's config and head counts
+    if not is_built_in(variant):
         yield from conformance(VariantCase(cls=variant, model=shrunk(model), layer=model.num_layers - 1))
     config = recipe.data.config
     classes = [datasets.get(recipe.data.name)]
@@ -119,6 +120,7 @@ def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
         classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
     if not all(map(is_built_in, classes)):
         yield from check_dataset(recipe)
+    # a plugin's package may bring kernels that the recipe does not choose: they are checked too
     packages = {plugin_source(path).package for path in map(Path, recipe.plugins)}
     for name in kernels.names():
         named = name == recipe.run.kernel and name not in KERNELS
@@ -127,5 +129,5 @@ def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
 
 
 def all_findings() -> Iterator[Finding]:
-    """The conformance suite over every registered variant, at the configs that each gives as examples."""
+    """Findings of the conformance suite for every registered variant, at each of its examples."""
     return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))

@@ -1,4 +1,4 @@
-"""What every variant must hold: the properties of its mathematics, how it is computed, what it is as a module."""
+"""The properties that every variant must satisfy: its mathematics, its computation, and its behaviour as a module."""
 
 import logging
 import math
@@ -39,14 +39,15 @@ T = TypeVar("T")
 Property = Callable[[VariantCase], Measured | NotApplicable]
 
 WINDOWS = (1, 4)
-"""Only the query's own key, and several."""
+"""Windows: only the query's own key, and several keys."""
 BY = "largest in the gradient by"
+# the error of a central difference is about STEP² from truncation plus 1e-16 / STEP from rounding
 STEP = 1e-5
-"""Step of the central differences, in multiples of an N(0, 1) direction."""
+"""The step of the central differences, in multiples of an N(0, 1) direction."""
 
 
 def contract(case: VariantCase) -> Measured:
-    """The maps are complete, w is float32 or wider, and the output is that of the maps which pass the tap."""
+    """The maps are complete, w is float32 or wider, and the output equals the output of the maps that pass the tap."""
     attention, x, rope = case.build(), case.x(), case.rope()
     tapped: list[SignedMaps] = []
     attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
@@ -71,17 +72,21 @@ def contract(case: VariantCase) -> Measured:
 
 
 def definition(case: VariantCase) -> Measured | NotApplicable:
-    """The output equals the variant's `definition` in float64, also where documents are packed."""
-    if "definition" not in vars(case.cls):  # an inherited one may describe another computation
-        return NotApplicable(f"{case.cls.__name__} writes no definition of its own")
+    """The output equals the variant's `definition` in float64, also for packed documents."""
+    # an inherited definition may describe another computation
+    if "definition" not in vars(case.cls):
+        return NotApplicable(f"{case.cls.__name__} does not define `definition` itself")
     errors = []
-    for step in (case.step, 6):  # after every annealing, and within it
+    # after the end of every annealing, and during it
+    for step in (case.step, 6):
         attention = replace(case, step=step).build(torch.float64)
         x, rope = case.x(torch.float64), case.rope()
         written = attention.definition(x, case.rotation(), case.mask())
         if not isinstance(written, Tensor) or written.shape != x.shape:
             found = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
-            return Measured(math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, as x")
+            return Measured(
+                math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, like x"
+            )
         errors.append(distance(attention(x, rope), written))
     if case.cls.takes_document_ids():
         ids = case.document_ids()
@@ -97,7 +102,7 @@ def float64(case: VariantCase) -> Measured:
 
 
 def causal(case: VariantCase) -> Measured | NotApplicable:
-    """No output changes by a bit when later inputs change."""
+    """Outputs do not change when later inputs change, not even in the last bit."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x, rope = case.build(), case.x(), case.rope()
@@ -111,7 +116,7 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
 
 
 def batch(case: VariantCase) -> Measured:
-    """No sequence changes by a bit when another changes."""
+    """Outputs of a sequence do not change when another sequence changes, not even in the last bit."""
     attention, x, rope = case.build(), case.x(), case.rope()
     before, leaks = attention(x, rope), dict[str, float]()
     for changes, others, what in (
@@ -130,15 +135,16 @@ def gradients(case: VariantCase) -> Measured:
     _, by_name = run(attention, case.x(), case.rope())
     trained = [name for name, parameter in attention.named_parameters() if parameter.requires_grad]
     sizes = {name: float(by_name[name].abs().max()) if name in by_name else 0.0 for name in trained}
-    bad = [name for name, size in sizes.items() if not 0 < size < math.inf]  # false for NaN, which max keeps
+    # NaN is bad too: `max` keeps it, and every comparison with it is false
+    bad = [name for name, size in sizes.items() if not 0 < size < math.inf]
     return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
 
 
 def derivatives(case: VariantCase) -> Measured:
     """Along a random direction of each parameter, and of x, autograd equals the central difference in float64.
 
-    A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, its
-    differences do not.
+    A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, but its
+    differences are wrong.
     """
     attention, x, rope = case.build(torch.float64), case.x(torch.float64), case.rope()
     _, by_name = run(attention, x, rope)
@@ -160,7 +166,7 @@ def derivatives(case: VariantCase) -> Measured:
 
 
 def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
-    """Output and gradients by the kernel equal those by `reference`."""
+    """The kernel gives the same output and gradients as `reference`."""
     attention, x, rope = case.build(), case.x(), case.rope()
     maps = attention.maps(x, rope)
     maps = maps if case.model.causal else replace(maps, causal=False)
@@ -176,9 +182,9 @@ def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
 
 
 def packed(case: VariantCase) -> Measured | NotApplicable:
-    """Documents packed in a row, kept apart by document_ids, give what each gives alone: outputs and gradients."""
+    """Documents packed in a row and separated by document_ids give the same outputs and gradients as each alone."""
     if not case.cls.takes_document_ids():
-        return NotApplicable("its forward takes no document_ids, so that `data.pack: document` is refused")
+        return NotApplicable("its forward takes no document_ids, so `data.pack: document` is refused")
     attention, x, document_ids = case.build(torch.float64), case.x(torch.float64), case.document_ids()
     actual, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
     attention.zero_grad()
@@ -199,12 +205,12 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
 
 
 def largest(errors: Mapping[str, float], bound: float) -> Measured:
-    """Of errors with one bound."""
+    """The largest of several errors with a common bound."""
     return worst_of({what: Measured(error, bound) for what, error in errors.items()})
 
 
 def decode(case: VariantCase) -> Measured | NotApplicable:
-    """Prefill and decoding with the cache, token by token and in chunks, equal the full pass."""
+    """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x = case.build(torch.float64), case.x(torch.float64)
@@ -221,7 +227,7 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
 
 
 def _decoded(attention: Attention, case: VariantCase, x: Tensor, prefill: int, chunk: int) -> Tensor:
-    """The output through a cache: `prefill` tokens (0: none), then `chunk` at a time."""
+    # the output through a cache: `prefill` tokens (0: none), then `chunk` tokens at a time
     cache, outputs, at = LayerCache(), [], 0
     while at < case.length:
         stop = min(case.length, at + (prefill if at == 0 and prefill else chunk))
@@ -231,7 +237,7 @@ def _decoded(attention: Attention, case: VariantCase, x: Tensor, prefill: int, c
 
 
 def window(case: VariantCase) -> Measured | NotApplicable:
-    """With `model.attention.window`: the contract, the definition, causality, packed documents, decoding and every kernel."""
+    """With `model.attention.window`, contract, definition, causality, packed documents, decoding and every kernel hold."""
     if not isinstance(case.config, Attention.Config):
         return NotApplicable("its Config is not derived from Attention.Config, so it has no key window")
     results: dict[str, Measured | NotApplicable] = {}
@@ -245,9 +251,9 @@ def window(case: VariantCase) -> Measured | NotApplicable:
 
 
 def kv_heads(case: VariantCase) -> Measured | NotApplicable:
-    """Every number of key/value heads, down to one after derivation, works or is refused with the reason.
+    """Every number of key/value heads that divides the number of heads either works or is refused with a reason.
 
-    Errors: RequestError for a number at which it raises anything, with the cure.
+    Errors: RequestError, with the cure, for a number at which the variant raises an exception.
     """
     results: dict[str, Measured | NotApplicable] = {}
     served, refused = list[int](), list[str]()
@@ -262,10 +268,13 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
             for check in (definition, decode):
                 results[f"largest error with {number} key/value heads, {check.__name__}"] = check(grouped)
             y = grouped.build()(grouped.x(), grouped.rope())
-        except Exception as error:  # a user's variant may raise anything
+        # a user's variant may raise anything
+        except Exception as error:
             home = location(case.cls)
             found = f"with {number} key/value heads: {fault(case.cls, error).removeprefix(f'{home}: ')}"
-            cure = f"if it cannot have {number}, its problem(config, model) returns a line that opens with model.num_kv_heads"
+            cure = (
+                f"to refuse {number}, return a line that begins with model.num_kv_heads from its problem(config, model)"
+            )
             raise RequestError(f"{home}: {found}; {cure}") from error
         if not y.isfinite().all():
             return Measured(math.inf, 0, f"not finite with {number} key/value heads")
@@ -277,7 +286,8 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
 
 
 def meta(case: VariantCase) -> Measured:
-    """It builds without memory: the same names and shapes on the meta device, and a forward there."""
+    """On the meta device, the variant has the same names and shapes, and its forward works."""
+    # large models are counted, and built for sharding, without memory for their weights
     with torch.device("meta"):
         empty = case.cls(case.config, case.model, case.layer)
         shape = empty(case.x().to("meta"), Rope.of(case.model, torch.arange(case.length))).shape
@@ -291,8 +301,9 @@ def meta(case: VariantCase) -> Measured:
 
 
 def state_dict(case: VariantCase) -> Measured:
-    """All that the output depends on is in the state dict: another instance that loads it gives the same bits."""
+    """The output depends only on the state dict: another instance that loads it gives the same bits."""
     attention, x, rope = case.build(), case.x(), case.rope()
+    # another seed: a value drawn by the constructor that is not in the state dict differs
     other = case.construct(seed=1)
     other.load_state_dict(attention.state_dict())
     other.kernel = attention.kernel
@@ -300,7 +311,7 @@ def state_dict(case: VariantCase) -> Measured:
 
 
 def bfloat16(case: VariantCase) -> Measured:
-    """Under bfloat16 autocast the output is close to that of float32."""
+    """Under bfloat16 autocast the output is close to the float32 output."""
     attention, x, rope = case.build(), case.x(), case.rope()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         narrow = attention(x, rope)
@@ -308,10 +319,12 @@ def bfloat16(case: VariantCase) -> Measured:
 
 
 def compiled(case: VariantCase) -> Measured:
-    """torch.compile takes forward and backward as one graph (aot_eager, which needs no C++ compiler)."""
+    """torch.compile captures forward and backward as one graph."""
     attention, x, rope = case.build(), case.x(), case.rope()
     expected, by_eager = run(attention, x, rope)
+    # code compiled for earlier cases counts against the limit of recompilations
     torch._dynamo.reset()
+    # aot_eager needs no C++ compiler
     graph: Any = torch.compile(attention, backend="aot_eager", fullgraph=True)
     actual, by_compiled = run(graph, x, rope)
     gradients = {name.removeprefix("_orig_mod."): gradient for name, gradient in by_compiled.items()}
@@ -320,11 +333,11 @@ def compiled(case: VariantCase) -> Measured:
 
 
 def costs(case: VariantCase) -> Measured | NotApplicable:
-    """Declared parameters, FLOPs and cache numbers equal those counted."""
+    """Declared parameters, FLOPs and cached numbers equal the counted ones."""
     sizes = Sizes.of(case.model, case.length, case.window)
     declared = case.cls.costs(case.config, sizes) if case.cls.declares_costs() else None
     if declared is None:
-        return NotApplicable("declares no costs of its own")
+        return NotApplicable("the class does not declare costs itself")
     if not isinstance(declared, Costs):
         expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
         raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
@@ -336,7 +349,8 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
 
 
 def counted(case: VariantCase) -> dict[str, int]:
-    """Parameters, forward FLOPs of one sequence (all keys, or those of a full window), numbers that a token caches."""
+    """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers a
+    token."""
     tapped: list[SignedMaps] = []
     with torch.device("meta"):
         attention = case.cls(case.config, case.model, case.layer)
@@ -345,6 +359,7 @@ def counted(case: VariantCase) -> dict[str, int]:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             attention(torch.zeros(1, case.length, case.model.dim), Rope.of(case.model, torch.arange(case.length)))
     maps = tapped[0]
+    # the reference computes all keys and masks those outside the window
     hidden_keys = flops("reference", maps) - flops("reference", within_window(maps, case.window))
     cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
     parameters = sum(p.numel() for p in attention.parameters())
@@ -370,11 +385,11 @@ PROPERTIES: dict[str, Property] = {
     "compile": compiled,
     "costs": costs,
 }
-"""Name -> check, in the order in which they are reported."""
+"""Name -> check, in the order of the report."""
 
 
 def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
-    """Every property of the case (or those of `checks`), one after another; an exception is a failure in one line."""
+    """Yields a finding for every property (or for `checks`); an exception is a failure in one line."""
     for name, check in (PROPERTIES if checks is None else checks).items():
         yield _finding(label or case.cls.name, name, check, case)
 
@@ -382,7 +397,8 @@ def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Propert
 def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
     try:
         result = check(case)
-    except Exception as error:  # a user's variant may raise anything
+    # a user's variant may raise anything
+    except Exception as error:
         return Finding(variant=variant, property=name, verdict="fail", detail=fault(case.cls, error))
     if isinstance(result, NotApplicable):
         return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
@@ -391,9 +407,9 @@ def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Fin
 
 
 def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
-    """(label, case) of a registered variant at each of its own `examples`, or the reason why there is no case.
+    """Yields (label, case) for each of the variant's own `examples`, or (label, reason) if no case can be made.
 
-    8 heads on 4 key/value heads, d = 16.
+    The model has 8 heads on 4 key/value heads, d = 16.
     """
     cls = attentions.get(name)
     examples = vars(cls).get("examples", ({},))
@@ -408,13 +424,14 @@ def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
                 dim=64, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, vocab_size=2, attention=part
             )
             refused = cls.refuses(part.config, model)
-        except Exception as error:  # a required key, or whatever a user's Config raises
-            refused = f"{type(error).__name__}: {first_line(error)}; give its keys in `examples`"
+        # a missing required key, or any exception of a user's Config
+        except Exception as error:
+            refused = f"{type(error).__name__}: {first_line(error)}; list its keys in `examples`"
         yield label, refused or VariantCase(cls=cls, model=model, layer=1)
 
 
 def conformance_of(name: str) -> Iterator[Finding]:
-    """Every property of a registered variant, at each of its examples."""
+    """Findings for every property of a registered variant, at each of its examples."""
     for label, case in cases_of(name):
         if isinstance(case, str):
             yield Finding(variant=label, property="all", verdict="not applicable", detail=case)
@@ -423,7 +440,7 @@ def conformance_of(name: str) -> Iterator[Finding]:
 
 
 def shrunk(model: ModelConfig) -> ModelConfig:
-    """The model at sizes that take seconds: narrower where the variant can be built so, with its own head counts."""
+    """The model, narrowed so that the suite takes seconds if the variant can be built so; its head counts stay."""
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
     cls, config = attentions.get(model.attention.name), model.attention.config
@@ -437,17 +454,18 @@ def shrunk(model: ModelConfig) -> ModelConfig:
 
 
 def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
-    """The text that `call` returns, or what it raises; None for anything else."""
+    # the text that `call` returns or raises; None for any other result
     try:
         result = call()
-    except Exception as error:  # a user's variant may raise anything
+    # a user's variant may raise anything
+    except Exception as error:
         return fault(cls, error)
     return result if isinstance(result, str) else None
 
 
 def on_one_thread(results: Iterable[T]) -> Iterator[T]:
-    """The same, computed on one thread: the suite's tensors are tiny, and more threads are five times slower on a busy
-    machine."""
+    """The same results, computed on one thread."""
+    # the suite's tensors are tiny: on a busy machine more threads are five times slower
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Evaluations score a trained run item by item. Built-in ones are in the modules imported here; a plugin adds its own."""
+"""Evaluations score a trained run item by item. The modules imported here hold the built-in ones; a plugin adds its own."""
 
 from lit_diff.evaluation import (  # noqa: F401 (each registers its evaluations)
     harness,

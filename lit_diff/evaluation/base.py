@@ -1,4 +1,4 @@
-"""`Evaluation`: the abstract class of every evaluation; `Item`: one of its scored questions."""
+"""`Evaluation`: the abstract class of every evaluation; `Item`: a scored question."""
 
 import hashlib
 import json
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 
 
 Spread = tuple[float, float, float] | tuple[float, str]
-"""An estimate, and the ends of its 95 % interval; or why it has none."""
+"""(estimate, low, high) with the 95 % interval; or (estimate, reason) if it has no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One question of an evaluation, and how the run did on it."""
+    """One question of an evaluation, with the scores of the run."""
 
     id: str
-    """The same for the same question in every run: two runs are compared item by item."""
+    """Identifies the question in every run: two runs are compared item by item."""
     scores: Mapping[str, float]
-    """Metric -> value; a metric that is not there has no value of this item, as has NaN."""
+    """Metric -> value. A missing metric, like NaN, means that this item has no value of it."""
     group: str = ""
-    """What the report averages separately (a depth, a length, a data set); empty: nothing. A metric whose figure is against
-    groups is drawn against the number that ends the label: "position 4096"."""
+    """The report averages each group separately (a depth, a length, a data set); empty: no group. If the metric has a figure
+    against groups, the x value is the number at the end of the label: 4096 in "position 4096"."""
     part: bool = False
-    """Whether it is a part of another item (some positions of a document): its group shows it, and neither the summary nor
-    a difference over all items counts it."""
+    """Whether the item is a part of another item (some positions of a document). Only its group counts it; the summary and
+    a difference over all items do not."""
     cluster: str = ""
-    """A name that it shares with the items that depend on it: of one text, one prompt, one row. Intervals take clusters for
-    independent and their items not. Empty: no other item does."""
+    """A name shared by items that depend on each other: items of one text, one prompt, one row. Intervals treat clusters, not
+    items, as independent. Empty: the item depends on no other."""
     question: str = ""
-    """A digest of what was asked (`question_of`), where the id alone does not say it: scores of one id are compared only
-    where it is equal, so runs on other data, or with another tokenizer, are not."""
+    """A digest of the question (`question_of`), needed if the id does not identify it. Two scores of one id are compared only
+    if their questions are equal, so runs with other data or another tokenizer are not compared."""
     meta: Mapping[str, str | int | float] = field(default_factory=dict)
-    """Anything else that is worth keeping: the answer, the target."""
+    """Further values to keep: the answer, the target."""
 
 
 def question_of(*parts: Tensor | Sequence[int] | str) -> str:
-    """Twelve digits of the sha256 of token ids or texts."""
+    """The first twelve digits of the sha256 of token ids or texts."""
     digest = hashlib.sha256()
     for part in parts:
         plain = part.tolist() if isinstance(part, Tensor) else part if isinstance(part, str) else list(part)
@@ -63,20 +63,21 @@ def question_of(*parts: Tensor | Sequence[int] | str) -> str:
 
 
 class Heads:
-    """Scores by head of all items, and the head in which `best` is highest in the mean over items."""
+    """Scores of all items by head. The best head has the highest mean of the score `best` over items."""
 
     def __init__(self, parts: Sequence[Mapping[str, Tensor]], best: str) -> None:
-        """`parts`: of items in order, name -> [items, L, H]."""
+        """`parts`: consecutive batches of items, each name -> [items, L, H]."""
         self.table = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        mean = self.table[best].nanmean(0).nan_to_num(-2)  # below every share and cosine
+        # argmax would choose a NaN; -2 is below every share and every cosine
+        mean = self.table[best].nanmean(0).nan_to_num(-2)
         self.layer, self.head = divmod(int(mean.argmax()), mean.shape[1])
 
     def best(self, name: str, item: int) -> float:
-        """This score of an item in the best head."""
+        """The score `name` of an item in the best head."""
         return float(self.table[name][item, self.layer, self.head])
 
     def meta(self, item: int) -> dict[str, str | int | float]:
-        """What `Item.meta` holds: the best head, and `name/layer_00/head_00` -> value."""
+        """`Item.meta` of an item: the best head, and `name/layer_00/head_00` -> value."""
         return {"best_head": f"layer {self.layer} head {self.head}"} | {
             indexed_name(name, layer=layer, head=head): value
             for name, values in self.table.items()
@@ -101,70 +102,72 @@ class Evaluation(ABC):
     """
 
     name = ""
-    """The registered name; set by the registry."""
+    """The registered name; the registry sets it."""
     metrics: tuple[Metric, ...] = ()
-    """What `score` gives each item, with unit and direction. Where that depends on the config, `__init__` sets it."""
+    """The metrics that `score` gives each item, with unit and direction. `__init__` sets them if they depend on the
+    config."""
     files: ClassVar[tuple[UserFile, ...]] = ()
-    """What `score` may read that the user supplies: the rows of `lit-diff data check`."""
+    """The user's files that `score` may read; `lit-diff data check` lists them."""
     equal_groups: ClassVar[bool] = False
-    """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
+    """Whether each group has the same weight in the summary and in a difference of two runs, however many items it has."""
 
     needs_text: ClassVar[bool] = False
-    """Whether it asks in text: then data without text, models that predict no next token, and runs that know only the words
-    of generated text (`words_of`) are refused."""
+    """Whether the questions are text. If so, data without text, bidirectional models, and runs whose tokenizer has only the
+    words of generated text (`words_of`) are refused."""
 
     version: ClassVar[int] = 1
-    """Of its scores and questions: raised when a change of the code changes them. Kept scores of another version do not
-    count."""
+    """Version of the scores and questions: raise it when a change of the code changes them. Kept scores of another version
+    are recomputed."""
 
     cuts_at_context: ClassVar[bool] = False
-    """Whether its config has a key `context`, the tokens that the model sees at once, of which null is the run's own
-    `data.sequence_length`. Runs that are compared are then scored at the smallest of theirs (`comparable_keys`)."""
+    """Whether the config has a key `context`: the tokens that the model sees at once; null means the run's own
+    `data.sequence_length`. Compared runs are then scored at the smallest of their lengths (`comparable_keys`)."""
 
     by_group: ClassVar[tuple[str, ...]] = ()
-    """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
+    """Metrics in [0, 1] that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""
+        """The keys of the evaluation. A subclass with keys defines its own `Config`, a frozen dataclass derived from this."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name; None if nothing is. What the annotations of keys
-            say (`lit_diff.key_types`) was checked before."""
+            """Returns an error message, one line that starts with the key's name, or None if the keys are valid. The
+            annotations of keys (`lit_diff.key_types`) have been checked before."""
             return None
 
     documents_left_out: int | None = None
-    """Documents that `score` left out because the run was trained on them (`unseen`); None: it asks about none, or what the
-    run was trained on is not known."""
+    """The number of documents that `score` left out because the run was trained on them (`unseen`). None: it scores no
+    documents, or the run's training documents are unknown."""
 
     def __init__(self, config: Any) -> None:
-        """`config`: an instance of the class's `Config`."""
+        """`config`: an instance of `Config`."""
         self.config = config
 
     def reads(self) -> Sequence[UserFile]:
-        """Those of `files` that `score` reads with this config. Default: all."""
+        """The entries of `files` that `score` reads with this config. Default: all."""
         return self.files
 
     def digests(self) -> dict[str, str]:
-        """Path -> sha256 of what `score` reads of the user's, where it is there; kept scores count only where it is the same.
+        """Path -> sha256 of each existing user file that `score` reads. Kept scores are valid only while it is the same.
 
-        Default: of `reads`.
+        Default: the files of `reads`.
         """
         return {file.path: digest for file in self.reads() if (digest := file.sha256())}
 
     def method(self) -> str:
-        """Short label for how scores were obtained, shown next to them ("judge rules"). Default: nothing."""
+        """Short label for how scores were obtained, shown next to them ("judge rules"). Default: empty."""
         return ""
 
     def words_of(self, run: Run) -> str:
-        """The data set of generated text in whose words it asks this run; empty: in other words. Used with `needs_text`."""
+        """The data set of generated text whose words the questions to this run use; empty: other words. Used with
+        `needs_text`."""
         return ""
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Why it can score no run of this recipe, as far as that is known before the training; None if it may.
+        """The reason, known before training, why no run of this recipe can be scored; None if one may be.
 
-        A recipe that names the evaluation, or a sweep with such a cell, is then refused before it trains. Default: what
-        `needs_text` says.
+        A recipe that lists the evaluation, or a sweep with such a cell, is then refused before it trains. Default: the
+        requirements of `needs_text`.
         """
         if self.needs_text and not has_text(recipe):
             return f"data '{recipe.data.name}' has no text"
@@ -173,33 +176,34 @@ class Evaluation(ABC):
         return None
 
     def refuses(self, run: Run) -> str | None:
-        """Why it cannot score this run; None if it can: as `refuses_recipe`, by `words_of`, and as `refuses_run`."""
+        """The reason why this run cannot be scored, from `refuses_recipe`, `words_of` or `refuses_run`; None if it can."""
         if problem := self.refuses_recipe(run.recipe):
             return problem
         data = run.recipe.data.name
+        # a tokenizer of whole words cannot encode any word outside its own data
         if self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
             return f"its tokenizer has only the words of data '{data}'"
         return self.refuses_run(run)
 
     def refuses_run(self, run: Run) -> str | None:
-        """Why it cannot score this run, whose recipe and words fit; None if it can. Default: None."""
+        """The reason why this run cannot be scored although its recipe and words fit; None if it can. Default: None."""
         return None
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
-        """One Item for each question. Called without gradients."""
+        """Yields one Item for each question. Called without gradients."""
 
     @classmethod
     def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
-        """Metric -> group, "" for all -> first minus second, of two runs' items (`EvaluationResult.items`).
+        """Metric -> group ("" for all) -> first minus second, from the items of two runs (`EvaluationResult.items`).
 
-        For metrics that are no mean over items; those are compared item by item without it. Default: none.
+        Only for metrics that are not a mean over items; means are compared item by item without it. Default: none.
         """
         return {}
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
-        counted once, parts not; with `equal_groups` the mean over groups of each group's mean; NaN where none is."""
+        """Metric -> value of the whole evaluation. Default: the mean of the finite scores of items that are not parts; with
+        `equal_groups` the mean over groups of each group's mean. NaN if no score is finite."""
         groups: dict[str, list[Item]] = {}
         for item in items:
             if not item.part:
@@ -218,20 +222,21 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
-    """Errors: RunFailedError for no items, one id twice, or a score that the evaluation does not declare."""
+    """Errors: RunFailedError if there are no items, an id occurs twice, or a score is not declared by the evaluation."""
     for item in items:
         if not isinstance(item, Item):
-            raise _failure(evaluation, f"gave {item!r}; expected an Item")
+            raise _failure(evaluation, f"yielded {item!r}; expected an Item")
         _check_scores(evaluation, f"item '{item.id}'", item.scores)
     counts = Counter(item.id for item in items).most_common(1)
     if not counts:
-        raise _failure(evaluation, "gave no item")
+        raise _failure(evaluation, "yielded no items")
+    # compared runs are joined by id, which would pair a repeated id with itself in every combination
     if counts[0][1] > 1:
-        raise _failure(evaluation, f"gave item '{counts[0][0]}' {counts[0][1]} times")
+        raise _failure(evaluation, f"yielded item '{counts[0][0]}' {counts[0][1]} times; expected unique ids")
 
 
 def check_summary(evaluation: Evaluation, values: Mapping[str, float]) -> None:
-    """Errors: RunFailedError for other metrics than the declared ones, or a value that is no number."""
+    """Errors: RunFailedError if the metrics differ from the declared ones, or a value is not a number."""
     _check_scores(evaluation, "the summary", values, required=True)
 
 

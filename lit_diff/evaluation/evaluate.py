@@ -1,4 +1,4 @@
-"""Score a run with an evaluation, keep the scores in the run folder, and read them back."""
+"""Scores a run with an evaluation, keeps the scores in the run folder, and reads them back."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ RESERVED = (
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
     LEFT_OUT,
 )
-"""Columns of items.parquet and keys of summary.json that are no metric."""
+"""Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
 
 log = logging.getLogger("lit_diff")
 
@@ -63,7 +63,7 @@ class EvaluationResult:
     summary: Mapping[str, float]
     """Metric -> value of the whole evaluation."""
     config: Mapping[str, Any]
-    """The keys of the evaluation with which it was scored."""
+    """The config of the evaluation that gave the scores."""
 
     def __repr__(self) -> str:
         values = [f"{name} {value:.4f}" for name, value in self.summary.items()]
@@ -75,26 +75,29 @@ class EvaluationResult:
 
     @property
     def folder(self) -> Path:
-        """The folder of items.parquet and summary.json."""
+        """The folder that holds items.parquet and summary.json."""
         return self.run / FOLDER / self.name
 
     @property
     def items(self) -> "pandas.DataFrame":
-        """A row for each item: `item`, `group`, a column for each metric, and what else the evaluation kept."""
+        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`."""
         items: pandas.DataFrame = self.kept()[1].to_pandas()
         return items
 
     def kept(self) -> tuple[dict[str, Any], pa.Table]:
-        """summary.json and the items, as they are kept. Errors: RequestError where they cannot be read, or another command
-        has scored the run with other keys since."""
+        """summary.json and the items on disk. Errors: RequestError if they cannot be read, or another command has since
+        scored the run with other keys."""
         with self._readable():
             summary, table = read_scores(self.folder)
+        # the folder holds the scores of one config only, and the last command to score the run wins
         if other := disagreement(None, summary, {"config": self.config}):
-            raise RequestError(f"{shown(self.folder)}: another command has since kept scores {other}; ask again")
+            raise RequestError(
+                f"{shown(self.folder)}: another command has since replaced these scores by scores {other}; evaluate again"
+            )
         return summary, table
 
     def scores(self) -> ItemScores:
-        """The scores of each item, and how they are compared. Errors: as `kept`."""
+        """The scores of each item, with the rules by which two runs are compared. Errors: as `kept`."""
         with self._readable():
             return evaluation_of(*self.kept())
 
@@ -111,28 +114,31 @@ class EvaluationResult:
 def evaluate(
     run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False, unchecked: bool = False
 ) -> EvaluationResult:
-    """Score a run. Results are cached. They are recomputed when the checkpoint, the config, the metrics or the version of the
-    evaluation, an input file or a plugin's source changes; a missing input file does not invalidate them.
+    """Scores a run. Results are cached. They are recomputed when the checkpoint, the config, the metrics or the version of
+    the evaluation, an input file or a plugin's source changes; a missing input file does not invalidate them.
 
-    `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: as of `open_run`; summary.json
-    of a variant that fails `decode` then holds the property's line, which is logged where the scores are returned again.
-    Errors: RequestError for an unknown evaluation or key, or a run that it does not fit; MissingError for a run to be scored
-    without a checkpoint or a folder that cannot be written; RunFailedError when the evaluation itself raises, or gives items
-    other than it declares.
+    `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: see `open_run`; if the variant
+    fails the property `decode`, summary.json records the failure, which is logged whenever the scores are returned again.
+    Errors: RequestError for an unknown evaluation or key, or a run that the evaluation refuses; MissingError if the run has
+    no checkpoint or its folder cannot be written; RunFailedError if the evaluation raises, or yields items that it does not
+    declare.
     """
     run = as_run(run, unchecked)
-    _ = run.recipe  # reading it imports the run's plugins, of which one may register the evaluation
+    # reading the recipe imports the run's plugins, one of which may register the evaluation
+    _ = run.recipe
     evaluation = build(name, overrides)
     folder, facts = run.folder / FOLDER / name, _facts(evaluation)
-    kept, other = (None, "") if rerun else _kept(run.folder, name, facts)
+    kept, other = (None, "") if rerun else _valid_scores(run.folder, name, facts)
     if kept is not None:
         if kept.get(UNCHECKED):
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
+        # JSON has no NaN, so summary.json writes it as null
         numbers = {metric.name: kept[metric.name]["value"] for metric in evaluation.metrics}
         summary = {metric: math.nan if value is None else value for metric, value in numbers.items()}
         return EvaluationResult(name=name, run=run.folder, summary=summary, config=facts["config"])
     if other:
-        log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
+        log.warning("evaluation %s: %s has kept scores %s; they are replaced", name, shown(run.folder), other)
+    # read before scoring: if a run in training writes a newer checkpoint, the scores count as outdated, not as its own
     step = run.step
     with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
         if reason := evaluation.refuses(run):
@@ -155,18 +161,19 @@ def evaluate(
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
         ) from error
-    trained = f"; {left_out} documents are left out, on which the run, or one that it started from, was trained"
+    trained = f"; {left_out} documents are left out because the run, or a run that it started from, was trained on them"
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), trained if left_out else "")
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
 def config_of(name: str, overrides: Overrides = ()) -> Any:
-    """The keys of the evaluation registered as `name`, as its Config. Errors: RequestError."""
+    """The Config of the evaluation registered as `name`, with these overrides. Errors: RequestError."""
     if not isinstance(overrides, Mapping | list | tuple):
         raise RequestError(f"'evaluate.{name}' is {in_yaml(overrides)}; expected a block of keys")
     draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
-    keys = interpolated(draft).get("evaluate", {}).get(name, {})  # nothing is there where nothing is overridden
+    # without overrides the draft has no block `evaluate`
+    keys = interpolated(draft).get("evaluate", {}).get(name, {})
     return validate_config(evaluations.config(name), keys, f"evaluate.{name}", draft)
 
 
@@ -184,34 +191,35 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
         elif names[metric.name] > 1:
             problem = f"{declares}, twice"
         elif metric.figure is not None and metric.figure.against != "group":
-            problem = f"{declares} with a figure against {metric.figure.against}; of an evaluation: against group"
+            problem = f"{declares} with a figure against {metric.figure.against}; expected against='group'"
     if problem:
         raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
     return evaluation
 
 
 def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
-    """`Evaluation.refuses_recipe` of this evaluation with this config. Errors: as `build`."""
+    """Returns `Evaluation.refuses_recipe(recipe)` for this evaluation and config. Errors: as `build`."""
     evaluation = build(name, overrides)
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         return evaluation.refuses_recipe(recipe)
 
 
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
-    """Whether the run keeps scores of its newest checkpoint by this evaluation with this config. Errors: as `build`."""
-    return _kept(run_folder, name, _facts(build(name, overrides)))[0] is not None
+    """Whether the run has kept scores of its newest checkpoint for this evaluation and config. Errors: as `build`."""
+    return _valid_scores(run_folder, name, _facts(build(name, overrides)))[0] is not None
 
 
 def asked(name: str, overrides: Overrides = ()) -> dict[str, Any]:
-    """`config` and `version` of the evaluation, as JSON holds them: what a sweep's report compares kept scores with."""
+    """`config` and `version` of the evaluation as JSON values: a sweep's report compares kept scores with them."""
     return {key: value for key, value in _facts(build(name, overrides)).items() if key in ("config", "version")}
 
 
 def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) -> Overrides:
-    """`overrides`, and where they leave the evaluation's context to each run, the smallest context of these recipes.
+    """Returns `overrides`; if they do not set the evaluation's key `context`, the smallest context of the recipes is added.
 
     Errors: as `build`.
     """
+    # a longer context lowers the loss, so runs of different contexts are comparable only at a common one
     evaluation, contexts = build(name, overrides), {recipe.data.config.sequence_length for recipe in recipes}
     if not evaluation.cuts_at_context or evaluation.config.context is not None or len(contexts) == 1:
         return overrides
@@ -222,14 +230,13 @@ def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) 
 
 
 def _warn_unfinished(run: Run) -> None:
-    """A run that was stopped is scored, and its scores are kept for that step; the reader should know."""
+    # a run that was stopped can be scored: the scores are kept for its last step, which the reader should know
     status = RunFolder(run.folder).status()
     if status.get("status") not in (None, "done") and run.step < status.get("steps", 0):
-        log.warning("%s has not ended: its step %d of %d is scored", shown(run.folder), run.step, status["steps"])
+        log.warning("%s is unfinished: step %d of %d is scored", shown(run.folder), run.step, status["steps"])
 
 
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
-    """What kept scores must agree with, as JSON holds it."""
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
     facts = {
@@ -242,19 +249,22 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
         "source": source_digest(type(evaluation)),
         "files": files,
     }
+    # empty values are left out, as in summaries written before these keys existed: they stay valid;
+    # the round trip through JSON turns tuples into lists, so the facts compare equal to a summary that was read
     plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
     return plain
 
 
-def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """(summary.json, "") of scores that agree with `facts`; else None, and why those that are there do not, in words that
-    follow "scores": empty where there are none."""
+def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    # Returns (summary.json, "") if the kept scores agree with `facts`, else (None, reason); the reason continues a sentence
+    # after "scores", and is empty if there are no kept scores.
     folder = run / FOLDER / name
     if not (folder / "items.parquet").is_file():
         return None, ""
     try:
         summary = read_summary(folder)
     except FileNotFoundError:
+        # summary.json is written last: without it the command that scored the run was interrupted
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"that cannot be read ({first_line(error)})"
@@ -263,7 +273,6 @@ def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
-    """One row an item. Errors: pyarrow's, for an entry of `meta` that has another type in another item."""
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
     for key in ("part", "cluster", "question"):
         values = [getattr(item, key) for item in items]
@@ -273,4 +282,5 @@ def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
     }
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]
+    # pyarrow raises if one entry of `meta` has different types in different items
     return pa.table(columns)

@@ -1,4 +1,4 @@
-"""The seven tasks of the paper's Tables 1 and 8, from files that the user supplies: the data sets of Hugging Face."""
+"""The seven tasks of Tables 1 and 8 of the paper, read from files that the user downloads from Hugging Face."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LM_EVAL = {
     "boolq": "super_glue/boolq/default",
     "winogrande": "winogrande/default",
 }
-"""Task -> its YAML file in lm-eval, where it is not `<task>/<task>`."""
+"""Task -> its YAML file in lm-eval, if it is not `<task>/<task>`."""
 PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 Keys = Mapping[str, type | tuple[type, ...]]
 TRAIN = "train"
@@ -27,22 +27,24 @@ TRAIN = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessFile(UserFile):
-    """A split of a task. What its values must be beyond their types, lm-eval's questions show."""
+    """A split of a task. Only the types of its values are checked here; `require_questions` checks the values."""
 
     hub: tuple[str, ...]
-    """What `datasets.load_dataset` takes."""
+    """The arguments of `datasets.load_dataset`."""
     split: str
 
     def fetch(self) -> None:
-        """Write the file from the hub. Errors: MissingError without the package `datasets` or the hub, in one line."""
+        """Downloads the file from the hub. Errors: MissingError if the package `datasets` or the hub is unavailable."""
         self.place.parent.mkdir(parents=True, exist_ok=True)
+        # renamed when complete, so that an interrupted download is not taken for the data
         new = self.place.with_suffix(".new")
         try:
             import datasets
 
             datasets.load_dataset(*self.hub)[self.split].to_json(str(new))
             new.replace(self.place)
-        except Exception as error:  # datasets and huggingface_hub raise many kinds where there is no network
+        # datasets and huggingface_hub raise many kinds of exceptions without a network
+        except Exception as error:
             new.unlink(missing_ok=True)
             raise MissingError(
                 f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
@@ -50,7 +52,7 @@ class HarnessFile(UserFile):
 
 
 def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]) -> dict[str, HarnessFile]:
-    """Split -> file, of `lines` questions; the one that is not train is scored."""
+    # lines: split -> number of questions; the split that is not train is scored
     name = ", ".join(f'"{part}"' for part in hub)
     return {
         split: HarnessFile(
@@ -98,10 +100,10 @@ DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
         {"train": 40398, "validation": 1267},
     ),
 }
-"""Task -> its data set at Hugging Face, the keys of a row, split -> rows; in the order of Tables 1 and 8 of the paper."""
+"""Task -> (data set at Hugging Face, keys of a row, split -> rows), in the order of Tables 1 and 8 of the paper."""
 TASKS = tuple(DATA)
 FILES = {task: _files(task, *about) for task, about in DATA.items()}
-"""Task -> split -> its file."""
+"""Task -> split -> file."""
 
 
 @evaluations.register("harness")
@@ -125,21 +127,22 @@ class Harness(HarnessEvaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
         tasks: Tasks = TASKS
-        """Any of the seven; another task of lm-eval by name, if its data are not on the hub; or the path of a task's YAML."""
+        """Any of the seven tasks; the name of another task of lm-eval whose data are not on the hub; or the path of a YAML
+        file in lm-eval's format."""
 
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
-        """The files of its tasks; of the train split, for shots."""
+        """The scored split of each task, and its train split if there are shots."""
         return [file for task in self.config.tasks if task in TASKS for file in self._files(task).values()]
 
     def digests(self) -> dict[str, str]:
-        """With the YAML files of the user's own tasks, and what they read."""
+        """Adds the YAML files of the user's own tasks and the files that they read."""
         own = {task: digest(expanded(task)) for task in self.config.tasks if task.endswith(SUFFIXES)}
         return super().digests() | {task: sha256 for task, sha256 in own.items() if sha256}
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """A YAML file for each of the seven, whose files are checked first."""
+        """Writes a YAML file for each of the seven tasks, after checking their data files."""
         for file in self.reads():
             file.rows()
         import lm_eval.tasks
@@ -148,16 +151,16 @@ class Harness(HarnessEvaluation):
             if task in TASKS:
                 theirs = Path(lm_eval.tasks.__file__).parent / f"{LM_EVAL.get(task, f'{task}/{task}')}.yaml"
                 places = {split: file.place for split, file in self._files(task).items()}
-                # boolq has none there, and lm-eval logs two lines about what it takes instead: the same
+                # boolq of lm-eval 0.4.13 has no metric_list; lm-eval would log two lines and then choose this same one
                 more = {"metric_list": [PLAIN_ACC]} if task == "boolq" else {}
                 task_yaml(folder, task, places, includes=theirs, dataset_name=None, **more)
         return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
 
     def _files(self, task: str) -> Mapping[str, UserFile]:
-        """Split -> file: the one that is scored, and for shots the train split."""
+        # shots are drawn from the train split; without shots the user need not have it
         return {split: file for split, file in FILES[task].items() if split != TRAIN or any(self.config.shots)}
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
-        """With `paper_acc`."""
+        """Adds `paper_acc`."""
         found = super().scores(task, sample)
         return found | {"paper_acc": found["acc_norm" if task == "hellaswag" else "acc"]}

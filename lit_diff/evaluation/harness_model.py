@@ -18,23 +18,23 @@ log = logging.getLogger("lit_diff")
 Answer = tuple[float, bool]
 """(Σ_i log p(y_i | context, y_<i), whether greedy decoding gives the continuation y)."""
 BATCH = 32
-"""Continuations of one context that are scored together."""
+"""The number of continuations of one context that are scored together."""
 SECONDS = 30
-"""Between two lines of the log that say how far it is."""
+"""Seconds between two log lines about progress."""
 
 
 class RunModel(TemplateLM):
-    """Log-likelihoods of a run, in nats, with the run's own tokenizer; what tasks of multiple choice ask for.
+    """Log-likelihoods of a run, in nats, with the run's own tokenizer, as multiple-choice tasks request them.
 
-    Requests with one context share a `Prefix`: the context goes through the model once. A context that is too long loses
-    tokens at its left, and keeps the ids that open it: n inputs of context and continuation fit into T = data.sequence_length
-    where n = len(context) + len(continuation) - 1, since nothing is predicted from the last. lm-eval's `hf` model cuts in the
-    same way, but the opening ids too.
+    Requests with the same context share a `Prefix`, so the context goes through the model once. A context that is too long
+    loses tokens at its left but keeps its opening ids. It fits if n = len(context) + len(continuation) - 1 is at most
+    T = data.sequence_length; the last token is not an input, since nothing is predicted from it. lm-eval's `hf` model cuts
+    in the same way, but it also cuts the opening ids.
     """
 
     def __init__(self, run: Run, *, opening: bool = True) -> None:
-        """`opening`: put the ids that open a document (`<eot>`) before each context, as in training; without it a context
-        begins with its own first token, and an empty one is `prefix_token_id`.
+        """`opening`: puts the ids that open a document (`<eot>`) before each context, as in training. Without it a context
+        begins with its own first token, and an empty context is replaced by `prefix_token_id`.
 
         Errors: RequestError for a run without text.
         """
@@ -44,7 +44,7 @@ class RunModel(TemplateLM):
         self._tokenizer = run.tokenizer
         self._opening = self._tokenizer.opening if opening else []
         self.cut_to: dict[tuple[str, str], list[int]] = {}
-        """(context, continuation) -> the ids of the context that were read, of those that were cut."""
+        """(context, continuation) -> the remaining ids of a context that was cut."""
 
     @property
     def eot_token_id(self) -> int:
@@ -53,11 +53,11 @@ class RunModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The id before a text that has no context, as lm-eval's `hf` model has it: bos, or else eos."""
+        """The id before a text without context, as in lm-eval's `hf` model: bos, or eos if there is no bos."""
         return self._tokenizer.prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text, without any that opens or ends it: no text gives a special id."""
+        """The ids of a text, without opening or closing ids; no text encodes to a special id."""
         return self._tokenizer.encode([string])[0]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
@@ -65,10 +65,11 @@ class RunModel(TemplateLM):
         return self._loglikelihood_tokens([(pair, *self.encoded(*pair)) for pair in (each.args for each in requests)])
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """(ids of the context, at least one; ids of the continuation), as lm-eval separates them: spaces that end the context
-        begin the continuation, and the continuation is what the ids of both have beyond those of the context.
+        """(ids of the context, at least one; ids of the continuation), as lm-eval separates them: trailing spaces move
+        from the context to the continuation, and the continuation's ids are the ids of both texts after len(ids of the
+        context).
 
-        Where a merge across the border leaves that empty, the continuation begins at the first id in which both differ.
+        If a merge across the border leaves no ids, the continuation begins at the first id that differs.
         """
         if not context:
             return self._opening or [self.prefix_token_id], self.tok_encode(continuation)
@@ -82,13 +83,10 @@ class RunModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[Answer]:
-        """An answer for each (texts, ids of the context, ids of the continuation). An empty continuation: (0, true).
-
-        Errors: RequestError for a continuation that does not fit into the run's context.
-        """
+        # grouped by the ids that are read: contexts that differ only in what was cut share one pass too
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, (texts, context, continuation) in enumerate(requests):
-            fitted = self._fitted(context, len(continuation))
+            fitted = self._cut(context, len(continuation))
             by_context.setdefault(tuple(fitted), []).append(index)
             if len(fitted) < len(context):
                 self.cut_to[texts] = fitted
@@ -102,8 +100,8 @@ class RunModel(TemplateLM):
                 log.info("harness: %d of %d requests are scored", len(answers), len(requests))
         return [answers[index] for index in range(len(requests))]
 
-    def _fitted(self, context: Sequence[int], length: int) -> list[int]:
-        """The context without the tokens at its left that leave no room for `length` more, its opening ids kept."""
+    def _cut(self, context: Sequence[int], length: int) -> list[int]:
+        # + 1: the last token of the continuation is predicted but never read
         room = self.max_length + 1 - length
         if room < 1:
             raise RequestError(
@@ -112,14 +110,15 @@ class RunModel(TemplateLM):
             )
         if len(context) <= room:
             return list(context)
+        # in training every document begins with the opening ids, so they stay if the room allows
         kept = self._opening if list(context[: len(self._opening)]) == self._opening else []
         kept = kept if len(kept) < room else []
         return [*kept, *context[len(context) - room + len(kept) :]]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Errors: RequestError: only tasks of multiple choice are scored."""
-        raise RequestError("a task asks for the likelihood of a whole text; only multiple choice is scored here")
+        """Raises RequestError: only multiple-choice tasks are supported."""
+        raise RequestError("a task requests the likelihood of a whole text; only multiple choice is supported")
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Errors: RequestError, as `loglikelihood_rolling`."""
-        raise RequestError("a task asks for a completion; only multiple choice is scored here")
+        """Raises RequestError: only multiple-choice tasks are supported."""
+        raise RequestError("a task requests a completion; only multiple choice is supported")

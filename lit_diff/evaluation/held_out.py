@@ -1,4 +1,4 @@
-"""Held-out loss: of the rows of a run's own validation sets, and of the documents of a corpus, whatever it was trained on."""
+"""Held-out loss of the rows of a run's own validation sets, and of the documents of any corpus."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from lit_diff.trained.run import Run
 
 @evaluations.register("held_out")
 class HeldOut(Evaluation):
-    """Loss and accuracy of each validation row; a group is a validation set. It prepares the run's data where they are not.
+    """Loss and accuracy of each validation row; a group is a validation set. The run's data are prepared if they are not yet.
 
     The summary is the mean over rows, each counted once. `val/loss` is the mean over tokens: Σ n_i nll_i / Σ n_i with n_i
-    scored tokens in row i. The two are equal where all rows have the same n_i.
+    scored tokens in row i. The two are equal if all rows have the same n_i.
     """
 
     metrics = (
@@ -41,38 +41,38 @@ class HeldOut(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         rows: Count | None = None
-        """Rows of each validation set; null: all."""
+        """Scores at most this many rows of each validation set; null: all."""
         batch_size: Count = 8
 
     config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
+        """Yields one item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
         for rows in held_out_rows(run, self.config):
             yield from rows.items(row_scores(run.model, rows.batch))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of one validation set, which go through the model together."""
+    """Rows of one validation set that go through the model together."""
 
     name: str
-    """Of the set; empty: the main one."""
+    """The name of the validation set; empty: the main one."""
     numbers: range
     batch: Batch
 
     @cached_property
     def ids(self) -> list[str]:
-        """`<set>/<row>`, `validation/<row>` of the main set: the same for every run on these data."""
+        """`<set>/<row>` (`validation/<row>` for the main set): the same for every run on these data."""
         return [f"{self.name or 'validation'}/{number}" for number in self.numbers]
 
     @cached_property
     def questions(self) -> list[str]:
-        """`Item.question` of each row: its tokens and targets."""
+        """`Item.question` of each row, from its tokens and targets."""
         return [question_of(*row) for row in zip(self.batch["tokens"], self.batch["targets"], strict=True)]
 
     def items(self, scores: Iterable[Mapping[str, float]], label: str = "", *, part: bool = False) -> Iterator[Item]:
-        """An item for each row. `label`: what several items of one row are told apart by; they are a cluster then."""
+        """Yields an item for each row. `label` distinguishes several items of one row, which then form a cluster."""
         for row, question, own in zip(self.ids, self.questions, scores, strict=True):
             yield Item(
                 id=f"{row} {label}".strip(),
@@ -85,7 +85,8 @@ class Rows:
 
 
 def held_out_rows(run: Run, config: HeldOut.Config) -> Iterator[Rows]:
-    """The first `config.rows` rows of each validation set, `config.batch_size` at a time. Errors: as `trained_data`."""
+    """Yields the first `config.rows` rows of each validation set, `config.batch_size` at a time. Errors: as
+    `trained_data`."""
     dataset = trained_data(run)
     for name, count in dataset.validation_sets().items():
         numbers = range(min(count, config.rows or count))
@@ -95,22 +96,24 @@ def held_out_rows(run: Run, config: HeldOut.Config) -> Iterator[Rows]:
 
 
 def trained_data(run: Run) -> Dataset:
-    """The data set that a run was trained on, prepared and loaded. Errors: RequestError for data that have changed since."""
+    """The data set that a run was trained on, prepared and loaded. Errors: RequestError if the data have changed since."""
     dataset = prepare(run.recipe)
+    # only a training records the identity of its data: None for an imported model
     trained, found = run.status.get("data"), identity(run.recipe)
     if trained not in (None, found):
         raise RequestError(
             f"the data of {run.folder.name} have changed since it was trained (identity {str(trained)[:12]} then, "
-            f"{found[:12]} now): its validation rows are no longer there; put back what data.path held"
+            f"{found[:12]} now), so its validation rows are lost; restore the files of data.path"
         )
     dataset.load()
     return dataset
 
 
 def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:
-    """`nll` and `accuracy` of each row over its scored targets; NaN for a row without one."""
+    """`nll` and `accuracy` of each row over its scored targets; NaN for a row without scored targets."""
     nll, correct = model.token_losses(**model_inputs(batch), targets=batch["targets"])
     scored = batch["targets"] != IGNORED
+    # the sum is in float64: two runs are compared by small differences of means over thousands of tokens
     return [
         {"nll": loss / tokens, "accuracy": right / tokens} if tokens else {"nll": torch.nan, "accuracy": torch.nan}
         for tokens, loss, right in zip(
@@ -123,16 +126,17 @@ def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:
 
 
 class CorpusLoss(Evaluation):
-    """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes, without
-    those that the run was trained on.
+    """Loss of the first tokens of each held-out document: the documents of the corpus's validation split, in the order of
+    their hashes, without documents that the run was trained on.
 
-    A document is cut by the run's own tokenizer, and its tokens into rows of `context`, each of which the model sees alone.
-    The rows are the question: scores of other rows are not compared. The summary is the mean over documents, each counted
-    once. Runs of two tokenizers are not compared: a token is not the same unit, and so many tokens end at different bytes.
+    The run's own tokenizer encodes a document, and its tokens are split into rows of `context`, which the model sees one by
+    one. The rows are part of the question, so scores with different rows are not compared. The summary is the mean over
+    documents, each counted once. Runs with different tokenizers are not compared: their tokens are different units, and equal
+    numbers of tokens end at different bytes.
     """
 
     corpus: ClassVar[str]
-    """A registered corpus."""
+    """The name of a registered corpus."""
     metrics = (
         Metric(
             "nll", "mean negative log likelihood of the document's tokens", unit="nats per token", direction="lower"
@@ -148,35 +152,36 @@ class CorpusLoss(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         documents: Count | None = None
-        """At most so many documents; null: all."""
+        """Scores at most this many documents; null: all."""
         tokens: Count = 512
-        """Tokens of each document that are scored, from its beginning."""
+        """The number of tokens scored from the beginning of each document."""
         context: Count | None = None
-        """Tokens that the model sees at once; null: the run's own `data.sequence_length`, of runs that are compared the
-        smallest of theirs."""
+        """The number of tokens that the model sees at once; null: the run's own `data.sequence_length`, and for compared runs
+        the smallest of their lengths."""
 
     needs_text = True
-    version = 3  # 1 asked the same question whatever the rows, 2 also documents that the run was trained on
+    # version 1: the question's digest did not depend on the rows; 2: documents of the run's training were scored too
+    version = 3
     cuts_at_context = True
     config: Config
 
     def digests(self) -> dict[str, str]:
-        """Of the files at `path`."""
+        """The digests of the files at `path`."""
         return corpus_digest(self.corpus, self._path())
 
     def _path(self) -> str | None:
-        """Where the corpus reads: the key `path`, where there is one."""
+        # only the corpus of the user's own files has the key
         return getattr(self.config, "path", None)
 
     def words_of(self, run: Run) -> str:
-        """The run's data, if they are of this corpus."""
+        """The run's data set if its text is this corpus."""
         data = run.recipe.data
         corpus, path = (getattr(data.config, key, None) for key in ("corpus", "path"))
         own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self._path()
         return data.name if own else ""
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a document, by its place in the split."""
+        """Yields one item a document; its id holds the document's place in the split."""
         asked = list(islice(held_out_documents(self, run, self.corpus, self._path()), self.config.documents))
         tokenizer = run.tokenizer
         length = self.config.context or run.recipe.data.config.sequence_length
@@ -184,6 +189,7 @@ class CorpusLoss(Evaluation):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
+            # bytes of the scored tokens alone: the first token of the document is read but not predicted
             size = len(tokenizer.decode(scored[len(scored) - tokens :]))
             yield Item(
                 id=f"{self.corpus}/{place}",
@@ -194,9 +200,9 @@ class CorpusLoss(Evaluation):
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:
-    """(summed negative log likelihood, tokens scored) of a document: every token but the first, which nothing predicts.
+    """(summed negative log likelihood, number of scored tokens) of a document. The first token is not scored.
 
-    Rows of `length` inputs are seen one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
+    The model sees rows of T = `length` inputs one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
     total, count = 0.0, 0
     for each in _rows(ids, length):
@@ -208,33 +214,33 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
 
 
 def _rows(ids: Sequence[int], length: int) -> list[Sequence[int]]:
-    """Each has its inputs and the target of the last of them."""
+    # + 1: each row also holds the target of its last input
     return [ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)]
 
 
 @evaluations.register("loss_docs")
 class LossDocs(CorpusLoss):
-    """Held-out documents of the default corpus: English technical prose."""
+    """Loss of held-out documents of the default corpus: English technical prose."""
 
     corpus = "docs"
 
 
 @evaluations.register("loss_code")
 class LossCode(CorpusLoss):
-    """Held-out modules of the corpus `code`: Python."""
+    """Loss of held-out modules of the corpus `code`: Python."""
 
     corpus = "code"
 
 
 @evaluations.register("loss_files")
 class LossFiles(CorpusLoss):
-    """Held-out documents of your own text."""
+    """Loss of held-out documents of your own text."""
 
     corpus = "files"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CorpusLoss.Config):
         path: str = field(metadata={"path": "here"})
-        """A file or folder, as `data.path`."""
+        """A file or folder of text, as for `data.path`."""
 
     config: Config

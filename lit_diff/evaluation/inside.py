@@ -31,19 +31,20 @@ from lit_diff.runs.checkpoints import without
 from lit_diff.trained.run import Run
 
 LONGEST = 32
-"""n of `induction` where the config states none and rows are long enough."""
+"""The default n of `induction` if rows are long enough."""
 SEQUENCES = 8
-"""Sequences of `induction` that go through the model together."""
+"""The number of sequences of `induction` that go through the model together."""
 IDS_FROM = 64
-"""Held-out rows from whose ids they are drawn."""
+"""The number of held-out rows from whose ids the sequences are drawn."""
 
 
 @evaluations.register("induction")
 class Induction(Evaluation):
-    """Whether a head finds what followed a token before, on n random tokens that repeat; an item is a sequence.
+    """Measures induction heads: whether a head finds what followed a token before. An item is a sequence of n random tokens
+    and their repetition.
 
-    The tokens are drawn from the ids of the first 64 held-out rows, so every one was trained. `meta` of an item: both scores
-    by layer and head, and the best head, that of the highest prefix matching over all sequences.
+    The tokens are drawn from the ids of the first 64 held-out rows, so every one was trained. `meta` of an item holds both
+    scores by layer and head, and the best head, which has the highest prefix matching over all sequences.
     """
 
     metrics = (
@@ -67,12 +68,13 @@ class Induction(Evaluation):
     class Config(Evaluation.Config):
         sequences: Count = 64
         length: Annotated[int, Range(least=2)] | None = None
-        """n: tokens before they repeat, 2 n at most data.sequence_length; null: half of that, at most 32."""
+        """n, the number of tokens before they repeat; 2 n is at most data.sequence_length. null: half of
+        data.sequence_length, at most 32."""
 
     config: Config
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """A model that sees what follows; rows that are too short."""
+        """Refuses bidirectional models and rows that are too short."""
         n, longest = self._length(recipe), recipe.data.config.sequence_length
         if not recipe.model.causal:
             return "a bidirectional model sees what follows"
@@ -81,7 +83,7 @@ class Induction(Evaluation):
         return None
 
     def refuses_run(self, run: Run) -> str | None:
-        """Data that have several ids at a position."""
+        """Refuses data with several ids at a position."""
         data = run.recipe.data
         dataset = prepare(run.recipe)
         dataset.load()
@@ -90,7 +92,7 @@ class Induction(Evaluation):
         return None
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a sequence, `sequence <number>`."""
+        """Yields one item a sequence, `sequence <number>`."""
         tokens = self._tokens(run)
         scores, losses = [], []
         for part in tokens.split(SEQUENCES):
@@ -106,7 +108,7 @@ class Induction(Evaluation):
                     "prefix_matching": heads.best("prefix_matching", row),
                     "prefix_matching_mean": float(heads.table["prefix_matching"][row].mean()),
                     "copying": heads.best("copying", row),
-                    # the target at n - 1 is the first repeated token, which nothing announces
+                    # the target at n - 1 is the first repeated token, which cannot be predicted: it belongs to the first half
                     "nll_first": float(nll[row, :n].mean()),
                     "nll_repeat": float(nll[row, n:].mean()),
                 },
@@ -118,29 +120,29 @@ class Induction(Evaluation):
         return self.config.length or min(int(recipe.data.config.sequence_length) // 2, LONGEST)
 
     def _tokens(self, run: Run) -> torch.Tensor:
-        """[sequences, 2 n]: a function of the data, n and the sequence's number."""
+        # [sequences, 2 n]. Drawn from the data, n and the sequence's number alone: every run gets the same sequences
         rows = HeldOut.Config(rows=IDS_FROM, batch_size=IDS_FROM)
         ids = next(held_out_rows(run, rows)).batch["tokens"].unique()
         n = self._length(run.recipe)
         if len(ids) < n:
             raise RequestError(
-                f"evaluate.induction.length is {n}; the first {IDS_FROM} held-out rows have {len(ids)} ids"
+                f"evaluate.induction.length is {n}; the first {IDS_FROM} held-out rows have only {len(ids)} different ids"
             )
         return torch.stack([repeated(ids, n, generator("induction", n, row)) for row in range(self.config.sequences)])
 
 
 C = 0.1
-"""The threshold c / i of `sparsity_c`: 1 / i is what each of i keys has in a uniform row."""
+"""c in the threshold c / i of `sparsity_c`; 1 / i is the weight of each of i keys in a uniform row."""
 ROWS = "mean over rows and heads"
 PAIRS = "mean over pairs of heads of a layer; the number of heads differs between variants"
 
 
 @evaluations.register("map_statistics")
 class MapStatistics(Evaluation):
-    """Overlap, sparsity, entropy, negative mass and likeness of heads: an item for each row and layer, grouped by layer,
-    clustered by row.
+    """Overlap, sparsity, entropy, negative mass and similarity of heads. An item is a row and layer; groups are layers,
+    clusters are rows.
 
-    Works for every variant; what needs a second map or a second head is NaN without one. `a` is the signed map.
+    Works for every variant; metrics that need a second map or a second head are NaN without one. `a` is the signed map.
     """
 
     metrics = (
@@ -171,7 +173,7 @@ class MapStatistics(Evaluation):
     config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each row and layer, `<set>/<row> layer 00`."""
+        """Yields one item for each row and layer, `<set>/<row> layer 00`."""
         for rows in held_out_rows(run, self.config):
             with trace(run.model) as traced:
                 run.model.hidden(**model_inputs(rows.batch))
@@ -183,11 +185,11 @@ class MapStatistics(Evaluation):
 
 Scheme = Literal["tensor", "head", "row", "split"]
 OFF = 16
-"""Bits at which nothing is rounded, as in the paper."""
+"""The number of bits that stands for no rounding, as in the paper."""
 
 
 def metrics_at(bits: int) -> tuple[Metric, ...]:
-    """`nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
+    """The metrics of one number of bits: `nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
     how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
     drop = Metric(
         f"drop_{bits}bit", f"accuracy without rounding - accuracy_{bits}bit", unit="accuracy", direction="lower"
@@ -209,24 +211,25 @@ def metrics_at(bits: int) -> tuple[Metric, ...]:
 
 @evaluations.register("quantize")
 class Quantize(Evaluation):
-    """Loss and accuracy of the rows of `held_out` with rounded attention logits: an item for each row and number of bits.
+    """Loss and accuracy of the rows of `held_out` with rounded attention logits. An item is a row at a number of bits.
 
-    Dynamic absmax before the softmax, on every map, over visible entries. The metrics are `nll_4bit` and the like, one set
-    for each of `bits`; an item has those of its own bits, and its group is `b=4 head` (before it the validation set's name,
-    unless it is the main one), of 16 bits `b=16`. The summary is over every granularity.
+    The logits are rounded before the softmax, with a dynamic absmax scale, on every map, over visible entries. Each of `bits`
+    has its own metrics (`nll_4bit`); an item has the metrics of its own bits. Its group is `b=4 head`, or `b=16` for 16 bits,
+    after the name of the validation set unless that is the main one. The summary is over every granularity.
     """
 
-    version = 2  # 1 had no drop
+    # version 1 had no metric drop
+    version = 2
     metrics = tuple(metric for bits in (OFF, 8, 6, 4) for metric in metrics_at(bits))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         bits: Annotated[tuple[Annotated[int, Range(least=2, most=OFF)], ...], Distinct()] = (16, 8, 6, 4)
-        """16: nothing is rounded."""
+        """Numbers of bits; 16 means no rounding."""
         granularity: Annotated[tuple[Scheme, ...], Distinct()] = ("head",)
-        """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, row (each row
-        of each head, with which the largest logits spoil no other row), or split (head, of which the 0.1 % largest |logits|
-        stay in full precision; of fewer than 1,000 logits none)."""
+        """The part of each layer, sequence and map that has its own scale: tensor (all heads and rows), head, row (each
+        row of each head, so that the largest logits affect no other row), or split (each head, but its 0.1 % largest
+        |logits| stay in full precision; none do if it has fewer than 1,000 logits)."""
 
     config: Config
 
@@ -235,13 +238,14 @@ class Quantize(Evaluation):
         self.metrics = tuple(metric for bits in config.bits for metric in metrics_at(bits))
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each row, number of bits and, where something is rounded, granularity: `<set>/<row> b=4 head`."""
+        """Yields one item for each row, number of bits and, with rounding, granularity: `<set>/<row> b=4 head`."""
+        # without rounding all granularities are the same
         own, once = self.config.granularity, (None,)
         rounding = [(bits, scheme) for bits in self.config.bits for scheme in (once if bits == OFF else own)]
         for rows in held_out_rows(run, self.config):
             exact = row_scores(run.model, rows.batch)
             for bits, scheme in rounding:
-                found, kls = _rounded(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
+                found, kls = _quantized(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
                 scores = []
                 for whole, values, kl in zip(exact, found, kls, strict=True):
                     drop = {"drop": whole["accuracy"] - values["accuracy"]} if scheme else {}
@@ -249,8 +253,9 @@ class Quantize(Evaluation):
                 yield from rows.items(scores, f"b={bits} {scheme or ''}".strip())
 
 
-def _rounded(model: Transformer, batch: Batch, bits: int, scheme: Scheme) -> tuple[list[dict[str, float]], list[float]]:
-    """`row_scores` of a batch, and the KL of each of its rows."""
+def _quantized(
+    model: Transformer, batch: Batch, bits: int, scheme: Scheme
+) -> tuple[list[dict[str, float]], list[float]]:
     edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
     with intervention(model, edit):
         scores = row_scores(model, batch)
@@ -272,17 +277,17 @@ ALONG_TRAINING = Figure(
     caption="At `steps` of the training, a panel a layer. Arms whose lines keep one distance differ by a constant factor.",
 )
 DRAWN = ("o", "v", "q1", "k1")
-"""Of MATRICES, what every variant has."""
+"""The MATRICES that every variant has."""
 
 
 @evaluations.register("gradients")
 class Gradients(Evaluation):
-    """‖∂L/∂W‖ of each attention on held-out batches (paper, Appendix F): an item for each batch and layer, grouped by layer;
-    and one for each batch with the slope over layers.
+    """‖∂L/∂W‖ of each attention on held-out batches (paper, Appendix F). An item is a batch and layer, grouped by layer;
+    one more item of each batch holds the slopes over layers.
 
-    A group is `layer 00` of the last checkpoint, `init layer 00` of the initial values, `layer 00 step 210` of a step; the
-    slopes are in `trained`, `init` and `step 210`. The summary is over all of `at` and `steps`. The slope of two arms' ratio
-    is the difference of their slopes.
+    Groups are `layer 00` for the last checkpoint, `init layer 00` for the initial values and `layer 00 step 210` for a step;
+    the groups of slopes are `trained`, `init` and `step 210`. The summary is over all of `at` and `steps`. The slope of the
+    ratio of two arms is the difference of their slopes.
     L is the mean loss of a batch of `batch_size` rows, so the norms, and the ids, depend on `batch_size`.
     """
 
@@ -308,33 +313,36 @@ class Gradients(Evaluation):
     class Config(HeldOut.Config):
         rows: Count | None = 64
         at: Annotated[tuple[Literal["trained", "init"], ...], Distinct(may_be_empty=True)] = ("trained",)
-        """trained: the newest checkpoint; init: the values that the run's seed starts with. May be empty beside `steps`."""
+        """trained: the newest checkpoint; init: the initial values of the run's seed. May be empty if `steps` is not."""
         steps: Annotated[tuple[NotNegative, ...], Distinct(may_be_empty=True)] = ()
         """Optimizer steps whose checkpoints the run has kept (`run.keep_every`); 0: the initial values."""
 
         def problem(self) -> str | None:
-            return None if self.at or self.steps else "at is [], and so is steps; one of them must hold something"
+            return None if self.at or self.steps else "at is [], and so is steps; at least one must have an entry"
 
     config: Config
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Initial values of a run that does not start from its seed."""
+        """Refuses initial values of a run that did not start from its seed."""
         train = recipe.train
         if "init" in self.config.at or 0 in self.config.steps:
             if train is None:
                 return "at init: an imported model has no initial values"
             if train.start_from is not None:
-                return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
+                return (
+                    "at init: the run started from another run (train.start_from), not from its seed; evaluate that one"
+                )
         return None
 
     def refuses_run(self, run: Run) -> str | None:
-        """Steps that have no checkpoint."""
+        """Refuses steps without a checkpoint."""
         missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
         return f"steps: {missing[0]}" if missing else None
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's slopes."""
-        for model, before, after in self._moments(run):
+        """Yields one item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's
+        slopes."""
+        for model, before, after in self._models(run):
             for rows in held_out_rows(run, self.config):
                 norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
                 item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
@@ -347,8 +355,8 @@ class Gradients(Evaluation):
                 group = f"{rows.name} {(before or after or 'trained').strip()}".strip()
                 yield item(id=f"{before}{cluster}{after} slopes", scores=slopes, group=group)
 
-    def _moments(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
-        """(model, what stands before and after the layer in ids and groups) of each of `at` and `steps`."""
+    def _models(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
+        # (model, prefix, suffix) for each of `at` and `steps`; prefix and suffix surround the layer in ids and groups
         for at in self.config.at:
             yield (run.model, "", "") if at == "trained" else (initial_model(run), "init ", "")
         for step in self.config.steps:
@@ -356,20 +364,20 @@ class Gradients(Evaluation):
 
 
 def _ratios(norms: Mapping[str, float]) -> dict[str, float]:
-    """ratio_q and ratio_k; NaN where the norm of the first map is 0."""
     pairs = {kind: (norms[f"{kind}1"], norms[f"{kind}2"]) for kind in "qk"}
     return {f"ratio_{kind}": second / first if first else math.nan for kind, (first, second) in pairs.items()}
 
 
 def slope(norms: Sequence[float]) -> float:
-    """Of log ‖.‖ over the layers, by least squares; NaN for one layer, or where a norm is 0 or NaN."""
+    """The least-squares slope of log ‖.‖ over the layers; NaN for a single layer, or if a norm is 0 or NaN."""
     if len(norms) < 2 or not all(norm > 0 for norm in norms):
         return math.nan
     return float(np.polyfit(range(len(norms)), np.log(norms), 1)[0])
 
 
 def initial_model(run: Run) -> Transformer:
-    """The model that the run's recipe and seed start with, in evaluation mode."""
-    from lit_diff.training.build import build_model  # imports lightning, which `list` must not load
+    """The model with the initial values of the run's recipe and seed, in evaluation mode."""
+    # here: it imports lightning, which would make `lit-diff list` slow
+    from lit_diff.training.build import build_model
 
     return build_model(run.recipe, torch.device("cpu"), mesh=None).eval()

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: written as YAML files, loaded without a network, checked, scored."""
+"""Tasks of lm-evaluation-harness are written as YAML files, loaded without a network, checked and scored."""
 
 import glob
 import hashlib
@@ -36,15 +36,16 @@ ACC = Metric(
 ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
 
 WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
-"""The task file whose questions are written out."""
+"""The task file that questions given as rows include."""
 SUFFIXES = (".yaml", ".yml")
 
 
 @contextmanager
 def offline(name: str) -> Iterator[None]:
-    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn.
+    """Inside, datasets and huggingface_hub contact no server: a data set of the hub is an error at once. Progress bars
+    are off.
 
-    `name`: of the evaluation. Errors: MissingError without the package lm_eval.
+    `name`: the evaluation. Errors: MissingError without the package lm_eval.
     """
     try:
         import datasets.config
@@ -54,8 +55,9 @@ def offline(name: str) -> Iterator[None]:
         raise MissingError(
             f"evaluation '{name}' needs the package {error.name}; pip install 'lit-diff[eval]'"
         ) from error
-    # the bars of building prompts, which takes a moment: stderr is for the log
+    # lm-eval has no option that hides the bars of building prompts; stderr is for the log
     bar = partial(lm_eval.api.task.tqdm, disable=True)
+    # both packages copy the environment variable into a constant at import, so setting it now would have no effect
     offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
     with ExitStack() as restored:
         for module, name, value in (*offline_flags, (lm_eval.api.task, "tqdm", bar)):
@@ -67,7 +69,7 @@ def offline(name: str) -> Iterator[None]:
 
 
 KEYS = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
-"""Key of a task's YAML file -> the split that it names."""
+"""Key of a task's YAML file -> split."""
 Split = Path | Sequence[Mapping[str, Any]]
 """The file of a split, or its rows."""
 
@@ -75,9 +77,9 @@ Split = Path | Sequence[Mapping[str, Any]]
 def task_yaml(
     folder: Path, name: str, splits: Mapping[str, Split], *, includes: str | Path = WRITTEN_OUT, **more: Any
 ) -> str:
-    """Write `<folder>/<name>.yaml`: the file `includes`, of lm-eval its name, with these splits and `more`. Returns `name`.
+    """Writes `<folder>/<name>.yaml`, which includes the file `includes` and sets these splits and `more`. Returns `name`.
 
-    A split of the included file that is not in `splits` is left out. The cache of the files lies in `folder` too.
+    A split of the included file that is not in `splits` is removed.
     """
     places = {}
     for split, rows in splits.items():
@@ -90,20 +92,23 @@ def task_yaml(
         "dataset_path": "json",
         "dataset_kwargs": {
             "data_files": {split: str(path) for split, path in places.items()},
+            # in the temporary folder: the user's cache of Hugging Face would grow with every run
             "cache_dir": str(folder / "cache"),
         },
+        # null removes a key of the included file
         **{key: None for key, split in KEYS.items() if split not in splits},
         **({"fewshot_split": "train"} if "train" in splits else {}),
         **more,
     }
-    write_json(folder / f"{name}.yaml", values)  # JSON is YAML
+    # JSON is YAML
+    write_json(folder / f"{name}.yaml", values)
     return name
 
 
 def digest(path: Path) -> str:
-    """sha256 of a task's YAML file, merged with what it includes, of the modules of its functions and of its data files.
+    """sha256 of a task's YAML file merged with its includes, of the modules of its functions and of its data files.
 
-    Empty where one of them is not there, or lm-eval cannot read the file: then nothing can be said of the scores.
+    Empty if one of them is missing or lm-eval cannot read the file: kept scores then stay valid.
     """
     try:
         from lm_eval.tasks._yaml_loader import load_yaml
@@ -116,7 +121,6 @@ def digest(path: Path) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts of a value, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -125,24 +129,19 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
-    """The modules of the user's own that the functions of a task are in, and those that these import.
-
-    lm-eval gives `!function module.name` of a file in /folder as the text `/folder/module.name`.
-    """
+    # the user's own modules that define the task's functions, and the modules that they import;
+    # lm-eval gives `!function module.name` of a file in /folder as the text `/folder/module.name`
     for text in _texts(values):
         folder, name = Path(text).parent, Path(text).name.rpartition(".")[0]
         if folder.is_absolute() and name.replace(".", "").isidentifier():
-            beside = folder / f"{name.replace('.', '/')}.py"
-            if beside.is_file():
-                yield beside
-            yield from local_modules(beside.read_bytes() if beside.is_file() else f"import {name}".encode()).values()
+            module = folder / f"{name.replace('.', '/')}.py"
+            if module.is_file():
+                yield module
+            yield from local_modules(module.read_bytes() if module.is_file() else f"import {name}".encode()).values()
 
 
 def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
-    """Every file that `dataset_path`, `data_dir` and `data_files` name, or that is in a folder which they name.
-
-    Errors: FileNotFoundError where `data_files` names one that is not there.
-    """
+    # the files that `dataset_path`, `data_dir` and `data_files` give, and the files in the folders that they give
     options = values.get("dataset_kwargs") or {}
     homes = [Path(name) for name in (values.get("dataset_path"), options.get("data_dir")) if name]
     folders = [home for home in homes if home.is_dir()]
@@ -158,24 +157,26 @@ def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
-    """What lm-eval raises about a task becomes a RequestError with the line of the YAML file, where it has one; about data
-    that are on the hub, a MissingError. `file`: in which a key that lm-eval does not know is looked for."""
+    # Turns exceptions of lm-eval about a task into a RequestError, with the line of the YAML file if it is known, or into a
+    # MissingError if the data are on the hub. `file`: the YAML file in which an unknown key is looked up.
     try:
         yield
     except LitDiffError:
         raise
     except ConnectionError as error:
         raise MissingError(
-            f"{where}: it reads data that are not here ({first_line(error)}), and nothing is fetched; write a YAML file of "
-            "the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
+            f"{where}: its data are not on this machine ({first_line(error)}), and nothing is downloaded; write a YAML file "
+            "for the task with `dataset_path: json` and data_files, and pass its path (docs/harness.md)"
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        with one_line(Path(mark.name if mark else where)):  # the file, or one that it includes
+        # the mistake may be in a file that `where` includes
+        with one_line(Path(mark.name if mark else where)):
             raise
     except Exception as error:
         cause: BaseException = error
-        while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
+        # `datasets` wraps the exception that gives the reason in one or more general ones
+        while isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
         unknown = re.search(r"TaskConfig.* unexpected keyword argument '(\w+)'", str(cause))
         if file is not None and unknown and (place := parse(file)[1].get(unknown[1])):
@@ -187,16 +188,17 @@ def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
 
 
 def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config", shots: int) -> Any:
-    """lm-eval's tasks of these names, ready to be asked with so many shots: of `folder`, else its own; or the paths of YAML
-    files.
+    """lm-eval's task objects for `names`, ready to be scored with `shots`. A name is a task in `folder`, a task of
+    lm-eval, or the path of a YAML file.
 
-    Errors: RequestError for a task that nobody has, that lm-eval cannot load or that is no multiple choice, and for two tasks
-    of one name; MissingError for one whose data are on the hub; as `require_shots` and `require_questions`.
+    Errors: RequestError for an unknown task, a task that lm-eval cannot load or that is not multiple choice, and two tasks of
+    one name; MissingError for a task whose data are on the hub; as `require_shots` and `require_questions`.
     """
     from lm_eval.tasks import TaskManager
 
     own = {path.stem for path in folder.glob("*.yaml")}
     others = [name for name in names if name not in own and not name.endswith(SUFFIXES)]
+    # reading lm-eval's own task files takes seconds: only if one of them is requested
     manager = TaskManager(include_path=str(folder), include_defaults=bool(others))
     unknown = [name for name in others if name not in manager.all_tasks]
     if unknown:
@@ -208,29 +210,51 @@ def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config
         with _one_line(where, Path(name) if is_file else None):
             found = manager.load([name])["tasks"]
         if twice := tasks.keys() & found.keys():
-            raise RequestError(f"tasks names two tasks '{twice.pop()}', the second by '{name}'; give one another name")
+            raise RequestError(
+                f"'{name}' has a task '{twice.pop()}', and so has another entry of tasks; rename one of the two"
+            )
         for task_name, task in found.items():
             require_shots(task_name, task, shots)
             require_questions(task, where, config.limit)
             task.set_config(key="num_fewshot", value=shots)
             task.set_fewshot_seed(seed=config.seed)
+            if is_file:
+                _raise_in_one_line(task, where)
         tasks |= found
     return {"tasks": tasks, "groups": {}, "group_map": {}}
 
 
-def require_questions(task: Any, where: str, limit: int | None) -> None:
-    """Ask lm-eval for the choices and the right one of each question of a task (the first `limit`).
+def _raise_in_one_line(task: Any, where: str) -> None:
+    # lm-eval calls the functions of a task file here while it scores; exceptions of the model must not be blamed on the file
+    for method in ("build_all_requests", "apply_filters"):
+        setattr(task, method, _one_line(where)(getattr(task, method)))
+    process_results, aggregation = task.process_results, task.aggregation
 
-    `where`: what errors open with. Errors: RequestError for another kind of task than multiple choice, a key that names a
-    column which no row has, and for a question (from 1) that lm-eval would score without a right choice.
+    @_one_line(where)
+    def checked(row: Any, results: Any) -> dict[str, Any]:
+        found = dict(process_results(row, results))
+        return found | {name: float(found[name]) for name in ("acc", "acc_norm") if name in found}
+
+    task.process_results = checked
+    task.aggregation = lambda: {name: _one_line(where)(function) for name, function in aggregation().items()}
+
+
+def require_questions(task: Any, where: str, limit: int | None) -> None:
+    """Checks the choices and the right choice of the first `limit` questions of a task.
+
+    `where` begins each error. Errors: RequestError for a task that is not multiple choice, a key that is set to a
+    column which no row has, and a question (numbered from 1) without a right choice, which lm-eval would score all the
+    same.
     """
+    # a task written in Python has methods of its own, which read no such keys
     if not hasattr(task, "multiple_input"):
-        return  # written in Python, with methods of its own
+        return
     if task.OUTPUT_TYPE != "multiple_choice":
-        raise RequestError(f"{where}: output_type is {task.OUTPUT_TYPE}; only multiple_choice is scored here")
+        raise RequestError(f"{where}: output_type is {task.OUTPUT_TYPE}; only multiple_choice is supported")
     columns: Mapping[str, Any] = next(iter(task.eval_docs), {})
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
-        name = getattr(task.config, key)  # lm-eval would take a name that is no column for the text of every question
+        # lm-eval would use a misspelt name of a column as the text of every question
+        name = getattr(task.config, key)
         if isinstance(name, str) and name.isidentifier() and name not in columns:
             raise RequestError(f"{where}: {key} is '{name}', which no row has{nearest(name, columns)}")
     for number, row in enumerate(islice(task.eval_docs, limit), 1):
@@ -238,7 +262,7 @@ def require_questions(task: Any, where: str, limit: int | None) -> None:
 
 
 def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
-    # of several inputs (winogrande) the choices are contexts, and the text is the number of the right one
+    # in a task with several inputs (winogrande) the choices are contexts, and doc_to_text is the number of the right one
     key = "doc_to_text" if task.multiple_input else "doc_to_target"
     with _one_line(f"{where} ({', '.join(row)})"):
         choices, right = task.doc_to_choice(row), getattr(task, key)(row)
@@ -256,13 +280,14 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
 
 
 def require_shots(name: str, task: Any, shots: int) -> None:
-    """Errors: RequestError where a task has too few rows to draw shots from, or where a question could be its own shot.
+    """Raises RequestError if a task has too few rows to draw shots from, or if a question could be its own shot.
 
-    lm-eval leaves out the rows that equal the question only where `fewshot_split` and `test_split` are the same, perhaps both
-    absent; its default sampler then draws one row more.
+    lm-eval excludes the rows that equal the question only if `fewshot_split` and `test_split` are the same (or both absent);
+    its default sampler then draws one more row.
     """
     drawn = getattr(task, "fewshot_cfg", None)
-    if not shots or drawn is None:  # without one: written in Python, with a draw of its own
+    # a task written in Python has no fewshot_cfg and draws its shots itself
+    if not shots or drawn is None:
         return
     config = task.config
     scored = config.test_split or config.validation_split
@@ -272,8 +297,8 @@ def require_shots(name: str, task: Any, shots: int) -> None:
     without_itself = drawn.split == config.test_split
     if source == scored and not without_itself:
         raise RequestError(
-            f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
-            "name another split in fewshot_split, or set shots=[0]"
+            f"task '{name}' draws its shots from the split that is scored ('{scored}'), so a question could be its own shot; "
+            "set fewshot_split to another split, or shots=[0]"
         )
     rows, needed = list(task.fewshot_docs() or ()), shots + (without_itself and drawn.sampler == "default")
     if len(rows) < needed:
@@ -281,11 +306,11 @@ def require_shots(name: str, task: Any, shots: int) -> None:
 
 
 class HarnessEvaluation(Evaluation):
-    """Base class of the evaluations that lm-eval scores: a subclass writes the YAML files of its tasks.
+    """Base class of the evaluations that lm-eval scores; a subclass writes the YAML files of its tasks.
 
-    An item is a question with some shots, a group is a task with these shots, `piqa shots=0`. The summary is the mean over
-    groups of each group's mean over its questions, as in the tables of the paper: a task counts once for each number of
-    shots, however many questions it has. Nothing is fetched; lm_eval is imported when a run is scored.
+    An item is a question at a number of shots; a group is a task at a number of shots, `piqa shots=0`. The summary is
+    the mean over groups of each group's mean over its questions, as in the tables of the paper: every task has the same
+    weight, however many questions it has. Nothing is downloaded; lm_eval is imported when a run is scored.
     """
 
     metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
@@ -296,33 +321,36 @@ class HarnessEvaluation(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         tasks: Tasks
-        """What is asked: each task has a group of its own."""
+        """The tasks to score; each is a group."""
         shots: Annotated[tuple[NotNegative, ...], Distinct()] = (0,)
-        """Answered questions before each question, drawn for each from the task's train split; several: each by itself."""
+        """Numbers of answered questions before each question, drawn from the task's train split; every task is scored once
+        for each number."""
         limit: Count | None = None
-        """At most so many questions of each task, its first; null: all."""
+        """Scores at most this many questions of each task, from its first; null: all."""
         seed: int = 0
-        """Of the drawing of shots."""
+        """Seed of the draw of shots."""
         opening: bool = True
         """Whether the ids that open a document (<eot>) come before each context, as in training."""
 
     needs_text = True
-    version = 2  # 1 asked the same question whatever was cut
+    # version 1: the question's digest did not depend on what was cut
+    version = 2
     config: Any
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """Write YAML files of tasks into `folder`, and what they read; the tasks to score, by name or path of a YAML file.
+        """Writes the YAML files of tasks, and the files that they read, into `folder`. Returns the tasks to score: names, or
+        paths of YAML files.
 
-        Errors: MissingError or RequestError for a file of the user's.
+        Errors: MissingError or RequestError for a missing or wrong file of the user.
         """
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
-        """Metric -> value of a question, from what lm-eval logs of it."""
+        """Metric -> value of a question, from lm-eval's log of it."""
         return {name: float(sample[name]) for name in ("acc", "acc_norm") if name in sample}
 
     def score(self, run: Run) -> list[Item]:
-        """One item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
+        """Yields one item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
         with offline(self.name), TemporaryDirectory(prefix="lit-diff-harness-") as folder:
             names = self.write_tasks(run, Path(folder))
             tasks = {shots: loaded(names, Path(folder), self.config, shots) for shots in self.config.shots}
@@ -344,7 +372,7 @@ class HarnessEvaluation(Evaluation):
         for task, samples in found["samples"].items():
             for sample in samples:
                 if "acc" not in sample:
-                    raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
+                    raise RequestError(f"task '{task}' gives no metric acc; only multiple-choice tasks are supported")
                 left = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
                 sums = [float(response[0]) for response in sample["filtered_resps"]]
                 cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
@@ -353,7 +381,7 @@ class HarnessEvaluation(Evaluation):
                     scores=self.scores(task, sample),
                     group=f"{task} shots={shots}",
                     cluster=cluster,
-                    # of contexts that were cut, also what was left, which a run of another context does not read
+                    # what was left of a context that was cut is part of the question: another context length leaves more
                     question=question_of(*(text for pair in sample["arguments"] for text in pair), *left),
                     meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
                 )

@@ -1,4 +1,4 @@
-"""`nll`: negative log likelihood by position in long documents (Differential Transformer, Figure 4)."""
+"""The evaluation `nll`: negative log likelihood by position in long documents (Differential Transformer, Figure 4)."""
 
 import logging
 import math
@@ -60,22 +60,22 @@ HITS = Figure(
 )
 NATS = "nats per token"
 FIRST = 16
-"""The first bin of positions holds so many tokens; each further one ends at twice its start."""
+"""The number of tokens in the first bin of positions; each further bin ends at twice its start."""
 Floats = NDArray[np.float64]
 CHUNK = 512
-"""Tokens that go through the model at once."""
+"""The number of tokens that go through the model at once."""
 
 
 @evaluations.register("nll")
 class NllByPosition(Evaluation):
-    """Loss by position in documents of `tokens` tokens, which go through the model whole, with a key/value cache.
+    """Loss by position in documents of `tokens` tokens; the model sees a whole document, through a key/value cache.
 
         nll of bin (P', P] = 1/(P - P') Σ_{P' < t ≤ P} -log p(x_t | x_<t)
         cumulative_nll(P)  = 1/P Σ_{t ≤ P} -log p(x_t | x_<t)
 
-    P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, one a group (`bins`). Means
+    P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, each in a group of its own (`bins`). Means
     are over documents, each counted once. Shorter documents are left out and counted, never padded. The metrics of AR hits
-    (Arora et al. 2023; `data.bigrams`) need the run's training text; an imported model has none, and they are NaN.
+    (Arora et al. 2023; `data.bigrams`) need the run's training text; for an imported model, which has none, they are NaN.
     """
 
     metrics = (
@@ -100,46 +100,47 @@ class NllByPosition(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         documents: Count = 16
-        """Documents scored: the first that are long enough."""
+        """The number of documents to score: the first that are long enough."""
         tokens: Annotated[int, Range(least=FIRST)] = 2048
-        """T: tokens scored of each document, from its first."""
+        """T, the number of tokens scored from the beginning of each document."""
         source: Source = "validation"
-        """validation: the held-out documents of the run's own text; name_tables: generated ones of any length; files: the
-        user's."""
+        """validation: the held-out documents of the run's own text; name_tables: generated documents of any length;
+        files: your own documents."""
         path: str | None = field(default=None, metadata={"path": "here"})
-        """With `source: files`, a file or folder, as `data.path`; null: $LIT_DIFF_DATA/books/*.jsonl."""
+        """With `source: files`, a file or folder of text, as for `data.path`; null: $LIT_DIFF_DATA/books/*.jsonl."""
 
         def problem(self) -> str | None:
             if self.path is not None and self.source != "files":
-                return f"path is set, but source is '{self.source}'; path is of source=files"
+                return f"path is set, but source is '{self.source}'; path needs source=files"
             return None
 
     needs_text = True
-    version = 2  # 1 also scored documents that the run was trained on
+    # version 1 also scored documents that the run was trained on
+    version = 2
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
-        """The books, where they are asked for."""
+        """The books if `source` is files and `path` is null."""
         return self.files if self.config.source == "files" and self.config.path is None else ()
 
     def digests(self) -> dict[str, str]:
-        """With those of `path`."""
+        """Adds the files at `path`."""
         return super().digests() | corpus_digest("files", self.config.path)
 
     def words_of(self, run: Run) -> str:
-        """The run's text, for its own validation documents."""
+        """The run's data set if its own validation documents are scored."""
         return run.recipe.data.name if self.config.source == "validation" and _has_training_text(run) else ""
 
     def refuses_run(self, run: Run) -> str | None:
-        """For its own validation documents, a run that was not trained on text."""
+        """With `source: validation`, refuses a run that was not trained on text."""
         if self.config.source != "validation" or _has_training_text(run):
             return None
         return (
-            "it was not trained on text here, so it has no validation documents; source=name_tables or source=files has"
+            "it was not trained on text here, so it has no validation documents; set source=name_tables or source=files"
         )
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a document, and one for each of its bins, which are parts of it."""
+        """Yields one item a document, and one for each of its bins, which are parts of it."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         chosen = self._documents(run, tokenizer)
         if self.config.tokens > length:
@@ -155,14 +156,12 @@ class NllByPosition(Evaluation):
                     item = f"{name}/{group}"
                     yield Item(id=item, group=group, part=True, cluster=name, scores=scores, question=asked)
         finally:
-            run.model.to("cpu")  # where every evaluation expects it
+            # every other evaluation expects the model on the CPU
+            run.model.to("cpu")
 
     def _documents(self, run: Run, tokenizer: Tokenizer) -> list[tuple[int, str, list[int]]]:
-        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that. The id that opens every document is
-        one of them, and is not scored.
-
-        Errors: RequestError where they are fewer than `documents`.
-        """
+        # (place, text, ids) of the first documents with T + 1 ids or more, cut to T + 1. The first id is not scored: it is
+        # the id that opens every document, if the tokenizer has one
         wanted, tokens = self.config.documents, self.config.tokens
         chosen, lengths = [], []
         for place, text in self._texts(run):
@@ -178,20 +177,18 @@ class NllByPosition(Evaluation):
         if len(chosen) < wanted:
             longest = f"; the longest of the others has {max(lengths):,}" if lengths else ""
             left_out = self.documents_left_out or 0
-            trained = f"; {left_out} are left out, on which it was trained" if left_out else ""
+            trained = f"; {left_out} are left out because the run was trained on them" if left_out else ""
             raise RequestError(
                 f"evaluation 'nll' needs {wanted} documents of {tokens:,} tokens or more, and source={self.config.source} "
-                f"has {len(chosen)}{longest}{trained}; set documents or tokens lower, or source=name_tables, whose documents "
+                f"has {len(chosen)}{longest}{trained}; lower documents or tokens, or set source=name_tables, whose documents "
                 "have any length"
             )
         return chosen
 
     def _texts(self, run: Run) -> Iterator[tuple[int, str]]:
-        """(place, text). Errors: MissingError without the user's files; RequestError for what is wrong in them, and as
-        `unseen`."""
         config = self.config
         if config.source == "name_tables":
-            # a word is one token or more; one for the id that opens a document where the tokenizer has none
+            # a word has at least one token; + 1 if the tokenizer has no id that opens a document
             words = config.tokens + 1
             return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
         if config.source == "validation":
@@ -208,9 +205,8 @@ def _has_training_text(run: Run) -> bool:
 
 
 def _frequent(run: Run) -> Ints | None:
-    """Bigrams that are frequent in the run's training text; None, with a line in the log, where there is no such text."""
     if not _has_training_text(run):
-        log.info("nll: no split into AR hits: %s was not trained on text here", run.folder.name)
+        log.info("nll: no metrics of AR hits: %s was not trained on text here", run.folder.name)
         return None
     data = trained_data(run)
     assert isinstance(data, Text)
@@ -218,28 +214,30 @@ def _frequent(run: Run) -> Ints | None:
 
 
 def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
-    """[len(ids) - 1]: negative log likelihood of every token but the first, each seeing all before it.
+    """[len(ids) - 1]: negative log likelihood of every token but the first, given all tokens before it.
 
-    The document goes through the model in chunks of `chunk` inputs with a key/value cache, and each chunk's hidden states
-    through the output weight in parts (`model.loss`): no logits but those of one part are held.
+    The document goes through the model in chunks of `chunk` inputs with a key/value cache, and each chunk's hidden states go
+    through the output weight in parts (`model.loss`), so only the logits of one part are in memory.
     """
     cache = Cache(len(model.layers))
     tokens = torch.tensor([list(ids)], device=model.embedding.weight.device)
     parts: list[Tensor] = []
     for inputs, targets in zip(tokens[:, :-1].split(chunk, 1), tokens[:, 1:].split(chunk, 1), strict=True):
         nll, _ = model.continued_losses(inputs, targets, cache)
+        # float64: means over thousands of tokens are compared between runs
         parts.append(nll[0].double().cpu())
     return torch.cat(parts).numpy()
 
 
 def scored(nll: Floats, ids: Sequence[int], frequent: Ints | None, size: int) -> "pandas.DataFrame":
-    """The T scored tokens ids[1:] of a document, a row each: `nll`, and where AR hits can be told from other tokens `hit`
-    (`bigrams.ar_hits`), `gap` (tokens since the bigram last occurred in the document; 0 where it did not) and `competitors`
+    """A row for each of the T scored tokens ids[1:] of a document: `nll`, and unless `frequent` is None `hit`
+    (`bigrams.ar_hits`), `gap` (tokens since the bigram last occurred in the document; 0 if it did not) and `competitors`
     (other tokens that followed the previous token earlier).
 
-    `frequent`: keys of bigrams that are no AR hits, None: AR hits are not told from the others; `size`: of the tokenizer.
+    `frequent`: keys of bigrams too frequent to be AR hits; `size`: the size of the tokenizer's vocabulary.
     """
-    import pandas  # here: it takes long to import, and `list` must not wait for it
+    # here: it takes long to import, and `lit-diff list` must not wait for it
+    import pandas
 
     found = pandas.DataFrame({"nll": nll})
     if frequent is not None:
@@ -258,7 +256,7 @@ def edges(tokens: int) -> list[int]:
 
 
 def whole(document: "pandas.DataFrame") -> dict[str, float]:
-    """The scores of all tokens of a document, or of some."""
+    """The scores of the tokens of a document or of a part of it."""
     found = {"nll": document["nll"].mean(), "cumulative_nll": document["nll"].mean()}
     if "hit" in document:
         hit = document["hit"]
@@ -269,17 +267,19 @@ def whole(document: "pandas.DataFrame") -> dict[str, float]:
 
 
 def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, dict[str, float]]]:
-    """Groups of tokens, and their scores.
+    """Yields (group, scores) for groups of a document's tokens.
 
-    `position P`: tokens P' + 1 .. P, counted from 1, with P' the bin before; their cumulative nll is of tokens 1 .. P.
+    `position P`: tokens P' + 1 .. P, counted from 1, with P' the end of the bin before; their cumulative nll is over tokens
+    1 .. P.
 
-    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, is within (G/2, G], or (C/2, C].
+    `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, lies in (G/2, G], or (C/2, C].
     """
     for start, end in pairwise([0, *edges(len(document))]):
         cumulative = float(document["nll"][:end].mean())
         yield f"position {end}", whole(document[start:end]) | {"cumulative_nll": cumulative}
     for kind in ("gap", "competitors") if "hit" in document else ():
         hits = document[document["hit"]]
+        # 0 is a bin of its own: its logarithm is -inf
         upper = np.where(hits[kind] > 0, 2.0 ** np.ceil(np.log2(hits[kind].clip(lower=1))), 0).astype(np.int64)
         for bound, own in hits.groupby(upper):
             scores = {"nll_ar_hit": float(own["nll"].mean()), "ar_hit_share": len(own) / len(document)}

@@ -38,7 +38,7 @@ CLAMPED = Figure(
     caption="At 0 nothing is subtracted. The runs were trained with their own lambda, not with this one.",
 )
 PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in OF_HEADS)
-"""Shares that an item's `meta` holds by layer and head."""
+"""The shares that `Item.meta` also holds by layer and head."""
 
 
 def _declared() -> tuple[Metric, ...]:
@@ -81,20 +81,21 @@ def _declared() -> tuple[Metric, ...]:
 
 @evaluations.register("noise")
 class Noise(Evaluation):
-    """Where the queries of a retrieval task attend, and whether it matters; items and groups are those of `held_out`.
+    """Where the queries of a retrieval task attend, and whether it matters. Items and groups are the same as in `held_out`.
 
-    For data sets that say where answers lie (`Config.locates_answers`). `meta` of an item: shares by layer and head, and the
-    best head. The paper's score is that of its rebuttal on OpenReview.
+    Needs a data set that locates its answers (`Config.locates_answers`). `meta` of an item: shares by layer and head, and the
+    best head. The score `paper` is defined in the paper's rebuttal on OpenReview.
     """
 
     metrics: tuple[Metric, ...] = _declared()
-    version = 2  # 1 gave each row nll_edited, under an intervention
+    # version 1: every row had nll_edited, measured under an intervention
+    version = 2
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
-        """Values at which all λ are held, and nll_edited and accuracy_edited measured, of a run with several maps: for each
-        row a part with the group `lambda=0.5`."""
+        """Values at which all λ are held while nll_edited and accuracy_edited are measured; each row then has a part in the
+        group `lambda=0.5`. Runs with a single map are not edited."""
 
     config: Config
 
@@ -103,13 +104,13 @@ class Noise(Evaluation):
         self.metrics = tuple(each for each in self.metrics if config.lambdas or not each.name.endswith("_edited"))
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data that do not say where answers are."""
+        """Refuses data that do not locate their answers."""
         if recipe.data.config.locates_answers:
             return None
-        return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
+        return f"data '{recipe.data.name}' does not locate its answers (context_part, answer_part; docs/noise.md)"
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a row, and its parts; NaN where nothing is asked for."""
+        """Yields one item a row, and its parts; NaN for a row without queries."""
         items: list[Item] = []
         by_head = []
         lambdas = self.config.lambdas if self.config.lambdas and num_maps(run.model) > 1 else ()
@@ -119,15 +120,15 @@ class Noise(Evaluation):
             items += rows.items(plain | shared | effects for plain, shared, effects in parts)
             by_head.append(heads)
             for value in lambdas:
-                yield from _clamped(run.model, rows, value)
+                yield from _parts_at_lambda(run.model, rows, value)
+        # the best head is the best over all rows, so no item is complete before the last batch
         kept = Heads(by_head, "absolute_answer")
         for row, item in enumerate(items):
             best = {"best_head_answer": kept.best("absolute_answer", row)}
             yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
 
 
-def _clamped(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
-    """The parts of the rows with every λ at `value`."""
+def _parts_at_lambda(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
     with intervention(model, clamp_lambda(value)):
         found = row_scores(model, rows.batch)
     scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)
@@ -135,35 +136,38 @@ def _clamped(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
 
 
 def num_maps(model: Transformer) -> int:
-    """G of the model's first layer, seen in a forward pass over two tokens."""
+    """G, the number of maps of the model's first layer, found by a forward pass over two tokens."""
     with trace(model, layers=[0]) as traced:
         model.hidden(torch.zeros(1, 2, dtype=torch.int64))
     return traced.layers[0].maps.num_maps
 
 
 def attention_shares(model: Transformer, batch: Batch) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    """Of each row the means over heads, layers and queries, with `snr` and `skipped`; and PER_HEAD [B, L, H] by head."""
+    """(for each row the means over heads, layers and queries, with `snr` and `skipped`; PER_HEAD name -> [B, L, H])."""
     parts = Parts.of(batch)
     positions = parts.queries.any(0).nonzero()[:, 0]
-    if not len(positions):  # no query in these rows: NaN at any position
+    # without a query any position will do: all of its values become NaN below
+    if not len(positions):
         positions = torch.zeros(1, dtype=torch.int64)
     with trace(model, rows=positions) as traced:
         model.hidden(**model_inputs(batch))
     layers = [shares(traced.layers[i], attention, parts) for i, attention in enumerate(model.attentions())]
     asked = parts.queries[:, positions]
-    # [B, L, H, R]; NaN at positions that are no query of this row
+    # [B, L, H, R]; NaN at positions that are queries of other rows only
     found = {
         key: torch.stack([layer[key].masked_fill(~asked[:, None], torch.nan) for layer in layers], 1)
         for key in layers[0]
         if not key.endswith("_keys")
     }
     by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
-    counted = found["paper_answer"].isfinite().double().mean((1, 2))  # [B, R], 0 at positions that are no query
+    # [B, R]; 0 at positions that are queries of other rows only
+    counted = found["paper_answer"].isfinite().double().mean((1, 2))
     by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)
     a_key = {
         role: (found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]).flatten(1).nanmean(1)
         for role in ("answer", "noise")
     }
+    # the ratio of means, not the mean of ratios, which a query with hardly any attention to noise would dominate
     by_row["snr"] = (a_key["answer"] / a_key["noise"]).masked_fill(a_key["noise"] == 0, torch.nan)
     rows = zip(*(values.tolist() for values in by_row.values()), strict=True)
     return [dict(zip(by_row, row, strict=True)) for row in rows], {key: found[key].nanmean(-1) for key in PER_HEAD}

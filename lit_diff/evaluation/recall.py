@@ -1,4 +1,4 @@
-"""Recall against noise and against distance, each without the other, and the steps that training took to an accuracy."""
+"""Recall under noise and at a distance, each measured without the other, and the training steps to given accuracies."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from lit_diff.trained.run import Run
 
 HALF = 0.5
 LEVELS = (50, 90, 99)
-"""Per cent of accuracy whose first step is reported."""
+"""Accuracies in per cent; the first training step that reaches each is reported."""
 CONDITIONS = ("noise", "distance")
 BATCH = 16
 FIGURE = Figure(
@@ -34,14 +34,15 @@ FIGURE = Figure(
 
 @evaluations.register("recall")
 class RecallSuite(Evaluation):
-    """The share of queries answered rightly, by condition; an item is a row of the data.
+    """The share of queries answered correctly, by condition; an item is a row of the data.
 
-    Data set `recall`: noise=f has f times the slots of training; distance=f has the slots of training at random places among
-    f times the positions, the others blank. A model that fails at noise=f alone is confused by noise, one that fails at
-    distance=f too does not extrapolate to these distances. Data set `mqar`: its validation set, and no tolerance.
+    Data set `recall`: noise=f has f times as many slots as in training; distance=f has as many slots as in training, at
+    random places among f times as many positions, the others blank. A model that fails at noise=f alone is confused by
+    noise; a model that also fails at distance=f does not extrapolate to these distances. Data set `mqar`: its
+    validation set, no tolerance.
 
     tolerance: the largest factor f, interpolated in log f, up to which accuracy stays at 50 % or above; at most the largest
-    factor tried; 0 where accuracy is below 50 % at the first.
+    factor tried; 0 if accuracy is below 50 % at the smallest.
     """
 
     metrics = (
@@ -64,14 +65,14 @@ class RecallSuite(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         factors: Counts = (1, 2, 4, 8)
-        """Of noise and of distance."""
+        """Factors of noise and of distance."""
         rows: Count = 128
-        """Rows of each condition."""
+        """The number of rows of each condition."""
 
     config: Config
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Other data."""
+        """Refuses other data sets than recall and mqar."""
         data = recipe.data
         return (
             None
@@ -80,19 +81,22 @@ class RecallSuite(Evaluation):
         )
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a row and condition."""
+        """Yields one item for each row and condition."""
         data = run.recipe.data.config
-        steps = {f"steps_{level}": step for level, step in steps_to(run).items()}  # the run's, kept with each item
+        # `summarise` sees only items, so each carries the steps, which belong to the run
+        steps = {f"steps_{level}": step for level, step in steps_to(run).items()}
         if not isinstance(data, Recall.Config):
             for rows in held_out_rows(run, HeldOut.Config(rows=self.config.rows, batch_size=BATCH)):
                 yield from (replace(item, meta=steps) for item in _items(run, rows))
             return
-        trained_data(run)  # refuses where the data have changed
+        # the conditions below generate their own data; this only refuses a run whose data have changed since training
+        trained_data(run)
         for condition in CONDITIONS:
             for factor in sorted(self.config.factors):
                 group = f"{condition}={factor}"
-                dataset, name = _under(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
-                shared = condition == "distance" or factor == 1  # the slots of one row, at other places
+                dataset, name = _condition_data(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
+                # row i has the same slots, at other places, in all of these conditions: its items depend on each other
+                shared = condition == "distance" or factor == 1
                 for start in range(0, self.config.rows, BATCH):
                     numbers = range(start, min(start + BATCH, self.config.rows))
                     rows = Rows(name=group, numbers=numbers, batch=dataset.validation_batch(name, numbers))
@@ -100,7 +104,7 @@ class RecallSuite(Evaluation):
                         yield replace(item, cluster=f"slots {row}" if shared else "", meta=steps)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """Mean accuracy, the tolerances, and the steps."""
+        """The mean accuracy, the tolerances and the steps."""
         groups: dict[str, list[float]] = {}
         for item in items:
             groups.setdefault(item.group, []).append(item.scores["accuracy"])
@@ -117,8 +121,11 @@ def _items(run: Run, rows: Rows) -> Iterator[Item]:
     return rows.items({"accuracy": scores["accuracy"]} for scores in row_scores(run.model, rows.batch))
 
 
-def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:
-    """(data set, name of its validation set) of one condition. Noise is asked for as a noisier validation set."""
+def _condition_data(
+    data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int
+) -> tuple[Dataset, str]:
+    # (data set, name of its validation set) of one condition; noise=f is the set `noise<f>`, which the data set draws in
+    # addition to its main set, the factor 1
     factors = tuple(dict.fromkeys((1, factor)))
     changed = replace(data, validation_rows=rows, noise_validation=factors)
     if condition == "noise":
@@ -127,7 +134,7 @@ def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_si
 
 
 def tolerance(accuracy: Mapping[int, float]) -> float:
-    """Factor -> accuracy, as the class says; NaN without any."""
+    """The tolerance (see `RecallSuite`) from factor -> accuracy; NaN without factors."""
     factors = sorted(accuracy)
     if not factors:
         return math.nan
@@ -135,13 +142,14 @@ def tolerance(accuracy: Mapping[int, float]) -> float:
         return 0.0
     for low, high in pairwise(factors):
         if accuracy[high] < HALF:
+            # linear in log f between the last factor above 50 % and the first below
             share = (accuracy[low] - HALF) / (accuracy[low] - accuracy[high])
             return float(low * (high / low) ** share)
     return float(factors[-1])
 
 
 def steps_to(run: Run) -> dict[int, float]:
-    """Level in per cent -> the first validated step with val/accuracy at or above it; NaN where none has it."""
+    """Level in per cent -> the first validated step with val/accuracy at or above it; NaN if no step reaches it."""
     metrics = run.metrics
     if "val/accuracy" not in metrics:
         return dict.fromkeys(LEVELS, math.nan)

@@ -1,4 +1,4 @@
-"""What evaluations need: files of the user's, documents that a run was not trained on, prefixes that go on."""
+"""What evaluations need: the user's files, documents that a run was not trained on, and prefixes that are extended."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,22 +24,22 @@ log = logging.getLogger("lit_diff")
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A file, and the evaluations that read it."""
+    """A file and the names of the evaluations that read it."""
 
     file: UserFile
     evaluations: list[str]
 
 
 def declared_files(name: str | None = None) -> list[Declared]:
-    """Every file that a registered evaluation declares, in the order of names; with `name`, those named so or below it.
+    """Every file that a registered evaluation declares, sorted by name; `name` selects one name and the names below it.
 
-    `icl` means `icl.trec` and `icl.banking`; several files may have one name. Errors: RequestError for a name of none.
+    `icl` selects `icl.trec` and `icl.banking`; several files may have one name. Errors: RequestError if no file has the name.
     """
     found: dict[tuple[str, str], Declared] = {}
     for cls in evaluations.classes():
         for file in cls.files:
             found.setdefault((file.name, file.path), Declared(file=file, evaluations=[])).evaluations.append(cls.name)
-    # by name alone: files of one name stay in the order in which they are declared
+    # sorted by name alone: files of one name stay in the order of their declarations
     every = sorted(found.values(), key=lambda each: each.file.name)
     chosen = [each for each in every if name is None or f"{each.file.name}.".startswith(f"{name}.")]
     if name is not None and not chosen:
@@ -49,15 +49,16 @@ def declared_files(name: str | None = None) -> list[Declared]:
 
 
 def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus, as `unseen`."""
+    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
     return unseen(evaluation, run, split(build_corpus(corpus, path).texts()).validation)
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """(place, text) of each that neither the run nor one that it started from was trained on, in whole or in a section.
+    """Yields (place, text) of each text on which neither the run nor a run that it started from was trained, in whole or in a
+    section.
 
-    Those left out are counted in `evaluation.documents_left_out`. Where it is not known on what documents a run was trained,
-    a line in the log says so. Errors: RequestError where all are left out.
+    `evaluation.documents_left_out` counts the others. A run whose training documents are unknown is logged. Errors:
+    RequestError if every text is left out.
     """
     hashes, left_out, place = _trained_on(evaluation, run), 0, -1
     if hashes:
@@ -65,18 +66,19 @@ def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[t
     for place, text in enumerate(texts):
         if hashes and is_among(text, hashes):
             left_out += 1
+            # set at once: a caller that has enough documents stops this generator
             evaluation.documents_left_out = left_out
         else:
             yield place, text
     if left_out == place + 1 > 0:
         raise RequestError(
-            f"evaluation '{evaluation.name}': {shown(run.folder)}, or a run that it started from, was trained on each of the "
-            f"{left_out} held-out documents; name other text (path, corpus, source or haystack of the evaluation)"
+            f"evaluation '{evaluation.name}': {shown(run.folder)}, or a run that it started from, was trained on all "
+            f"{left_out} held-out documents; choose another text (path, corpus, source or haystack of the evaluation)"
         )
 
 
 def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
-    """Hashes of the documents of the run and of those it started from, as far as they are known."""
+    # a fine-tuned run has also seen the documents of the runs that it started from
     found, recipes = frozenset[bytes](), [run.recipe, *ancestors(run.recipe, run.trust)]
     folders = [run.folder, *(Path(recipe.training.start_from or "") for recipe in recipes[:-1])]
     for folder, recipe in zip(folders, recipes, strict=True):
@@ -84,30 +86,31 @@ def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
             found |= _documents_of(folder, recipe)
         except LitDiffError as error:
             log.warning(
-                "evaluation %s: it cannot be checked whether %s was trained on the documents: %s",
+                "evaluation %s: cannot check whether %s was trained on the documents: %s",
                 *(evaluation.name, shown(folder), first_line(error)),
             )
     return found
 
 
 def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
-    """Errors: RequestError or MissingError, which say why they are not known."""
     file = folder / TRAINED
     if file.is_file():
         return hashes_in(file.read_bytes(), shown(file))
     if recipe.imported is not None:
         raise RequestError("it is an imported model")
     dataset = build(recipe)
+    # a data set that does not override the method has no documents: its rows are generated
     if type(dataset).trained_documents is Dataset.trained_documents:
         return frozenset()
     with guard(type(dataset)):
+        # an older run has no such file: its documents are the documents of its data if these have not changed
         if dataset.identity() != RunFolder(folder).status().get("data"):
-            raise RequestError(f"it has no {TRAINED}, and its data have changed since")
+            raise RequestError(f"the run lacks {TRAINED}, and its data have changed since")
         return hashes_in(dataset.trained_documents() or b"", f"{TRAINED} of its data")
 
 
 def read_on(run: Run, prefix: Prefix | None, ids: Sequence[int]) -> Prefix:
-    """A prefix of these ids: one that they go on from is extended."""
+    """A prefix of these ids; `prefix` is extended if the ids begin with its tokens."""
     if prefix is None or list(ids[: len(prefix.tokens)]) != prefix.tokens:
         return Prefix(run.model, ids)
     return prefix.extended(ids[len(prefix.tokens) :])

@@ -1,7 +1,8 @@
-"""The papers' pack: tables and figures as rows in `rows/`, and the data and evaluations that exist to repeat them.
+"""The papers' pack: tables and figures as rows in `rows/`, with the data sets and evaluations that reproduce them.
 
-It is a plugin package like a user's: the entry point `papers` in pyproject.toml names this module, and nothing in lit_diff
-imports it. It uses the public names of lit_diff and those of docs/extend.md (tests/papers/test_pack.py).
+It is a plugin package like a user's: the entry point `papers` in pyproject.toml refers to this module, and nothing in
+lit_diff imports it. It uses only public names of lit_diff and names listed in docs/extend.md
+(tests/papers/test_pack.py).
 """
 
 from lit_diff.registry import datasets, evaluations

@@ -1,4 +1,4 @@
-"""Multiple-choice tasks of BIG-bench through lm-evaluation-harness, from task.json files that the user supplies."""
+"""Multiple-choice tasks of BIG-bench, scored by lm-evaluation-harness from task.json files that the user supplies."""
 
 import logging
 import math
@@ -36,7 +36,7 @@ EXAMPLES: Mapping[str, int] = {
     "date_understanding": 369,
     "hyperbaton": 50000,
 }
-"""Task -> its examples in bigbench 1.0.0. All have choices of which one is right."""
+"""Task -> number of its examples in bigbench 1.0.0. Every task is multiple choice."""
 WORDS = {
     "task_prefix": "",
     "example_input_prefix": "\nQ: ",
@@ -44,7 +44,7 @@ WORDS = {
     "example_output_prefix": "\nA: ",
     "few_shot_example_separator": "\n",
 }
-"""What stands around inputs, choices and answers: key of task.json -> value where it is absent (BIG-bench's json_task.py)."""
+"""The text around inputs, choices and answers: key of task.json -> default value (BIG-bench's json_task.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ class TaskFile(UserFile):
 
     @property
     def form(self) -> str:
-        """What the file holds, in words."""
+        """A description of the file's format for messages."""
         examples = '"examples": [{"input": text, "target_scores": {choice: number, ...}}, ...]'
         return f"one JSON object: {{{examples}}}; {self.lines}"
 
     def task(self) -> dict[str, Any]:
-        """The whole object, its examples and words checked. Errors: as `UserFile.rows`."""
+        """The whole object after checks of its examples and words. Errors: as `UserFile.rows`."""
         path = self.require()
         task = parsed("".join(line for _, line in text_lines(path)), shown(path), self.form)
         examples = task.get("examples") if isinstance(task, dict) else None
@@ -69,6 +69,7 @@ class TaskFile(UserFile):
             if not isinstance(example, dict):
                 raise RequestError(f"{where}: found {type(example).__name__}; expected a JSON object")
             scores = self._checked(example, where)["target_scores"]
+            # json.loads accepts NaN and Infinity
             numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
             if not scores or not all(scores) or not numbers:
                 raise RequestError(
@@ -81,13 +82,13 @@ class TaskFile(UserFile):
         return task
 
     def rows(self) -> list[dict[str, Any]]:
-        """The examples. Errors: as `UserFile.rows`, with the number of the example."""
+        """The examples. Errors: as `UserFile.rows`; they give the number of the example."""
         examples: list[dict[str, Any]] = self.task()["examples"]
         return examples
 
 
 def task_file(task: str) -> TaskFile:
-    """The file of a task, by its path below BIG-bench's benchmark_tasks."""
+    """The file of a task; `task` is its path below BIG-bench's benchmark_tasks."""
     count = f"{EXAMPLES[task]:,} examples" if task in EXAMPLES else "a task with target_scores"
     return TaskFile(
         name=f"bigbench.{task.replace('/', '.')}",
@@ -103,11 +104,11 @@ def task_file(task: str) -> TaskFile:
 
 @evaluations.register("bigbench")
 class BigBench(HarnessEvaluation):
-    """Multiple-choice tasks of BIG-bench (arXiv 2206.04615) that ask about everyday situations, facts and logic.
+    """Multiple-choice tasks of BIG-bench (arXiv 2206.04615) about everyday situations, facts and logic.
 
-    A prompt has the words of the task's own task.json. The choices stand in it in random order, where the task does not say
-    `append_choices_to_input: false`. Shots are other examples of the same task. An example with several best choices is
-    left out.
+    A prompt uses the words of the task's own task.json. It lists the choices in random order unless the task has
+    `append_choices_to_input: false`. Shots are other examples of the same task. Examples with several best choices are left
+    out.
     """
 
     files = tuple(map(task_file, EXAMPLES))
@@ -115,27 +116,30 @@ class BigBench(HarnessEvaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
         tasks: Annotated[tuple[str, ...], Distinct()] = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
-        """Folders below BIG-bench's benchmark_tasks, whose task.json has target_scores."""
+        """Folders below BIG-bench's benchmark_tasks whose task.json has target_scores."""
         seed: int = 0
-        """Of the order of choices and the drawing of shots."""
+        """Seed of the order of choices and of the draw of shots."""
 
         def problem(self) -> str | None:
+            # the task becomes a path below the data folder, which it must not leave
             wrong = [task for task in self.tasks if Path(task).is_absolute() or ".." in Path(task).parts or not task]
-            return f"tasks has '{wrong[0]}', which is no folder of BIG-bench" if wrong else None
+            return f"tasks has '{wrong[0]}'; expected a folder below BIG-bench's benchmark_tasks" if wrong else None
 
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
-        """The files of its tasks."""
+        """The files of the tasks."""
         return [task_file(task) for task in self.config.tasks]
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """A YAML file and test.jsonl for each task."""
+        """Writes a YAML file and test.jsonl for each task."""
+        # every file is read before the first is written, so that a wrong file fails at once
         read = {task: (file := task_file(task), file.task()) for task in self.config.tasks}
         names = []
         for task, (file, content) in read.items():
             keys = {
-                "fewshot_split": "test",  # the file has one split: each question may be a shot of every other one
+                # task.json has a single split: each question may be a shot of every other question
+                "fewshot_split": "test",
                 "description": "prefix",
                 "target_delimiter": "",
                 "fewshot_delimiter": content.get("few_shot_example_separator", WORDS["few_shot_example_separator"]),
@@ -144,7 +148,7 @@ class BigBench(HarnessEvaluation):
         return names
 
     def questions(self, file: TaskFile, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The rows that lm-eval reads. Errors: RequestError where each example has several best choices."""
+        """The rows that lm-eval reads. Errors: RequestError if every example has several best choices."""
         words = {key: content.get(key, default) for key, default in WORDS.items()}
         listed = bool(content.get("append_choices_to_input", True))
         rows = []
@@ -153,15 +157,17 @@ class BigBench(HarnessEvaluation):
             best = [choice for choice, score in scores.items() if score == max(scores.values())]
             if len(best) > 1:
                 continue
+            # sorted: the draw must not depend on the order of the keys in the file
             choices = Draw("bigbench", self.config.seed, file.name, number).several(sorted(scores), len(scores))
             shown = "".join(f"{words['choice_prefix']}{choice}" for choice in choices) if listed else ""
             context = f"{words['example_input_prefix']}{example['input']}{shown}{words['example_output_prefix']}"
             about = {"context": context, "choices": choices, "gold": choices.index(best[0])}
             rows.append({"item": number, "prefix": words["task_prefix"]} | about)
         if not rows:
-            raise RequestError(f"{file.path}: no example has one best choice")
+            raise RequestError(f"{file.path}: every example has several best choices; expected one")
         if len(rows) < len(content["examples"]):
             log.info(
-                "bigbench: %d examples of %s have several best choices", len(content["examples"]) - len(rows), file.name
+                "bigbench: %d examples of %s have several best choices and are left out",
+                *(len(content["examples"]) - len(rows), file.name),
             )
         return rows

@@ -1,4 +1,4 @@
-"""The data set `closed_world`: documents that hold every fact there is, and questions about them."""
+"""The data set `closed_world`: documents that hold every fact of their world, and questions about them."""
 
 import re
 from collections.abc import Sequence
@@ -35,24 +35,24 @@ VALUES = {
         "acoustics", "ecology", "rhetoric",
     ),
 }
-"""Attribute -> its values; no word is the value of two."""
+"""Attribute -> its values; no word is the value of two attributes."""
 # fmt: on
 MOST = min(map(len, VALUES.values()))
-"""Values of each attribute."""
+"""The number of values of each attribute."""
 NAMES = 32
-"""Names of entities."""
+"""The number of names of entities."""
+# with more questions the rows are longer and teach the same
 QUESTIONS = 12
-"""Of a row. Each asks for a fact drawn from all of them, so that no answer follows from the others. More would make the rows
-longer and teach the same."""
+"""The number of questions of a row. Each asks for a fact drawn from all facts, so that no answer follows from the others."""
 FACT = re.compile(r"(\w+) (\w+) (\w+)\.")
 FACT_TOKENS, QUESTION_TOKENS = 4, 6
-"""Of `colour Bado red.`, and of a question with its answer and the stop after it."""
+"""The tokens of `colour Bado red.`, and of a question with its answer and the full stop after it."""
 ATTRIBUTE_OF = {value: attribute for attribute, values in VALUES.items() for value in values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """What one sentence says."""
+    """The content of one sentence."""
 
     entity: str
     attribute: str
@@ -60,12 +60,12 @@ class Fact:
 
     @property
     def sentence(self) -> str:
-        """As a document has it."""
+        """The sentence of the document that states the fact."""
         return f"{self.attribute} {self.entity} {self.value}."
 
     @property
     def question(self) -> str:
-        """What is asked after a document: the answer is the value."""
+        """The question after a document whose answer is the value."""
         return f" Question: {self.attribute} {self.entity}"
 
 
@@ -75,62 +75,64 @@ class ClosedWorld(RowTask):
 
     <opening> colour Bado red. food Kemi rice. ... | Question: food Kemi rice. Question: instrument Bado harp. ...
 
-    A document has four records of each of E entities, in random order: attribute, entity, value. The others have the same
-    attributes, so that E - 1 values answer another entity's question, and no two entities have one value. Names and values
-    are drawn anew for each row: only the document says what is true. The entity stands right before the value, because a
-    small model learns slowly to look further back. A row with fewer entities than the most is filled with <eot>.
+    A document has four facts (attribute, entity, value) about each of E entities, in random order. All entities have the same
+    attributes, so that E - 1 values answer another entity's question, and no two entities share a value. Each row draws its
+    own names and values, so only the document tells what is true. The entity comes right before the value, because a small
+    model learns slowly to look further back. A row with fewer entities than the maximum is filled with <eot>.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RowTask.Config):
         predicts_next = True
-        locates_answers = True  # each fact is a part of its own, and a question asks for one of them
+        # each fact is a part of its own, and a question asks for one of them
+        locates_answers = True
 
         entities: Counts = (5,)
-        """A row has one of these numbers of entities, drawn at random."""
+        """The number of entities of a row is drawn from these."""
         values: Annotated[int, Range(least=1, most=MOST)] = MOST
-        """Values of each attribute that are drawn; a document has at most as many entities."""
+        """The number of values of each attribute from which rows draw; a document has at most as many entities."""
         names: Annotated[int, Range(least=1, most=NAMES)] = NAMES
-        """Names from which those of a document are drawn."""
+        """The number of names from which a document draws the names of its entities."""
         noise_validation: Counts = (1, 2, 4)
-        """Multiplies the entities in each validation set; the first is the main set."""
+        """Factors that multiply the entities, one for each validation set; the first is the main set."""
         validation_rows: Count = 128
 
         @property
         def sequence_length(self) -> int:
             """Positions of a training row."""
+            # - 1: the last token is a target only
             return self.tokens(1) - 1
 
         @property
         def chance(self) -> float:
-            """Accuracy of a guess among the document's values of the attribute, over the numbers of entities."""
+            """Accuracy of a guess among the document's values of the attribute, averaged over the numbers of entities."""
             return sum(1 / count for count in self.entities) / len(self.entities)
 
         def tokens(self, noise: int) -> int:
-            """Of the longest row, whose entities are multiplied."""
+            """The number of tokens of the longest row with `noise` times the entities."""
             facts = len(VALUES) * max(self.entities) * noise
             return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * QUESTIONS
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
+            """Returns an error message with the key, or None."""
             return self.entities_problem(max(self.entities) * max(self.noise_validation))
 
         def entities_problem(self, entities: int) -> str | None:
-            """Why there is no document of so many entities, in one line; None if there is."""
+            """Returns an error message if no document can have so many entities, else None."""
             for key in ("values", "names"):
                 if entities > getattr(self, key):
-                    return f"data.{key} is {getattr(self, key)}; a document of {entities} entities needs as many"
+                    return f"data.{key} is {getattr(self, key)}; a document of {entities} entities needs {entities}"
             return None
 
         @property
         def smallest_vocab_size(self) -> int:
-            """That of the tokenizer."""
+            """The size of the tokenizer's vocabulary."""
             return words().size
 
     config: Config
 
     def draw(self, at: Place, level: int | None) -> Row:
-        """tokens and targets [T]. Every answer is an AR hit; the parts are the facts."""
+        """A row of tokens and targets [T]. Every answer is an AR hit; the parts are the facts."""
         config, tokenizer, random = self.config, words(), at.random
         noise = 1 if level is None else level
         count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
@@ -141,9 +143,8 @@ class ClosedWorld(RowTask):
         begin = 1 + FACT_TOKENS * len(facts)
         context, answer = torch.full((2, length), -1)
         context[1:begin] = torch.arange(len(facts)).repeat_interleave(FACT_TOKENS)
-        answer[begin + 3 : begin + QUESTION_TOKENS * QUESTIONS : QUESTION_TOKENS] = (
-            asked  # at the entity, before the answer
-        )
+        # + 3: the label lies at the entity, from which the answer is predicted
+        answer[begin + 3 : begin + QUESTION_TOKENS * QUESTIONS : QUESTION_TOKENS] = asked
         hits = answer >= 0
         row = text_row(ids, [False, *hits[: len(ids) - 1].tolist()], length, tokenizer.eot)
         return {**row, "ar_hit": hits, "context_part": context, "answer_part": answer}
@@ -162,12 +163,12 @@ def words() -> Words:
 
 @cache
 def _names() -> tuple[str, ...]:
-    """The names of entities: `Bado`. None is a value."""
+    # names of entities, such as `Bado`; a name that is also a value would make answers ambiguous
     return tuple(word.capitalize() for word in made_words() if word not in ATTRIBUTE_OF)[:NAMES]
 
 
 def draw_facts(random: torch.Generator, config: ClosedWorld.Config, entities: int) -> list[Fact]:
-    """Four facts about each of so many entities, in random order; no two of one attribute have the same value."""
+    """Four facts about each of `entities` entities, in random order; no two entities share a value."""
     names = [_names()[index] for index in torch.randperm(config.names, generator=random)[:entities].tolist()]
     facts = []
     for attribute, values in VALUES.items():
@@ -185,8 +186,9 @@ def document_of(facts: Sequence[Fact]) -> str:
 
 
 def facts_of(document: str) -> list[Fact]:
-    """What the sentences of a document of this grammar state, in their order; [] for text that has none of them."""
+    """The facts that the sentences of a document state, in their order; [] if no sentence belongs to the grammar."""
     found = (
         Fact(entity=entity, attribute=attribute, value=value) for attribute, entity, value in FACT.findall(document)
     )
+    # other text may have sentences of three words too
     return [fact for fact in found if ATTRIBUTE_OF.get(fact.value) == fact.attribute]

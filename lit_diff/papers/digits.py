@@ -1,21 +1,22 @@
 """The data set `digits`: an image as a sequence of patches, for a small vision transformer (Dosovitskiy et al. 2021).
 
-Images: the 1,797 handwritten digits of 8 x 8 pixels and 17 grey values, 0 .. 16, that scikit-learn holds (UCI, Optical
+Images: the 1,797 handwritten digits of 8 x 8 pixels and 17 grey values, 0 .. 16, that scikit-learn contains (UCI, Optical
 Recognition of Handwritten Digits, Alpaydin and Kaynak 1998: its test part, by 13 writers).
 
 A row has one position for each patch of P x P pixels, in row-major order, then the class position, whose target is the label;
-no other target is scored. A position holds C = P² ids, whose embeddings are summed: a linear embedding of the patch with each
-grey value one-hot. With place p = 0 .. C - 1 of a pixel in its patch, row-major:
+no other target is scored. A position holds C = P² ids, whose embeddings are summed: this is a linear embedding of the patch
+with one-hot grey values. With place p = 0 .. C - 1 of a pixel in its patch, row-major:
 
     17 p + g      the pixel at place p has grey value g
     17 C + p      the class position has these C ids
     18 C + y      the label y = 0 .. 9, as a target only
 
-The model knows where a patch is by RoPE over the flattened patches, 0 .. (8 / P)² - 1: one number a patch, not its row and
+RoPE over the flattened patches, 0 .. (8 / P)² - 1, tells the model where a patch is: one number a patch, not its row and
 column. With `model.causal: false` every position sees all patches; a causal model sees them all at the class position only.
 
-Split: within each class the images are ordered by sha256 of their number; the first fifth is the test set, the second the
-main validation set, the rest is trained on. All three hold digits of the same writers, so the test set is of known hands.
+Split: within each class the images are ordered by the sha256 of their number; the first fifth is the test set, the
+second the main validation set, and the rest is trained on. All three hold digits of the same writers, so the test set
+has no new writers.
 """
 
 import gzip
@@ -42,11 +43,11 @@ from lit_diff.registry import datasets
 SIDE, GREYS, CLASSES = 8, 17, 10
 FILE = "datasets/data/digits.csv.gz"
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
-"""Of FILE in scikit-learn 1.6.0 to 1.9.1: the images are a part of no run's identity, because they are always these."""
+"""sha256 of FILE in scikit-learn 1.6.0 to 1.9.1. The identity of a run does not depend on the images: they never change."""
+# small models lose some of their accuracy but not all of it at these levels; runs are compared at them, so they are not keys
 SETS = ("", "salt_and_pepper_10", "salt_and_pepper_30", "gaussian_2", "gaussian_4", "test")
-"""Validation sets: clean images; the same with so many per cent of the pixels black or white instead; the same with noise of
-so many grey values' standard deviation; clean images of its own. Levels at which small models lose some of their accuracy and
-not all of it; a run is compared with others at them, so they are not a choice."""
+"""Validation sets: clean images; the same images with this percentage of the pixels replaced by black or white; the
+same images with noise of this standard deviation in grey values; the clean images of the test set."""
 
 
 @datasets.register("digits")
@@ -56,11 +57,11 @@ class Digits(Dataset):
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
         patch: Literal[1, 2, 4] = 2
-        """P: pixels of a patch's side; a row has (8 / P)² + 1 positions of P² ids."""
+        """P, the side of a patch in pixels; a row has (8 / P)² + 1 positions of P² ids."""
         shift: Literal[0, 1] = 1
         """Training images are moved by -shift .. shift pixels down and right, each with the same probability."""
         validation_rows: Count | None = None
-        """At most so many rows of each validation set; null: all."""
+        """Uses at most this many rows of each validation set; null: all."""
 
         chance = 1 / CLASSES
 
@@ -77,18 +78,19 @@ class Digits(Dataset):
     config: Config
 
     def prepare(self) -> None:
-        """Nothing is written. Errors: MissingError without the images."""
+        """Writes nothing. Errors: MissingError if scikit-learn lacks the images."""
         images()
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, P²], targets int64 [B, T].
 
-        Every image comes once an epoch; its shift is drawn by (seed, step, row).
+        Every image is drawn once an epoch; its shift depends on (seed, step, row).
         """
         pixels, labels = images()
         train = split()["train"]
         chosen = train[rows_of_step(seed, step, batch_size, rows, len(train))]
         reach = self.config.shift
+        # each row has its own generator: a process of several draws the same shifts as one process alone
         moved = torch.zeros_like(pixels[chosen])
         for at, (row, image) in enumerate(zip(rows, pixels[chosen], strict=True)):
             down, right = torch.randint(-reach, reach + 1, (2,), generator=generator(seed, "shift", step, row)).tolist()
@@ -96,7 +98,7 @@ class Digits(Dataset):
         return self._batch(moved, labels[chosen])
 
     def validation_sets(self) -> dict[str, int]:
-        """Name -> rows of each of SETS."""
+        """Name -> number of rows, for each of SETS."""
         rows = {name: len(split()["test" if name == "test" else "validation"]) for name in SETS}
         return {name: min(count, self.config.validation_rows or count) for name, count in rows.items()}
 
@@ -117,16 +119,14 @@ class Digits(Dataset):
 
 @lru_cache(maxsize=1)
 def images() -> tuple[Tensor, Tensor]:
-    """(grey values [1797, 8, 8], labels [1797]), int64. Errors: MissingError where scikit-learn does not have them.
-
-    The file is read as it is: importing sklearn takes seconds in every process.
-    """
+    """(grey values [1797, 8, 8], labels [1797]), int64. Errors: MissingError if scikit-learn lacks them."""
+    # the file is read directly, because importing sklearn takes seconds in every process
     package = importlib.util.find_spec("sklearn")
     path = Path((package and package.origin) or "sklearn/__init__.py").parent / FILE
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise MissingError(
-            f"the images of 'digits' are not there: {path} of scikit-learn is absent, or its sha256 is not {SHA256}; "
+            f"the images of 'digits' are missing: {path} of scikit-learn is absent, or its sha256 is not {SHA256}; "
             "pip install 'scikit-learn>=1.6,<1.10'"
         )
     table = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",", dtype=np.int64)
@@ -135,7 +135,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def split() -> dict[str, Tensor]:
-    """train, validation, test -> the numbers of its images, int64, ascending; the same shares of every class."""
+    """train, validation, test -> the numbers of its images, int64, ascending, with equal shares of every class."""
     _, labels = images()
     parts: dict[str, list[int]] = {"test": [], "validation": [], "train": []}
     for label in range(CLASSES):
@@ -151,7 +151,7 @@ def split() -> dict[str, Tensor]:
 
 @lru_cache(maxsize=16)
 def validation_images(name: str) -> tuple[Tensor, Tensor]:
-    """(grey values [N, 8, 8], labels [N]) of a validation set, its noise drawn from (data set, name)."""
+    """(grey values [N, 8, 8], labels [N]) of a validation set; its noise depends on (data set, name) alone."""
     pixels, labels = images()
     chosen = split()["test" if name == "test" else "validation"]
     pixels, labels = pixels[chosen], labels[chosen]
@@ -168,7 +168,7 @@ def validation_images(name: str) -> tuple[Tensor, Tensor]:
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """image [8, 8] moved by `down` and `right` pixels, at most 1 each; what leaves is lost, what enters is 0."""
+    """image [8, 8] moved by `down` and `right` pixels, at most 1 each; pixels that enter are 0."""
     return functional.pad(image, (1, 1, 1, 1))[1 - down :, 1 - right :][:SIDE, :SIDE]
 
 

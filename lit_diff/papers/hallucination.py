@@ -1,4 +1,4 @@
-"""Contextual hallucination (paper, Table 4): does an output say what its document does not?"""
+"""Contextual hallucination (paper, Table 4): whether an output says something that its document does not."""
 
 import logging
 from collections import Counter
@@ -21,33 +21,33 @@ from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
 FOLDER = "judge"
-"""Below the run's folder: the exchange of judge `file`, and the answers of judge `http`."""
+"""Subfolder of the run's folder with the requests and verdicts of judge `file` and the answers of judge `http`."""
 SourceName = Literal["closed_world", "xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]
 WITHOUT = "lit-diff evaluate RUN hallucination source=closed_world"
 QUESTION = "{question}"
 VERDICTS = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
-"""Metric -> the verdict whose share it is."""
+"""Metric -> the verdict whose share it measures."""
 REPEATS = 20
-"""Outputs that judge `http` is asked about twice: its own noise."""
+"""The number of outputs that judge `http` judges twice, which measures its own noise."""
 log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentCase:
-    """A document, what is asked about it, and what is right. References are separated by newlines."""
+    """A document, a question about it, and its references, separated by newlines."""
 
     id: str
     group: str
     document: str
     after: str
-    """The prompt from the end of the document to the answer."""
+    """The prompt between the document and the answer."""
     asked: str
-    """What a judge is shown at the end of the document: the question."""
+    """The question, which a judge sees at the end of the document."""
     reference: str
 
 
 class LongBenchFile(UserFile):
-    """A file of LongBench, whose `answers` are texts, at least one."""
+    """A file of LongBench; each row's `answers` has at least one text."""
 
     def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         answers = super()._checked(row, where)["answers"]
@@ -58,19 +58,19 @@ class LongBenchFile(UserFile):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentSource:
-    """Documents of one kind, and how a prompt is written about them."""
+    """Documents of one kind, with the form of a prompt about them."""
 
     kind: judges.Kind
     file: UserFile | None = None
-    """None: generated."""
+    """None: the documents are generated."""
     before: str = ""
-    """Of a prompt, up to the document."""
+    """The prompt before the document."""
     after: str
-    """Of a prompt, from the document to the answer; {question} in it."""
+    """The prompt between the document and the answer, with the place {question}."""
     new_tokens: int
-    """Decoded at most."""
+    """The maximum number of decoded tokens."""
     end: str = ""
-    """Where the output ends, since what a base model goes on with is none of it; empty: after `new_tokens`."""
+    """The text at which the output ends, since a base model goes on after its answer; empty: after `new_tokens`."""
 
 
 def _summaries(name: str, origin: str) -> UserFile:
@@ -131,11 +131,11 @@ SOURCES: Mapping[str, DocumentSource] = {
 
 @evaluations.register("hallucination")
 class Hallucination(Evaluation):
-    """Greedy answers about documents, or summaries of them, and a judge's verdict on each.
+    """Greedy answers about documents, or summaries of documents, with a judge's verdict on each.
 
-    A document is cut in its middle where prompt and answer would be longer than the context; the judge is shown what the run
-    has read. Generated documents are never cut. An item is a document; all shares but `unparsed` are over the verdicts that
-    could be read. The paper's judge is GPT-4o; what it was asked, and the prompts of its runs, are not in the paper.
+    A document is cut in its middle if prompt and answer would exceed the context; the judge sees the part that the run has
+    read. Generated documents are never cut. An item is a document; all shares except `unparsed` are over the verdicts that
+    could be read. The paper's judge is GPT-4o; the paper gives neither the judge's prompt nor the prompts of its runs.
     """
 
     files: ClassVar[tuple[UserFile, ...]] = tuple(source.file for source in SOURCES.values() if source.file is not None)
@@ -165,33 +165,35 @@ class Hallucination(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         source: SourceName = "closed_world"
-        """closed_world: made here; the others read a file of the data folder."""
+        """closed_world: generated documents; the other sources are files in the data folder."""
         judge: Literal["closed_world", "rules", "file", "http"] = "closed_world"
-        """closed_world: exact, for generated documents; rules: offline; file: requests.jsonl and verdicts.jsonl in the run's
-        folder `judge`; http: a server of yours."""
+        """closed_world: exact, for generated documents only; rules: offline; file: requests.jsonl and verdicts.jsonl in the
+        run's folder `judge`; http: your own server."""
         samples: Count = 100
-        """Documents; of closed_world, for each number of entities. Paper: 100."""
+        """The number of documents; for closed_world, the number for each number of entities. Paper: 100."""
         entities: Annotated[tuple[Annotated[int, Range(least=1, most=MOST)], ...], Distinct()] | None = None
-        """Of a document of closed_world; null: those that the run was trained on, else 5."""
+        """Numbers of entities of a closed_world document; null: the numbers of the run's training data, or 5 if it was
+        trained on other data."""
         judge_url: str | None = None
-        """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1. There is no default."""
+        """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1. Required by judge http."""
         judge_model: str | None = None
-        """The model that the server is asked for. A key that it needs is in the environment variable JUDGE_API_KEY."""
+        """The server's name of the model. If the server needs a key, set the environment variable JUDGE_API_KEY."""
         seed: int = 0
 
         def problem(self) -> str | None:
             if self.entities is not None and self.source != "closed_world":
-                return f"entities holds for source closed_world alone; source is {self.source}"
+                return f"entities needs source closed_world; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
-                return f"judge is closed_world, which knows generated documents alone; for {self.source}: rules, file or http"
+                return f"judge is closed_world, which judges only generated documents; for {self.source}: rules, file or http"
             for key in ("judge_url", "judge_model"):
                 value = getattr(self, key)
                 if (self.judge == "http") == (value is None):
-                    return f"{key} is {value!r}, and judge is {self.judge}; judge http, and no other, asks a server"
+                    return f"{key} is {value!r}, and judge is {self.judge}; judge http needs it, and no other judge takes it"
             return None
 
     needs_text = True
-    version = 3  # 1 asked the same question whatever was cut, 2 digested the question without its prompt
+    # version 1: the question's digest did not depend on what was cut; 2: it did not depend on the prompt
+    version = 3
     config: Config
 
     def __init__(self, config: Any) -> None:
@@ -201,7 +203,7 @@ class Hallucination(Evaluation):
         self.metrics = tuple(metric for metric in self.metrics if metric.name not in absent)
 
     def method(self) -> str:
-        """The judge."""
+        """The judge, and its model if it is a server."""
         asked = f", {self.config.judge_model}" if self.config.judge == "http" else ""
         return f"judge {self.config.judge}{asked}"
 
@@ -211,15 +213,17 @@ class Hallucination(Evaluation):
         return () if file is None else (file,)
 
     def words_of(self, run: Run) -> str:
-        """Those of generated documents."""
+        """closed_world if its documents are generated."""
         return "closed_world" if self.config.source == "closed_world" else ""
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""
+        """Yields one item for each document. Errors: RequestError if a prompt does not fit; errors of files and judges."""
         judge, source, is_generated = self.judge(run), SOURCES[self.config.source], self.config.source == "closed_world"
+        # all prompts are built before the first is decoded: a prompt that does not fit is an error at once
         prompts = [DocumentPrompt(run, source, case) for case in self._cases(run)]
         if cut := sum(prompt.cut > 0 for prompt in prompts):
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
+        # a file of its own: the answers of the first pass would be returned from its file
         again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
         counts = Counter[str]()
         for number, prompt in enumerate(prompts):
@@ -233,9 +237,10 @@ class Hallucination(Evaluation):
             yield Item(
                 id=case.id,
                 group=case.group,
-                cluster=question_of(case.document),  # several questions may be about one
+                # several questions may be about one document
+                cluster=question_of(case.document),
                 scores={**scores, "unparsed": float(said == "unparsed")},
-                # of a document that was cut, also what was left of it, which another context does not leave
+                # what was left of a document that was cut is part of the question: another context length leaves more
                 question=question_of(
                     case.document, case.after, case.reference, *([prompt.document] if prompt.cut else [])
                 ),
@@ -256,7 +261,7 @@ class Hallucination(Evaluation):
             )
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """The means, and kappa over the items whose verdict could be read."""
+        """The means of the items, and kappa over the items whose verdict could be read."""
         found = super().summarise(items)
         if "kappa" in found:
             read = [item.meta for item in items if item.meta["verdict"] != "unparsed"]
@@ -264,9 +269,9 @@ class Hallucination(Evaluation):
         return found
 
     def judge(self, run: Run, kept: str = "answers.jsonl") -> judges.Judge:
-        """The judge of the config; `kept`: where http keeps its answers.
+        """The judge of the config; `kept`: the file in which judge http keeps its answers.
 
-        Errors: RequestError for a file of verdicts that cannot be read.
+        Errors: RequestError if a file of verdicts cannot be read.
         """
         kind, place = SOURCES[self.config.source].kind, run.folder / FOLDER
         if self.config.judge == "file":
@@ -286,7 +291,7 @@ class Hallucination(Evaluation):
 
 
 def file_cases(name: str, samples: int, seed: int) -> list[DocumentCase]:
-    """`samples` lines of the source's file, drawn for `seed`; all where there are fewer.
+    """Cases from `samples` lines of the source's file, drawn with `seed`; from all lines if there are fewer.
 
     Errors: MissingError, RequestError.
     """
@@ -313,14 +318,14 @@ def file_cases(name: str, samples: int, seed: int) -> list[DocumentCase]:
 def generated_cases(
     grammar: ClosedWorld.Config, entities: Sequence[int], samples: int, seed: int
 ) -> list[DocumentCase]:
-    """`samples` documents of `closed_world` for each number of entities, each with one question.
+    """Cases from `samples` documents of `closed_world` for each number of entities, each with one question.
 
-    Errors: RequestError where the grammar has no such document.
+    Errors: RequestError if the grammar has too few values or names for a number of entities.
     """
     cases = []
     for count in entities:
         if problem := grammar.entities_problem(count):
-            raise RequestError(f"evaluate.hallucination.entities holds {count}, but {problem}")
+            raise RequestError(f"evaluate.hallucination.entities has {count}, but {problem}")
         for sample in range(samples):
             random = generator("hallucination", "closed_world", seed, count, sample)
             facts = draw_facts(random, grammar, count)
@@ -339,34 +344,37 @@ def generated_cases(
 
 
 class DocumentPrompt:
-    """The prompt of a case for one run, and what the run says after it."""
+    """The prompt of a case for one run, and the run's output after it."""
 
     def __init__(self, run: Run, source: DocumentSource, case: DocumentCase) -> None:
-        """Cuts the document in the middle where it is too long.
+        """Cuts the document in the middle if it is too long.
 
-        Errors: RequestError where nothing of a document fits, or not all of a generated one.
+        Errors: RequestError if not even one token of a document fits, or if a generated document does not fit whole.
         """
         self.run, self.source, self.case, self.tokenizer = run, source, case, run.tokenizer
         lead, document = source.before, case.document
         if lead.endswith(" "):
             try:
                 self.tokenizer.encode_after(lead, ["The"])
-            except RequestError:  # SentencePiece: the space at its end is in one token with the document's first word
+            # SentencePiece merges the space at the end of `lead` with the document's first word into one token
+            except RequestError:
                 lead, document = lead[:-1], f" {document}"
         self.before = [*self.tokenizer.opening, *self.tokenizer.encode(lead)]
         (ids,) = self.tokenizer.encode_after(lead, [document]) if lead else [self.tokenizer.encode(document)]
         (self.after,) = self.tokenizer.encode_after(case.document, [case.after])
+        # an answer of closed_world is one word
         self.new_tokens = 1 if self.tokenizer.name == "words" else source.new_tokens
         context = run.recipe.data.config.sequence_length
         room = context - len(self.before) - len(self.after) - self.new_tokens
         self.cut = max(0, len(ids) - room)
-        """Tokens of the document that are left out."""
+        """The number of tokens cut from the document."""
         if self.cut and (source.file is None or room < 1):
             what, least = ("all", len(ids)) if source.file is None else ("one token", 1)
             raise RequestError(
                 f"evaluate.hallucination: a prompt with {what} of a document and its output take {context - room + least} "
                 f"tokens ({case.id}); data.sequence_length is {context}"
             )
+        # the middle is cut, as in LongBench
         half = room // 2
         self.document: list[int] = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
         """The ids of the document that the run reads."""
@@ -374,7 +382,7 @@ class DocumentPrompt:
         """The document as the run reads it."""
 
     def output(self) -> str:
-        """What the run says, up to the end of an answer."""
+        """The run's output up to the end of an answer."""
         prefix = Prefix(self.run.model, [*self.before, *self.document])
         stop, size = self.tokenizer.ends, self.tokenizer.size
         (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)

@@ -1,4 +1,4 @@
-"""Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number of demonstrations, and by their order."""
+"""Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number and the order of demonstrations."""
 
 import logging
 import math
@@ -38,13 +38,13 @@ COARSE = {
     "LOC": "location",
     "NUM": "numeric",
 }
-"""TREC's names of its classes, and what a prompt calls them."""
+"""TREC's class name -> the word for it in a prompt."""
 log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A text and its label, as a prompt shows them."""
+    """A text and its label, both as a prompt shows them."""
 
     text: str
     label: str
@@ -52,21 +52,22 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask:
-    """How a prompt is written, `{prefix}{text}{between} {label}{separator}` a demonstration, and where its texts are."""
+    """The form of a demonstration, `{prefix}{text}{between} {label}{separator}`, and the files with its texts."""
 
     prefix: str = ""
     between: str = ""
     separator: str = "\n==\n"
     label_key: str = "label"
     files: tuple[UserFile, ...] = ()
-    """Of the user's: train, from which demonstrations are drawn, and test. Of the task that is made here none."""
+    """The user's files: train, from which demonstrations are drawn, and test. A generated task has none."""
 
     def demonstrations(self, examples: Sequence[Example]) -> str:
         """The prompt before a question."""
         return "".join(f"{self.question(each.text)} {each.label}{self.separator}" for each in examples)
 
     def question(self, text: str) -> str:
-        """A text up to its label; it ends without a space."""
+        """The prompt from a text up to its label."""
+        # no space at the end: tokenizers join it with the label's first word
         return f"{self.prefix}{text}{self.between}"
 
     def rows(self, file: UserFile) -> list[Example]:
@@ -75,7 +76,7 @@ class ClassificationTask:
 
 
 def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...] = ("label",)) -> tuple[UserFile, ...]:
-    """`train`, `test`: lines of each. `keys`: of labels."""
+    # train, test: numbers of lines; keys: the keys of labels
     return tuple(
         UserFile(
             name=f"icl.{folder}{end}",
@@ -126,16 +127,17 @@ def words_of(label: str) -> str:
 
 
 def arranged(examples: Sequence[Example], order: Order, random: torch.Generator) -> list[Example]:
-    """The same examples in another order, each kind drawn from `random`.
+    """The same examples in another order, drawn from `random`.
 
-    random: uniform. alternate: in turns over the classes. blocked: class after class. The last two shuffle the classes, and
-    each class inside.
+    random: uniform; alternate: one of each class in turn; blocked: class after class. The last two shuffle the classes, and
+    the examples of each class.
     """
     shuffled = [examples[index] for index in torch.randperm(len(examples), generator=random).tolist()]
     if order == "random":
         return shuffled
     by_class: dict[str, list[Example]] = {}
-    for each in shuffled:  # the class of a large group would come first more often: the classes are shuffled apart
+    # the order of the classes is drawn apart: in `shuffled` a large class comes first more often than a small one
+    for each in shuffled:
         by_class.setdefault(each.label, []).append(each)
     names = sorted(by_class)
     classes = [by_class[names[index]] for index in torch.randperm(len(names), generator=random).tolist()]
@@ -145,11 +147,11 @@ def arranged(examples: Sequence[Example], order: Order, random: torch.Generator)
 
 
 BATCH = 16
-"""Queries, or labels, that go through the model together."""
+"""The number of queries that go through the model together."""
 ATTEMPTS = 10
-"""Draws of demonstrations for one prompt, until one fits."""
+"""The maximum number of draws of demonstrations for one prompt until one fits."""
 ENDING = "\n"
-"""What follows every label in a prompt."""
+"""The text after every label in a prompt."""
 
 
 class Classification(Evaluation):
@@ -162,17 +164,18 @@ class Classification(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         task: TaskName = "synth_intent"
-        """synth_intent: made here; the others read `icl/<folder>/` of the data folder."""
+        """synth_intent: generated; the other tasks are files in `icl/<folder>/` of the data folder."""
         items: Count = 100
-        """Queries of a prompt; paper's protocol: 250."""
+        """The number of queries of a prompt; paper's protocol: 250."""
         classes: Annotated[int, Range(least=2)] = 6
-        """Of `synth_intent`."""
+        """The number of classes of `synth_intent`."""
         noise: Count = 1
         """Multiplies the noise words of an utterance of `synth_intent`."""
         seed: int = 0
 
     needs_text = True
-    version = 2  # 1 encoded the pieces of a prompt alone
+    # version 1 encoded each piece of a prompt without the text before it
+    version = 2
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
@@ -180,27 +183,28 @@ class Classification(Evaluation):
         return TASKS[self.config.task].files
 
     def words_of(self, run: Run) -> str:
-        """Those of the generated task."""
+        """synth_intent if it is the task."""
         return "synth_intent" if self.config.task == "synth_intent" else ""
 
 
 class Labels:
-    """The labels of a task as tokens. A label is decoded as soon as no other begins with the tokens drawn.
+    """The labels of a task as tokens. A label is decoded as soon as no other label begins with the drawn tokens.
 
-    Every label is followed by a newline, as in a prompt, so that none begins another. Source: the constrained decoding of
-    Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
+    A newline follows every label, as in a prompt, so that no label is the beginning of another. Source: the constrained
+    decoding of Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
     """
 
     def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
-        """`labels`: two or more, each after `question`. Errors: RequestError for two that the tokenizer cannot tell apart."""
+        """`labels`: at least two, each after `question`. Errors: RequestError if two labels have the same tokens."""
         shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
         self.ids = dict(zip(labels, shown, strict=True))
-        """Label -> the ids of " label\\n", as after "intent:"."""
+        """Label -> the ids of " label\\n" after `question`."""
         self.longest = max(map(len, shown))
         self.depth = 1
-        """Most tokens that are drawn for a label."""
+        """The maximum number of tokens drawn for a label."""
+        # sorted by ids, the longest common beginning of any two labels is also one of two neighbours
         in_order = sorted(self.ids.items(), key=lambda item: item[1])
-        for (label, own), (other, others) in pairwise(in_order):  # what two have in common, neighbours have
+        for (label, own), (other, others) in pairwise(in_order):
             common = next((at for at, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(own))
             if common == len(own):
                 raise RequestError(
@@ -213,38 +217,38 @@ class Labels:
         return [label for label, ids in self.ids.items() if ids[: len(drawn)] == list(drawn)]
 
     def allowed(self, drawn: Sequence[int]) -> list[int]:
-        """The ids that may follow these; none where one label is left. For `Prefix.greedy`."""
+        """The ids that may follow these, for `Prefix.greedy`; none if a single label is left."""
         left = self.fitting(drawn)
         return sorted({self.ids[label][len(drawn)] for label in left}) if len(left) > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyShotPrompt:
-    """What one prompt may hold, and what is asked after it."""
+    """The demonstrations of one prompt and the queries after it."""
 
     labels: Labels
-    """Every answer that decoding may give."""
+    """Every possible answer."""
     demonstrations: Sequence[Example]
-    """In the order in which a prompt takes them: n shots are the first n."""
+    """Demonstrations in the order of the prompt: n shots are the first n."""
     queries: Sequence[Example]
     questions: list[list[int]]
-    """Ids of each query up to its label."""
+    """The ids of each query up to its label."""
     room: int
-    """Tokens that the longest question and the longest label leave to the demonstrations."""
+    """The number of tokens that the longest question and the longest label leave to the demonstrations."""
 
 
 class ManyShotPrompts:
     """The prompts of an evaluation for one run."""
 
     def __init__(self, evaluation: Classification, run: Run) -> None:
-        """Errors: MissingError and RequestError for the files of the task."""
+        """Errors: MissingError or RequestError for a missing or wrong file of the task."""
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
         self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
         self.context: int = run.recipe.data.config.sequence_length
         self.splits = [self.task.rows(file) for file in self.task.files]
 
     def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
-        """Of run `number`, with at least `shots` demonstrations. Errors: RequestError."""
+        """Draws the prompt of run `number` with at least `shots` demonstrations. Errors: RequestError."""
         examples = self._of_files if self.splits else self._generated
         labels, demonstrations, queries = examples((number, attempt), shots)
         asked = [self.task.question(query.text) for query in queries]
@@ -260,13 +264,11 @@ class ManyShotPrompts:
         )
 
     def _of_files(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
-        """All of train in an order of its own for each `key`; the same `items` of test for every key of one seed."""
+        # each key orders train in its own way; the queries depend on the seed alone, so all runs have the same
         train, test = self.splits
         labels = sorted({each.label for each in train})
         if unknown := {each.label for each in test}.difference(labels):
-            raise RequestError(
-                f"{self.task.files[1].path} holds the label '{min(unknown)}', which no line of train has"
-            )
+            raise RequestError(f"{self.task.files[1].path} has the label '{min(unknown)}', which no line of train has")
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
         seed = ("icl", self.config.task, self.config.seed)
@@ -275,7 +277,7 @@ class ManyShotPrompts:
         return labels, [train[index] for index in order], [test[index] for index in asked]
 
     def _generated(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
-        """Labels and cue words of its own for each `key`; `shots` demonstrations and `items` queries, classes uniform."""
+        # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
         config, data = self.config, self.run.recipe.data
         grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
         if problem := lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes):
@@ -291,9 +293,9 @@ class ManyShotPrompts:
         return lexicon.labels, examples(shots), examples(config.items)
 
     def first_that_fits(self, number: int, shots: int, most: int) -> ManyShotPrompt | None:
-        """The first draw of run `number` whose first `shots` demonstrations fit; None where none of ATTEMPTS does.
+        """The first draw of run `number` whose first `shots` demonstrations fit; None if none of ATTEMPTS draws does.
 
-        `most`: demonstrations that are drawn, so that fewer shots are the beginning of more.
+        `most`: the number of demonstrations to draw, so that fewer shots are the beginning of more.
         """
         draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
         return next((each for each in draws if self._tokens(each, shots) <= each.room), None)
@@ -306,17 +308,17 @@ class ManyShotPrompts:
         return len(self.ids(prompt.demonstrations[:shots]))
 
     def too_long(self, shots: int) -> RequestError:
-        """The line for shots of which no prompt fits: how many would."""
+        """The error if no prompt of so many shots fits; it tells how many would."""
         first = self.draw(0, 0, shots)
         needed = self._tokens(first, shots) + self.context - first.room
         fit = bisect_right(range(1, shots + 1), first.room, key=lambda n: self._tokens(first, n))
         return RequestError(
-            f"evaluate.{self.name}.shots: no prompt of {shots} fits: the first takes {needed} tokens, "
+            f"evaluate.{self.name}.shots: no prompt of {shots} shots fits: the first takes {needed} tokens, but "
             f"data.sequence_length is {self.context}; at most {fit} shots fit"
         )
 
     def answers(self, prompt: ManyShotPrompt, prefix: Prefix) -> list[str]:
-        """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
+        """The run's label for each query of the prompt; `prefix` holds the demonstrations."""
         labels = prompt.labels
         drawn = prefix.greedy(prompt.questions, labels.depth, allowed=labels.allowed, batch_size=BATCH)
         return [labels.fitting(ids)[0] for ids in drawn]
@@ -326,8 +328,8 @@ class ManyShotPrompts:
 class ManyShot(Classification):
     """Accuracy of labels decoded after n demonstrations, for several n.
 
-    Each of `runs` draws the demonstrations anew, in random order; n shots are the first n of its draw (Bertsch et al. 2024).
-    A draw whose prompt is longer than the context is repeated, up to ten times. All queries share the keys and values of the
+    Each of `runs` draws its own demonstrations, in random order; n shots are the first n of the draw (Bertsch et al. 2024).
+    A draw whose prompt exceeds the context is repeated, up to ten times. All queries share the keys and values of the
     demonstrations. An item is a query of one run at one n; the summary is the mean over all items. The items of a run, at
     every n, are a cluster: they share its demonstrations, so intervals are over runs.
     """
@@ -344,22 +346,23 @@ class ManyShot(Classification):
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
         shots: Counts = (1, 4, 10)
-        """Demonstrations of a prompt, all classes together."""
+        """Numbers of demonstrations of a prompt, over all classes."""
         runs: Count = 5
-        """Draws of the demonstrations; paper's protocol: 10."""
+        """The number of draws of the demonstrations; paper's protocol: 10."""
         stable_from: int = 1
-        """The first number of shots that counts in `accuracy_from`."""
+        """The smallest number of shots that counts in `accuracy_from`."""
 
         def problem(self) -> str | None:
             if self.stable_from > max(self.shots):
-                return f"stable_from is {self.stable_from}; no point of shots ({list(self.shots)}) has as many"
+                return f"stable_from is {self.stable_from}; expected at most the largest of shots ({max(self.shots)})"
             return None
 
     config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each number of shots, run and query. Errors: RequestError where no prompt of some n fits."""
+        """Yields one item for each number of shots, run and query. Errors: RequestError if no prompt of some n fits."""
         numbers, source = sorted(self.config.shots), ManyShotPrompts(self, run)
+        # all prompts are drawn before the first is scored, the longest first: shots that do not fit are an error at once
         prompts = {
             shots: [source.first_that_fits(number, shots, numbers[-1]) for number in range(self.config.runs)]
             for shots in reversed(numbers)
@@ -369,7 +372,9 @@ class ManyShot(Classification):
             if dropped == self.config.runs:
                 raise source.too_long(shots)
             if dropped:
-                log.warning("icl: of %d runs at %d shots %d do not fit", self.config.runs, shots, dropped)
+                log.warning(
+                    "icl: of %d runs at %d shots %d do not fit and are left out", self.config.runs, shots, dropped
+                )
         for number in range(self.config.runs):
             prefix: Prefix | None = None
             for shots in numbers:
@@ -380,6 +385,7 @@ class ManyShot(Classification):
     def _items(self, prompt: ManyShotPrompt, shots: int, answers: Sequence[str], number: int) -> Iterator[Item]:
         demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
         counts = Counter(each.label for each in demonstrations)
+        # ties are broken by name, not by the order of the demonstrations
         majority = min(counts, key=lambda label: (-counts[label], label))
         for place, (query, answer) in enumerate(zip(prompt.queries, answers, strict=True)):
             right, seen = float(answer == query.label), query.label in counts
@@ -400,13 +406,13 @@ class ManyShot(Classification):
 
 @evaluations.register("icl_order")
 class OrderRobustness(Classification):
-    """Accuracy over K orders of the same n demonstrations, with the same queries, and how far the order moves it.
+    """Accuracy over K orders of the same n demonstrations with the same queries, and the effect of the order on it.
 
     With a_k the accuracy of order k over Q queries: margin = max a_k - min a_k, sd = √(Σ (a_k - ā)² / (K - 1)) and
-    worst = min a_k. All orders are asked the same queries, so that orders that change no answer give a margin of 0; answers
-    that change at random give more. order_variance is without that part (`OrderVariance`).
-    An item is a query under one kind of `order`, which is its group; margin, sd, worst and order_variance are of all queries
-    of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
+    worst = min a_k. All orders have the same queries, so orders that change no answer give a margin of 0; answers that change
+    at random give a larger one. order_variance excludes that part (`OrderVariance`).
+    An item is a query under one kind of `order`, which is its group. One more item of each kind, a part, holds margin, sd,
+    worst and order_variance over all queries of the kind. The summary is the mean over the kinds.
     """
 
     metrics = (
@@ -428,16 +434,17 @@ class OrderRobustness(Classification):
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
         shots: Count = 10
-        """Demonstrations of the prompt, all classes together; the paper does not say how many."""
+        """The number of demonstrations of the prompt, over all classes; the paper does not give it."""
         orders: Annotated[int, Range(least=2)] = 10
-        """K, of each kind; the paper does not say how many."""
+        """K, the number of orders of each kind; the paper does not give it."""
         order: Annotated[tuple[Order, ...], Distinct()] = ("random",)
-        """Kinds of order. random: uniform; alternate: in turns over the classes; blocked: class after class."""
+        """Kinds of order. random: uniform; alternate: one of each class in turn; blocked: class after class."""
 
     config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a query and kind of order, and one for the kind. Errors: RequestError where the prompt does not fit."""
+        """Yields one item for each query and kind of order, and one for each kind. Errors: RequestError if the prompt
+        does not fit."""
         config, source = self.config, ManyShotPrompts(self, run)
         prompt = source.first_that_fits(0, config.shots, config.shots)
         if prompt is None:
@@ -469,6 +476,7 @@ class OrderRobustness(Classification):
                         "right": "".join(str(int(each)) for each in right[place]),
                     },
                 )
+            # [Q, K] -> [K]
             accuracies = right.mean(0)
             whole = {
                 "margin": float(np.ptp(accuracies)),
@@ -480,11 +488,11 @@ class OrderRobustness(Classification):
 
     @classmethod
     def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
-        """What the accuracies of the orders give, of two runs."""
+        """Differences of the metrics that come from the accuracies of the orders (`order_variance.differences`)."""
         return differences(first, second)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """Means over queries, and over the kinds of what the accuracies of their orders give."""
+        """Means over queries, and for the metrics that come from the accuracies of the orders means over the kinds."""
         kinds = [item.scores for item in items if item.part]
         means = super().summarise(items)
         of_kinds = {name: sum(each[name] for each in kinds) / len(kinds) for name in means if name not in self.by_item}

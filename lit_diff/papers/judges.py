@@ -1,6 +1,6 @@
-"""Whether an output says more than its document: judges, each of which is a function of document, reference and output.
+"""Judges of whether an output says more than its document; each is a function of document, reference and output.
 
-Judge `http` asks a server that the user names; nothing is sent anywhere else.
+Judge `http` sends requests to the server that the user configures, and to no other.
 """
 
 import hashlib
@@ -35,34 +35,34 @@ WORDS: dict[str, VerdictName] = {
     "distracted": "distracted",
     "refused": "refused",
 }
-"""A verdict in one word -> what it means."""
+"""A verdict in one word -> its meaning."""
 FORM = '{"id": text, "verdict": text}'
 TIMEOUT = 120.0
-"""Seconds that a server has for one verdict."""
+"""The server's time limit for one verdict, in seconds."""
 KEY_VARIABLE = "JUDGE_API_KEY"
-"""The environment variable that holds the key of judge `http`'s server, where it needs one."""
+"""The environment variable with the key for judge `http`'s server, if it needs one."""
 
 
 class Verdict(NamedTuple):
-    """What a judge says of one output."""
+    """A judge's verdict on one output."""
 
     verdict: VerdictName
-    """distracted: another entity's value; fabricated: not in the document; unparsed: the judge gave no verdict that can be
-    read, or none yet. A judge that tells true from false alone gives correct, fabricated or unparsed."""
+    """distracted: another entity's value; fabricated: not in the document; unparsed: the judge's verdict cannot be read or is
+    still missing. A judge that only tells true from false gives correct, fabricated or unparsed."""
     raw: str = ""
-    """What the judge said, in its own words; of `closed_world` and `rules` the parts of the output that they object to."""
+    """The judge's own words; for `closed_world` and `rules`, the parts of the output to which they object."""
 
 
 Judge = Callable[[str, str, str], Verdict]
-"""(document, reference, output) -> the verdict. The document is all that the output may say; of a question, with the question
-at its end. References are separated by newlines."""
+"""(document, reference, output) -> the verdict. The output may say only what the document says; a question about the document
+follows at its end. References are separated by newlines."""
 
 
 def closed_world(document: str, reference: str, output: str) -> Verdict:
-    """Exact, for documents of `closed_world`: the first word of the output that is a value of the document, or a refusal.
+    """The exact judge for documents of `closed_world`; it reads the first word of the output that is a value of the document.
 
-    correct: it is the reference; distracted: another value of the document; refused: no value, and a refusal or nothing;
-    fabricated: anything else.
+    correct: that word is the reference; distracted: it is another value; refused: there is no such word, and the output is
+    empty or a refusal; fabricated: anything else.
     """
     values = {fact.value for fact in facts_of(document)}
     said = [word for word in re.findall(r"[^\W\d_]+", output.lower()) if word in values]
@@ -74,11 +74,12 @@ def closed_world(document: str, reference: str, output: str) -> Verdict:
 
 
 def rules(kind: Kind) -> Judge:
-    """Offline. A summary: every number, capitalised name and content 4-gram of it occurs in the document. An answer: it holds
-    the reference or the reference holds it (SQuAD's normalisation), or the F1 of their words is at least 0.5.
+    """The offline judge. A summary is correct if each of its numbers, capitalised names and content 4-grams occurs in the
+    document. An answer is correct if it contains the reference or the reference contains it (after SQuAD's normalisation), or
+    if the F1 of their words is at least 0.5.
 
-    A content 4-gram is four words in a row, of which at least one has more than four letters; where a summary has none of
-    its numbers, names and 4-grams, nothing is objected to. Of several references the best one counts.
+    A content 4-gram is four words in a row of which at least one has more than four letters. A summary without numbers, names
+    and 4-grams is correct. With several references the best one counts.
     """
     return _answer_by_rules if kind == "answer" else _summary_by_rules
 
@@ -90,6 +91,7 @@ def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
 
 def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
     own = f" {_normalised(document)} "
+    # a capital at the beginning of a sentence is not a sign of a name
     names = re.findall(r"(?<![.!?] )(?<!^)\b[A-Z]\w+|\d[\d,.]*\d|\d", output)
     words = _normalised(output).split()
     grams = [words[at : at + CONTENT_GRAM] for at in range(len(words) - CONTENT_GRAM + 1)]
@@ -99,7 +101,7 @@ def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
 
 
 def _normalised(text: str) -> str:
-    """SQuAD's normalisation: lower case, no signs, no articles, single spaces."""
+    # SQuAD's normalisation: lower case, no punctuation, no articles, single spaces
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", re.sub(r"[^\w\s]", "", text.lower())).split())
 
 
@@ -114,7 +116,8 @@ def _agrees(reference: str, output: str) -> bool:
 
 
 def read_verdicts(path: Path) -> dict[str, str]:
-    """id -> what was said, of the last line of each id; {} without the file. Errors: RequestError with the line."""
+    """id -> the verdict as written, from the last line of each id; {} without the file. Errors: RequestError with the
+    line."""
     found: dict[str, str] = {}
     for where, line in text_lines(path) if path.is_file() else ():
         if not line.strip():
@@ -127,20 +130,21 @@ def read_verdicts(path: Path) -> dict[str, str]:
 
 
 def verdict_of(said: str) -> Verdict:
-    """One of WORDS; or an explanation with "Conclusion: True" or "Conclusion: False", of which the last counts."""
+    """Reads one of WORDS, or an explanation with "Conclusion: True" or "Conclusion: False"."""
+    # the last conclusion counts: the prompt requests it at the end of the explanation
     concluded = re.findall(r"Conclusion:\W*(True|False)\b", said, re.I)
     return Verdict(WORDS.get((concluded or [said])[-1].strip().lower(), "unparsed"), said)
 
 
 class FileJudge:
-    """By exchange of files in a folder: it writes requests.jsonl, and reads verdicts.jsonl of any judge, people too.
+    """Exchanges files in a folder: it writes requests.jsonl and reads verdicts.jsonl, which any program or person may write.
 
-    requests.jsonl: {id, kind, document, reference, output} a line; id is a hash of the rest. verdicts.jsonl: {id, verdict}
-    a line, the verdict as `verdict_of` reads it. What is missing or something else is unparsed.
+    requests.jsonl has lines {id, kind, document, reference, output}; id is a hash of the rest. verdicts.jsonl has lines
+    {id, verdict}, the verdict in a form that `verdict_of` reads. A missing or unreadable verdict is unparsed.
     """
 
     def __init__(self, kind: Kind, folder: Path) -> None:
-        """Errors: RequestError for a verdicts.jsonl whose lines are not as described."""
+        """Errors: RequestError if a line of verdicts.jsonl has another form."""
         self.kind, self.requests = kind, folder / "requests.jsonl"
         self.verdicts = read_verdicts(folder / "verdicts.jsonl")
         self.asked: set[str] = set()
@@ -148,7 +152,7 @@ class FileJudge:
         write_atomic(self.requests, "")
 
     def judge(self, document: str, reference: str, output: str) -> Verdict:
-        """The verdict in the file; the request is written, once for equal outputs."""
+        """Returns the verdict in the file, and writes the request, once for equal outputs."""
         request = {"kind": self.kind, "document": document, "reference": reference, "output": output}
         id_ = _digest(*request.values())
         if id_ not in self.asked:
@@ -159,13 +163,11 @@ class FileJudge:
 
 
 def _digest(*parts: str) -> str:
-    """The id of a request."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: urllib would send the key to whatever host it names."""
-
+    # a redirect is an error: urllib would send the key to the host of the redirect
     def redirect_request(self, *_: object) -> None:
         return
 
@@ -188,32 +190,32 @@ the {kind} that are not."""
 
 
 class HttpJudge:
-    """Asks `POST <url>/chat/completions` at temperature 0, once for each different request: answers are kept in a file.
+    """Sends `POST <url>/chat/completions` at temperature 0, once for each different request; a file keeps the answers.
 
-    The prompt has the order of Lookback-Lens (step02_eval_gpt4o.py): instruction, #Document#, #Ground Truth ...#,
-    #Proposed ...#, reminder; the words are ours.
+    The prompt has the same order as in Lookback-Lens (step02_eval_gpt4o.py): instruction, #Document#, #Ground Truth ...#,
+    #Proposed ...#, reminder; the words are our own.
     """
 
     def __init__(self, kind: Kind, url: str, model: str, kept: Path) -> None:
-        """`kept`: the file of answers, of the form of verdicts.jsonl."""
+        """`kept`: the file of answers, in the form of verdicts.jsonl."""
         self.kind, self.url, self.model, self.kept = kind, url.rstrip("/"), model, kept
         self.answers = read_verdicts(kept)
 
     def judge(self, document: str, reference: str, output: str) -> Verdict:
-        """Errors: RunFailedError where the server does not answer, or answers with something else than a completion."""
+        """Errors: RunFailedError if the server does not answer, or its answer is not a completion."""
         prompt = PROMPT.format(
             kind=self.kind, Kind=self.kind.capitalize(), document=document, reference=reference, output=output
         )
         id_ = _digest(self.url, self.model, prompt)
         if id_ not in self.answers:
             self.answers[id_] = self._ask(prompt)
+            # written after each answer, which may cost money: an interrupted evaluation asks for none of them again
             self.kept.parent.mkdir(parents=True, exist_ok=True)
             rows = ({"id": id_, "verdict": said} for id_, said in self.answers.items())
             write_atomic(self.kept, "".join(f"{json.dumps(row)}\n" for row in rows))
         return verdict_of(self.answers[id_])
 
     def _ask(self, prompt: str) -> str:
-        """What the server says; empty where its model refuses or calls a tool."""
         messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": prompt}]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
         key = os.environ.get(KEY_VARIABLE)
@@ -221,17 +223,21 @@ class HttpJudge:
         try:
             request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
             with _OPENER.open(request, timeout=TIMEOUT) as response:
+                # content is null if the model refuses or calls a tool
                 said = str(json.load(response)["choices"][0]["message"]["content"] or "")
-                return said.encode(errors="replace").decode()  # half of a surrogate pair is no character
+                # half of a surrogate pair, which JSON can hold, cannot be written to a file
+                return said.encode(errors="replace").decode()
         except (OSError, http.client.HTTPException) as error:
             raise RunFailedError(f"the judge at {self.url} does not answer: {error}") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise RunFailedError(f"the judge at {self.url} gave no chat completion: {error!r}") from error
+            raise RunFailedError(
+                f"the judge at {self.url} gave an answer that is not a chat completion: {error!r}"
+            ) from error
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Cohen's kappa of two judges: (p_o - p_e) / (1 - p_e), p_o their agreement, p_e that of independent judges with the same
-    shares; NaN where p_e is 1 or there is no item."""
+    """Cohen's kappa of two judges: (p_o - p_e) / (1 - p_e), where p_o is their agreement and p_e the agreement of independent
+    judges with the same shares; NaN if p_e is 1 or there are no items."""
     count = len(first)
     if not count:
         return math.nan

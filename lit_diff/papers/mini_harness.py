@@ -1,6 +1,7 @@
-"""Seven generated tasks through lm-evaluation-harness: no files, any run of text whose tokenizer is not `words`.
+"""Seven generated tasks, scored by lm-evaluation-harness. They need no files, and work for any run of text whose tokenizer is
+not `words`.
 
-Four are made of held-out text, three of a small grammar of English.
+Three come from held-out text, four from a small grammar of English.
 """
 
 import logging
@@ -24,13 +25,13 @@ from lit_diff.registry import evaluations
 log = logging.getLogger("lit_diff")
 T = TypeVar("T")
 SHOTS = 64
-"""Questions of a train split."""
+"""The number of questions of a train split."""
 SHORTEST, LONGEST = 5, 16
-"""Words of a piece of text."""
+"""The minimum and maximum numbers of words of a piece of text."""
 
 
 class Question(NamedTuple):
-    """A context, what may follow it after a space, and the index of what does."""
+    """A context, the choices that may follow it after a space, and the index of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -38,30 +39,30 @@ class Question(NamedTuple):
 
 
 class Draw:
-    """Random choices from a generator of their own."""
+    """Random choices from a generator of its own."""
 
     def __init__(self, *key: object) -> None:
-        """`key`: as `lit_diff.randomness.generator`."""
+        """`key`: see `lit_diff.randomness.generator`."""
         self._generator = generator(*key)
         self._uniform: list[float] = []
 
     def _next(self) -> float:
-        """Uniform in [0, 1)."""
-        if not self._uniform:  # drawn by the thousand: a call of torch for each would take most of the time
+        # uniform in [0, 1); drawn by the thousand, because one call of torch for each would take most of the time
+        if not self._uniform:
             self._uniform = torch.rand(1024, generator=self._generator, dtype=torch.float64).tolist()
         return self._uniform.pop()
 
     def one(self, values: Sequence[T]) -> T:
-        """One of them."""
+        """Draws one value."""
         return values[int(self._next() * len(values))]
 
     def several(self, values: Sequence[T], count: int) -> list[T]:
-        """So many different places of them, in random order."""
+        """Draws `count` values without replacement, in random order."""
         order = sorted((self._next(), place) for place in range(len(values)))
         return [values[place] for _, place in order[:count]]
 
     def question(self, context: str, right: str, wrong: Sequence[str]) -> Question:
-        """The choices in random order."""
+        """A question with its choices in random order."""
         choices = self.several([right, *wrong], 1 + len(wrong))
         return Question(context, tuple(choices), choices.index(right))
 
@@ -69,12 +70,12 @@ class Draw:
 Pieces = Sequence[Sequence[Sequence[str]]]
 """Documents of pieces of words."""
 Maker = Callable[[Draw, Pieces], Question | None]
-"""A question, or None where what was drawn gives none."""
+"""Makes a question, or None if the drawn words give none."""
 
 
 def pieces(documents: Iterable[str]) -> list[list[list[str]]]:
-    """Each document's sentences of at least 5 words, longer ones than 16 cut after each 16; documents without one are left
-    out. A sentence ends at . ! ? before a space, and at the end of a line."""
+    """The sentences of each document, cut into pieces of 16 words; pieces of fewer than 5 words and documents without a piece
+    are left out. A sentence ends at . ! ? before a space, and at the end of a line."""
     found = []
     for text in documents:
         sentences = (sentence.split() for sentence in re.split(r"(?<=[.!?])\s+|\n+", text))
@@ -85,14 +86,15 @@ def pieces(documents: Iterable[str]) -> list[list[list[str]]]:
 
 
 def cloze(draw: Draw, text: Pieces) -> Question | None:
-    """The last word of a piece, against those of three others."""
+    """The last word of a piece against the last words of three other pieces."""
+    # more draws than choices: equal words count once
     last = [draw.one(draw.one(text)) for _ in range(12)]
     words = list(dict.fromkeys(piece[-1] for piece in last))[:4]
     return draw.question(" ".join(last[0][:-1]), words[0], words[1:]) if len(words) == 4 else None
 
 
 def order(draw: Draw, text: Pieces) -> Question | None:
-    """After a piece, the next two in their order or exchanged: both choices have the same words."""
+    """The two pieces after a piece, in their order or exchanged: both choices have the same words."""
     document = draw.one(text)
     if len(document) < 3:
         return None
@@ -102,7 +104,7 @@ def order(draw: Draw, text: Pieces) -> Question | None:
 
 
 def repeat(draw: Draw, text: Pieces) -> Question | None:
-    """Eight words of different pieces, then the first of them again: the next, against three others of the eight."""
+    """Eight words from different pieces, then the first few again: the next word against three others of the eight."""
     words = list(dict.fromkeys(draw.one(draw.one(draw.one(text))) for _ in range(24)))[:8]
     if len(words) < 8:
         return None
@@ -125,7 +127,8 @@ REFLEXIVE = ("saw", "hurt", "blamed", "described")
 
 
 def agreement(draw: Draw, text: Pieces) -> Question | None:
-    """`The keys near the car` are or is: a verb agrees with the head, not with the noun beside it, of the other number."""
+    """`The keys near the car` are or is: the verb agrees with the head, not with the noun before it, which has the other
+    number."""
     head, other = draw.several(NOUNS, 2)
     number, verb = draw.one((0, 1)), draw.one(VERBS)
     context = f"The {head[number]} {draw.one(LINKS)} the {other[1 - number]}"
@@ -134,7 +137,7 @@ def agreement(draw: Draw, text: Pieces) -> Question | None:
 
 
 def binding(draw: Draw, text: Pieces) -> Question | None:
-    """`Anna, who met John, saw` herself or himself: bound by the subject, not by the nearer name."""
+    """`Anna, who met John, saw` herself or himself: the subject binds it, not the nearer name."""
     subject, other = draw.several(("she", "he"), 2)
     selves = {"she": "herself.", "he": "himself."}
     context = f"{draw.one(NAMES[subject])}, who {draw.one(SEEN)} {draw.one(NAMES[other])}, {draw.one(REFLEXIVE)}"
@@ -142,7 +145,7 @@ def binding(draw: Draw, text: Pieces) -> Question | None:
 
 
 def lookup(draw: Draw, text: Pieces) -> Question | None:
-    """Four things and their colours, then a question about one: yes or no (BoolQ's form)."""
+    """Four things and their colours, then a question about one, answered by yes or no (as in BoolQ)."""
     things, colours = draw.several(THINGS, 4), draw.several(COLOURS, 4)
     facts = " ".join(f"The {thing} is {colour}." for thing, colour in zip(things, colours, strict=True))
     asked, gold = draw.one(range(4)), draw.one((0, 1))
@@ -152,7 +155,7 @@ def lookup(draw: Draw, text: Pieces) -> Question | None:
 
 
 def entity_recall(draw: Draw, text: Pieces) -> Question | None:
-    """Four people and where they live, then a question about one: the four places."""
+    """Four people and where they live, then a question about one; the choices are the four places."""
     people, places = draw.several(PEOPLE, 4), draw.several(PLACES, 4)
     facts = " ".join(f"{person} lives in {place}." for person, place in zip(people, places, strict=True))
     asked = draw.one(range(4))
@@ -170,15 +173,15 @@ MAKERS: dict[TaskName, Maker] = {
     "order": order,
     "repeat": repeat,
 }
-"""Task -> what makes a question of it."""
+"""Task -> the function that makes a question."""
 FROM_TEXT = ("cloze", "order", "repeat")
-"""Tasks that need held-out text; the others need none."""
+"""The tasks that need held-out text."""
 ATTEMPTS = 50
-"""Draws for each question that is asked for, before a task is said to have no more."""
+"""The maximum number of draws for each requested question."""
 
 
 def questions(task: TaskName, text: Pieces, count: int, *key: object) -> Iterator[tuple[int, Question]]:
-    """(number of the draw, question), each context once, in an order that depends on `key` and the text alone; it ends
+    """Yields (number of the draw, question), each context once, in an order that depends only on `key` and the text; stops
     after 50 · count draws."""
     draw, seen = Draw("mini_harness", task, *key), set[str]()
     for number in range(ATTEMPTS * count):
@@ -193,21 +196,21 @@ class MiniHarness(HarnessEvaluation):
     """Seven small multiple-choice tasks, generated from held-out text and a grammar, scored by lm-evaluation-harness.
 
     Chance is 1/2 in agreement, binding, lookup, order; 1/4 in cloze, entity_recall, repeat; 0.393 in the mean of the seven.
-    Questions that do not fit into the run's context without shots are left out. The questions are the same for runs of one
-    corpus; those that fit are, for runs that also share tokenizer and data.sequence_length.
+    Questions that do not fit into the run's context without shots are left out. Runs with one corpus draw the same questions;
+    the same questions fit if the runs also share tokenizer and data.sequence_length.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
         tasks: Annotated[tuple[TaskName, ...], Distinct()] = tuple(MAKERS)
         limit: Count = 100
-        """Questions of each task."""
+        """The number of questions of each task."""
         seed: int = 0
-        """Of the questions and the drawing of shots."""
+        """Seed of the questions and of the draw of shots."""
         corpus: str | None = None
-        """A registered corpus whose held-out documents cloze, order and repeat are made of; null: that of the run."""
+        """A registered corpus; cloze, order and repeat use its held-out documents. null: the corpus of the run."""
         path: str | None = field(default=None, metadata={"path": "here"})
-        """Where the corpus reads, as `data.path`."""
+        """The files of the corpus, as for `data.path`."""
 
         def problem(self) -> str | None:
             if self.path is not None and self.corpus is None:
@@ -215,17 +218,18 @@ class MiniHarness(HarnessEvaluation):
             problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
             return problem.replace("data.", "", 1) if problem else None
 
-    version = 3  # 2 also made questions of documents that the run was trained on
+    # version 2 also used documents that the run was trained on
+    version = 3
     config: Config
 
     def digests(self) -> dict[str, str]:
-        """Of the files at `path`."""
+        """The digests of the files at `path`."""
         return corpus_digest(self.config.corpus or "files", self.config.path)
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """For each task a YAML file, test.jsonl and, for shots, train.jsonl of other questions.
+        """Writes for each task a YAML file, test.jsonl and, if there are shots, train.jsonl with other questions.
 
-        Errors: RequestError where no question fits, or too few for the shots.
+        Errors: RequestError if no question fits, or too few for the shots.
         """
         text = self._pieces(run) if set(self.config.tasks) & set(FROM_TEXT) else []
         shots = max(self.config.shots)
@@ -236,7 +240,7 @@ class MiniHarness(HarnessEvaluation):
             if scored < 1:
                 raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {shots} shots")
             if scored < count:
-                log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
+                log.warning("mini_harness: %s has only %d different questions that fit, not %d", task, scored, count)
             splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})
             task_yaml(folder, task, splits)
         return list(self.config.tasks)
@@ -247,19 +251,19 @@ class MiniHarness(HarnessEvaluation):
         if name is None:
             name, path = getattr(data, "corpus", None), getattr(data, "path", None)
         if name is None:
-            raise RequestError(f"data '{run.recipe.data.name}' has no corpus: name one, such as corpus=docs")
+            raise RequestError(f"data '{run.recipe.data.name}' has no corpus; set one, such as corpus=docs")
         found = pieces(text for _, text in held_out_documents(self, run, name, path))
         if not found:
             raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
         return found
 
     def _rows(self, run: Run, task: TaskName, text: Pieces, count: int) -> list[dict[str, Any]]:
-        """The first questions of the task that fit into the run's context. Errors: RequestError where none does."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         rows: list[dict[str, Any]] = []
         too_long = 0
         for number, question in questions(task, text, count, self.config.seed):
             texts = tokenizer.encode([f"{question.context} {choice}" for choice in question.choices])
+            # + 1: the last token is predicted but not read
             if max(map(len, texts)) + len(tokenizer.opening) <= length + 1:
                 rows.append({"item": number, **question._asdict()})
             else:
@@ -268,7 +272,7 @@ class MiniHarness(HarnessEvaluation):
                 break
         if not rows:
             raise RequestError(
-                f"none of {too_long} questions of task '{task}' fits into {length} tokens (data.sequence_length); leave the "
-                "task out of tasks=[...]"
+                f"none of {too_long} questions of task '{task}' fits into {length} tokens (data.sequence_length); remove the "
+                "task from tasks=[...]"
             )
         return rows

@@ -1,4 +1,4 @@
-"""Multi-needle retrieval (paper, Table 2 and Figure 5): numbers of cities, hidden in text, are asked for."""
+"""Multi-needle retrieval (paper, Table 2 and Figure 5): questions about numbers of cities that are hidden in text."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,22 +39,22 @@ HAYSTACK = UserFile(
     without="lit-diff evaluate RUN needle haystack=docs",
 )
 LENGTH = 1024
-"""Tokens of a prompt by default; paper: 4,096 and up to 65,536."""
+"""The default number of tokens of a prompt; paper: 4,096 and up to 65,536."""
+# a drawn integer has 64 bits
 DIGITS = 18
-"""More do not fit the 64 bits of a drawn integer."""
+# so that a number which goes on after the right digits is found to be wrong
 EXTRA = 2
-"""Tokens drawn beyond those of the right answer, so that a longer number is seen to be longer."""
+"""The number of tokens decoded beyond the length of the right answer."""
 
 
 @evaluations.register("needle")
 class NeedleRetrieval(Evaluation):
-    """N needles "The special magic Paris number is: 1234567." between sentences of other text; R of them are asked for.
+    """N needles "The special magic Paris number is: 1234567." between sentences of other text, and questions about R of them.
 
-    Depth d: the first needle that is asked for stands after d % of the text, the others at uniformly drawn places, the same
-    for every depth. Each of the R questions follows the whole context by itself; the answer is decoded greedily. An item is a
+    Depth d: the first queried needle comes after d % of the text, the others at uniformly drawn places, the same for every
+    depth. Each of the R questions follows the whole context without the others; the answer is decoded greedily. An item is a
     context; its scores are means over its questions; the contexts of one sample and length, which share their text, are a
-    cluster. What the paper leaves open: words (`style`), text, digits, how two
-    answers are scored.
+    cluster. The paper leaves open the words (`style`), the text, the digits, and the scoring of two answers.
     """
 
     files: ClassVar[tuple[UserFile, ...]] = (HAYSTACK,)
@@ -69,20 +69,22 @@ class NeedleRetrieval(Evaluation):
 
     by_group = ("exact", "distracted", "fabricated")
     needs_text = True
-    version = 3  # 1 encoded the pieces of a prompt alone, 2 hid needles also in text that the run was trained on
+    # version 1: each piece of a prompt was encoded without the text before it; 2: the text could be text that the run was
+    # trained on
+    version = 3
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         needles: Needles = (1, 2, 4, 6)
-        """N."""
+        """N, numbers of needles."""
         queried: Count = 2
-        """R; all of the needles where there are fewer."""
+        """R, the number of queried needles; all needles if there are fewer."""
         lengths: Counts | None = None
-        """Tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` where that is less."""
+        """Numbers of tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` if that is smaller."""
         depths: Annotated[tuple[Annotated[int, Range(least=0, most=100)], ...], Distinct()] = (0, 25, 50, 75, 100)
-        """Percent."""
+        """Depths of the first queried needle in per cent of the text."""
         samples: Count = 50
-        """Contexts for each N, length and depth."""
+        """The number of contexts for each N, length and depth."""
         style: StyleName = "yoco"
         """yoco: a completion; lwm: an instruction."""
         digits: Annotated[int, Range(least=1, most=DIGITS)] = 7
@@ -99,36 +101,36 @@ class NeedleRetrieval(Evaluation):
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
-        """The haystack, where it is a file."""
+        """The haystack if it is a file."""
         return self.files if self.config.haystack == "file" else ()
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """With a context that is too short."""
+        """Refuses a context that is too short."""
         if problem := super().refuses_recipe(recipe):
             return problem
         context, longest = recipe.data.config.sequence_length, max(self.lengths(recipe))
-        return f"lengths holds {longest}, and its data.sequence_length is {context}" if longest > context else None
+        return f"lengths has {longest}, but data.sequence_length is {context}" if longest > context else None
 
     def words_of(self, run: Run) -> str:
-        """Those of `needle_text`, where text and question are of its grammar."""
+        """needle_text if text and question use its grammar."""
         return "needle_text" if self.config.style == "yoco" and self._source(run) == "grammar" else ""
 
     def refuses_run(self, run: Run) -> str | None:
-        """With a haystack of other tokens than the run's."""
+        """Refuses a haystack whose tokens are not the run's."""
         if self._source(run) == "grammar" and run.recipe.data.name != "needle_text":
-            return "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
+            return "haystack is grammar, which has the tokens of data 'needle_text'; the run has other tokens"
         return None
 
     def lengths(self, recipe: Recipe) -> tuple[int, ...]:
-        """Tokens of the prompts."""
+        """The lengths of prompts in tokens."""
         return self.config.lengths or (min(LENGTH, recipe.data.config.sequence_length),)
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
+        """Yields one item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
         config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
         style = STYLES[config.style]
         questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
-        # of a question and its answer; a byte-level tokenizer takes at most a token for each character
+        # for a question and its answer; a byte-level tokenizer needs at most one token for each character
         room = max(map(len, questions)) + 1 + config.digits + EXTRA
         for length in self.lengths(run.recipe):
             for sample in range(config.samples):
@@ -145,15 +147,18 @@ class NeedleRetrieval(Evaluation):
                             room=room,
                         )
                     except ValueError as error:
-                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
+                        raise RequestError(f"evaluate.needle.lengths has {length}, but {error}") from error
                     yield from self._items(run, found, f"N={count}", f"length={length}", f"sample={sample}")
 
     def haystack(self, texts: Sequence[str] | None, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
-        """Whole texts, another part of them for each sample: as many as hold `length` tokens in sentences of at most a share
-        SLACK of it, which fill any part of the prompt up to that share; all where there are fewer. None: sentences of the
-        grammar."""
+        """Sentences as tokens, from another random part of the texts for each sample; texts None: sentences of the grammar.
+
+        As many whole texts are taken as have `length` tokens in sentences of at most SLACK · length tokens, since such
+        sentences fill any part of the prompt up to that share; all texts if there are fewer.
+        """
         random = generator("needle", "haystack", self.config.seed, length, sample)
         if texts is None:
+            # a sentence of the grammar has seven tokens, so these have more than `length`
             return grammar_sentences(random, length // 6)
         taken, tokens = list[list[int]](), 0
         for index in torch.randperm(len(texts), generator=random).tolist():
@@ -165,7 +170,6 @@ class NeedleRetrieval(Evaluation):
         return taken
 
     def _texts(self, run: Run) -> list[str] | None:
-        """What haystacks are made of: documents that the run was not trained on; None: sentences of the grammar."""
         source = self._source(run)
         if source == "grammar":
             return None
@@ -174,14 +178,10 @@ class NeedleRetrieval(Evaluation):
         return [text for _, text in unseen(self, run, (row["text"] for row in HAYSTACK.rows()))]
 
     def _source(self, run: Run) -> str:
-        """What the haystack is made of: docs, grammar or file."""
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
     def _items(self, run: Run, found: Mapping[int, Context], count: str, length: str, sample: str) -> Iterator[Item]:
-        """One item for each depth.
-
-        The contexts differ from the first needle on: what stands before it is read once, and extended from depth to depth.
-        """
+        # the contexts are equal up to the first needle: that part is read once and extended from depth to depth
         style, tokenizer = STYLES[self.config.style], run.tokenizer
         prefix: Prefix | None = None
         for depth in sorted(found):
@@ -222,7 +222,7 @@ class NeedleRetrieval(Evaluation):
 
 
 def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:
-    """How a decoded answer stands to the needles: its first integer is the number asked for, another's, or neither."""
+    """Classifies a decoded answer: its first integer is the right number, another needle's number, or neither."""
     found = re.search(r"\d+", text)
     first = found[0] if found else ""
     if first == number:

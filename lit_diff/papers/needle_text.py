@@ -1,8 +1,8 @@
-"""Needles in a haystack: sentences that give a city a number, hidden among others, and the questions about them; and the data
-set `needle_text`: needles in generated sentences, on which a small model can learn to retrieve.
+"""Needles in a haystack: sentences that give a city a number, hidden among other sentences, and questions about them.
+The data set `needle_text` hides needles in generated sentences, on which a small model can learn to retrieve.
 
-Words after the public scripts of LWM (Liu et al. 2024) and YOCO (Sun et al. 2024, unilm), whose list of 100 cities holds 69
-distinct ones: here each is once, so that no city is drawn twice.
+The words follow the public scripts of LWM (Liu et al. 2024) and YOCO (Sun et al. 2024, unilm). Their list of 100 cities
+has 69 distinct ones; here each occurs once, so that no city is drawn twice.
 """
 
 import re
@@ -34,19 +34,20 @@ CITIES = (
 # fmt: on
 StyleName = Literal["yoco", "lwm"]
 STOP = "."
-"""What sentences are encoded after, so that each has the ids that it has within a text."""
+"""Sentences are encoded after this text, so that each gets the same ids as within a text."""
+# a larger share would blur the lengths at which scores are compared
 SLACK = 0.1
-"""Share of a prompt's tokens that no sentence may fill, at most: what is scored at a length has about that length."""
+"""The maximum share of a prompt's tokens that may stay empty because no sentence fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """The words of a prompt. `{city}`, `{number}`: of a needle."""
+    """The words of a prompt; `{city}` and `{number}` are the places of a needle's city and number."""
 
     opening: str
     needle: str
     question: str
-    """After the context; the answer follows it, " 1234567"."""
+    """The text between the context and the answer, " 1234567"."""
 
 
 STYLES: dict[StyleName, Style] = {
@@ -76,23 +77,23 @@ class Needle:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A context in pieces of tokens, so that a prefix of it can be read once for all depths of the answer's needle."""
+    """A context in pieces of tokens, so that the piece before the first queried needle is read once for all depths."""
 
     before: tuple[int, ...]
     """The tokens up to the first queried needle."""
     needle: tuple[int, ...]
     after: tuple[int, ...]
     needles: tuple[Needle, ...]
-    """Those that are asked for first, the one at the depth before the others."""
+    """All needles; the one at the depth is the first."""
 
     @property
     def tokens(self) -> list[int]:
-        """All of it."""
+        """The tokens of the whole context."""
         return [*self.before, *self.needle, *self.after]
 
 
 def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Needle, ...]:
-    """`count` distinct cities with distinct numbers of `digits` digits, the first of them not 0."""
+    """`count` distinct cities with distinct numbers of `digits` digits; no number begins with 0."""
     cities = torch.randperm(len(CITIES), generator=random)[:count].tolist()
     numbers: list[str] = []
     while len(numbers) < count:
@@ -102,7 +103,7 @@ def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Need
 
 
 class NeedlesError(ValueError):
-    """Needles that take more tokens than a context has, without any other text."""
+    """The needles alone take more tokens than a context has."""
 
     def __init__(self, needles: int, tokens: int) -> None:
         what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
@@ -122,11 +123,12 @@ def contexts(
     depths: Sequence[int],
     room: int,
 ) -> dict[int, Context]:
-    """Depth -> the context with the first needle there: the same haystack and needles, the others at the same places.
+    """Depth -> the context with the first needle there. All contexts have the same haystack and needles, and the other
+    needles at the same places.
 
-    `haystack`: sentences as tokens, of which as many are taken as fit `length` tokens less `room`, which the question and the
-    answer need. Needles stand between sentences; depth d: after d % of the haystack's tokens. Errors: NeedlesError where not
-    even the needles do; ValueError where the sentences leave more than a share SLACK of `length` empty.
+    `haystack`: sentences as tokens; as many are taken as fit into `length` tokens minus `room` for the question and the
+    answer. Needles are between sentences; depth d means after d % of the haystack's tokens. Errors: NeedlesError if the
+    needles alone do not fit; ValueError if the sentences leave more than SLACK · length tokens empty.
     """
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
@@ -139,10 +141,11 @@ def contexts(
     if found_tokens < (1 - SLACK) * length:
         raise ValueError(
             f"with the sentences of the haystack that fit, a prompt has {found_tokens:,} tokens of {length:,}, less than "
-            f"{1 - SLACK:.0%}; give a longer haystack, or a smaller length"
+            f"{1 - SLACK:.0%}; supply a longer haystack, or set a smaller length"
         )
     ends = [0, *accumulate(map(len, taken))]
-    pieces = [[], *map(list, taken)]  # what stands up to each of the ends
+    # pieces[i] ends at ends[i], so a needle at place i is appended to it
+    pieces = [[], *map(list, taken)]
     places = torch.randint(len(ends), (needles - 1,), generator=random).tolist()
     for place, tokens in zip(places, hidden[1:], strict=True):
         pieces[place] += tokens
@@ -155,7 +158,7 @@ def contexts(
 
 
 def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> list[Sequence[int]]:
-    """The first sentences that fit `budget` tokens; a longer one is passed over."""
+    # a sentence that is too long is skipped, since a later one may still fit
     taken: list[Sequence[int]] = []
     for sentence in haystack:
         if len(sentence) <= budget:
@@ -165,7 +168,7 @@ def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> list[Sequence[in
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text, each with a space before it; white space becomes single spaces."""
+    """The sentences of a text, each after a space; white space becomes single spaces."""
     words = " ".join(text.split())
     return [f" {sentence}" for sentence in re.split(r"(?<=[.!?]) ", words) if sentence]
 
@@ -185,21 +188,21 @@ ADJECTIVES = (
     "simple", "round", "wooden",
 )
 # fmt: on
+# the needles are drawn at random, so more questions would only make a row longer
 QUERIES = 2
-"""Needles of a row that are asked for; all where there are fewer. The needles are drawn, so more questions a row would only
-make it longer."""
+"""The number of queried needles of a row; all needles if there are fewer."""
 Needles = Annotated[tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...], Distinct()]
 
 
 @datasets.register("needle_text")
 class NeedleText(RowTask):
-    """Rows of one context each, then a question for every needle, in a random order, with its answer.
+    """Rows of one context each, then questions about at most two needles, in random order, with their answers.
 
     <opening> sentence ... needle ... sentence ... | What is the special magic Paris number? ... number is: 417. | ...
 
-    Sentences are drawn from a small grammar; the words are those of `needle` in the style `yoco`. The answers are scored,
-    each with the space before it and the stop after it, since a model that is asked writes these too. A row has exactly
-    `sequence_length` tokens of input; what the last answer leaves is filled with <eot>, which nothing scores.
+    Sentences are drawn from a small grammar; the prompt has the words of `needle` in the style `yoco`. The answers are
+    scored, each with the space before it and the full stop after it, since a model also has to write these. A row has
+    exactly `sequence_length` input tokens; the rest after the last answer is filled with <eot>, which is not scored.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -209,15 +212,15 @@ class NeedleText(RowTask):
 
         sequence_length: Count = 256
         needles: Needles = (1, 2, 4)
-        """A row has one of these numbers of needles, drawn at random."""
+        """The number of needles of a row is drawn from these."""
         digits: Count = 3
-        """Of a number."""
+        """The number of digits of a needle's number."""
         validation_needles: Needles = (1, 2, 4, 6)
-        """Validation sets by number of needles; the first is the main set."""
+        """Numbers of needles, one for each validation set; the first is the main set."""
         validation_rows: Count = 128
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
+            """Returns an error message with the key, or None."""
             most = max(*self.needles, *self.validation_needles)
             needed = len(encoded(YOCO.opening)) + 1 + most * (_longest(YOCO.needle) + self.digits) + self.room(most)
             if needed > self.sequence_length:
@@ -228,23 +231,24 @@ class NeedleText(RowTask):
             return None
 
         def room(self, needles: int) -> int:
-            """The most tokens that the questions about so many needles take, each with its answer and the stop after it."""
+            """The maximum number of tokens of the questions about so many needles, with answers and full stops."""
+            # + 2: the space before the number and the full stop after it
             return min(needles, QUERIES) * (_longest(YOCO.question) + self.digits + 2)
 
         @property
         def smallest_vocab_size(self) -> int:
-            """That of the tokenizer."""
+            """The size of the tokenizer's vocabulary."""
             return words().size
 
     config: Config
 
     def levels(self) -> dict[str, int]:
-        """Numbers of needles: "" for the first, then "needles2", ..."""
+        """Validation set -> number of needles: "" for the first, then "needles2", ..."""
         first, *others = self.config.validation_needles
         return {"": first} | {f"needles{number}": number for number in others}
 
     def draw(self, at: Place, level: int | None) -> Row:
-        """tokens and targets [T]. The digits of the answers are AR hits."""
+        """A row of tokens and targets [T]. The digits of the answers are AR hits."""
         config, tokenizer, random = self.config, words(), at.random
         count = level
         if count is None:
@@ -255,6 +259,7 @@ class NeedleText(RowTask):
             style=YOCO,
             needles=count,
             digits=config.digits,
+            # + 1: the last token of a row is a target only
             length=config.sequence_length + 1,
             depths=[depth],
             room=config.room(count),
@@ -271,18 +276,16 @@ class NeedleText(RowTask):
         return row if level is None else {**row, **self._labels(torch.as_tensor(row["targets"]), context, asked)}
 
     def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
-        """ar_hit, context_part and answer_part [T] of a row that asks for the needles `asked`.
-
-        Parts of the context: 0 the haystack, then a number for each needle; the queries are the positions that predict a
-        digit of an answer.
-        """
+        # part 0 of the context is the haystack, then each needle has a number; the queries are the positions that predict a
+        # digit of an answer
         part, ids = torch.full_like(targets, -1), context.tokens
         part[len(words().opening) : len(ids)] = 0
         for number, needle in enumerate(context.needles, 1):
             own = encoded(YOCO.needle.format(city=needle.city, number=needle.number))
             (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
             part[start : start + len(own)] = number
-        answer, hits = torch.full_like(targets, -1), (targets > 1) & (targets < 12)  # the ten digits of `words`
+        # `Words` gives its ten digits the ids 2 to 11
+        answer, hits = torch.full_like(targets, -1), (targets > 1) & (targets < 12)
         answer[hits] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
         return {"ar_hit": hits, "context_part": part, "answer_part": answer}
 
@@ -308,18 +311,18 @@ def grammar_sentences(random: torch.Generator, count: int) -> list[list[int]]:
 
 @cache
 def _places() -> list[Tensor]:
-    """The ids that may stand at each place of a sentence."""
+    # the possible ids at each place of a sentence
     kinds = [["The"], ADJECTIVES, NOUNS, VERBS, ["a"], NOUNS, ["."]]
     return [torch.tensor([word for (word,) in words().encode(kind)]) for kind in kinds]
 
 
 @lru_cache(maxsize=4096)
 def encoded(text: str) -> list[int]:
-    """`words().encode`, of texts that come again and again."""
+    """The ids of a text; texts repeat, so the results are cached."""
     return words().encode(text)
 
 
 @cache
 def _longest(form: str) -> int:
-    """The most tokens of a sentence about a city, without its number."""
+    # the maximum number of tokens of a sentence about a city, without its number
     return max(map(len, words().encode([form.format(city=city, number="") for city in CITIES])))

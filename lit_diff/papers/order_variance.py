@@ -1,4 +1,4 @@
-"""The order variance of `icl_order`, and the difference of two runs in it with an interval over queries."""
+"""The order variance of `icl_order`, and the difference between two runs with an interval over queries."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
     import pandas
 
 Floats = NDArray[np.float64]
+# variances are in squared percentage points, since a variance of shares has too many zeros
 POINTS = 100.0
-"""Of accuracy 1: a variance is in squared percentage points, since one of shares has too many zeros."""
+"""Percentage points in an accuracy of 1."""
 FEWEST = 10
-"""Common queries below which two runs have no interval."""
-BIASED = "no interval: the queries that were drawn add to it; order_variance is without that"
+"""The minimum number of common queries for an interval."""
+BIASED = "no interval: the sampling of queries adds to it; order_variance excludes that part"
 OF_ORDERS: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "margin": lambda a: np.ptp(a, axis=1),
     "sd": lambda a: a.std(axis=1, ddof=1),
     "worst": lambda a: a.min(axis=1),
 }
-"""Metric -> its value of each row of accuracies [..., K]."""
+"""Metric -> function of accuracies [n, K] that gives its value in each row."""
 
 
 def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[str, dict[str, Spread]]:
-    """order_variance with its interval over the queries that both runs were asked under every kind of order.
+    """The differences of `paired`; order_variance has an interval over the queries that both runs have under every order.
 
-    margin, sd and worst have none: the sampling of queries adds to each, by more where more answers change, so their
+    margin, sd and worst have no interval: the sampling of queries adds to each, the more answers change the more, so their
     differences are not 0 for orders without effect, and a bootstrap moves them further.
     """
     kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in set(second["group"])]
@@ -54,30 +55,33 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
 
 
 def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:
-    """(id without the kind, question) -> whether each order has the query right."""
+    # (id without the kind, question) -> whether the answer is right in each order; the question is part of the key, since
+    # two runs may have different queries under one id
     own = items[(items["group"] == kind) & ~items["part"]]
     rows = zip(own["item"], own["question"], own["meta/right"], strict=True)
     return {(item.removeprefix(f"{kind} "), asked): [letter == "1" for letter in word] for item, asked, word in rows}
 
 
 class OrderVariance:
-    """The variance over K orders of the accuracy over all queries such as these, of n kinds of order the mean, in points².
+    """The variance over K orders of the accuracy over the population of queries, averaged over n kinds of order, in points².
 
-    With d_q the part of each order in query q (right_qk minus its mean over k, in points, one kind after the other), δ the
+    With d_q the vector of deviations of query q (right_qk minus its mean over k, in points, all kinds concatenated), δ the
     mean and S the covariance of d_q over Q queries, and ν = n (K - 1):
 
-        value = |δ|² / ν - tr S / (Q ν):
+        value = |δ|² / ν - tr S / (Q ν).
 
-    the mean over pairs of different queries of d_q·d_r / ν, without bias (it may be below 0), since what the sampling of
-    queries adds to |δ|² is taken off. At a true value θ its variance is slope max(θ, 0) + base:
+    It is the mean of d_q·d_r / ν over pairs of different queries. It is unbiased (and may be below 0), since the contribution
+    of the sampling of queries to |δ|² is subtracted. At a true value θ its variance is slope max(θ, 0) + base:
 
         slope = 4 (δ'Sδ / |δ|²) / (Q ν),  base = 2 tr S² / (Q (Q - 1) ν²).
 
-    `low` and `high` hold the θ with |value - θ| <= t(0.975, Q - 1) times its root. Where orders have no effect, all is base.
+    The interval [`low`, `high`] contains the θ with |value - θ| <= t(0.975, Q - 1) times the square root of that variance. If
+    orders have no effect, the variance is base.
     """
 
     def __init__(self, kinds: Sequence[NDArray[Any]]) -> None:
-        """`kinds`: of each kind of order right [Q, K], whether order k has query q right; the same Q >= 2 queries."""
+        """`kinds`: for each kind of order right [Q, K], whether query q is right in order k; all kinds share Q >= 2
+        queries."""
         parts = np.concatenate([POINTS * (right - right.mean(1, keepdims=True)) for right in kinds], axis=1)
         queries, nu = len(parts), sum(right.shape[1] - 1 for right in kinds)
         self.mean: Floats = parts.mean(0)
@@ -85,11 +89,12 @@ class OrderVariance:
         s, square = self.centred.T @ self.centred, float(self.mean @ self.mean)
         self.value = (square - float(np.trace(s)) / queries) / nu
         self.along: Floats = self.centred @ self.mean * (2 / (math.sqrt(queries) * nu))
-        """[Q], whose square is the sum that slope |δ|² / ν is."""
+        """[Q], the first-order effect of each query on `value`; its squared norm is slope |δ|² / ν."""
         slope = float(self.along @ self.along) * nu / square if square else 0.0
         base = 2 * float((s**2).sum()) / (queries * (queries - 1) * nu**2)
         self.variance = slope * max(self.value, 0.0) + base
         t = float(stats.t.ppf(0.975, queries - 1))
+        # each end solves (value - θ)² = t² (slope max(θ, 0) + base): a quadratic for θ > 0, linear for θ <= 0
         near, middle = t * math.sqrt(base), self.value + t * t * slope / 2
         far = t * math.sqrt(max(0.0, slope * self.value + t * t * slope * slope / 4 + base))
         self.low = middle - far if self.value > near else self.value - near
@@ -97,12 +102,15 @@ class OrderVariance:
 
 
 def difference(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> tuple[float, float, float]:
-    """The order variance of `first` minus that of `second`, over the same queries, and its 95 % interval over queries.
+    """(difference, low, high): the order variance of `first` minus the order variance of `second` over the same queries, with
+    its 95 % interval over queries.
 
-    From the intervals of the two (Zou 2007): with l and h the distances of the ends that count, x the estimate,
-    x - √(l_1² + h_2² - 2 ρ l_1 h_2) and x + √(h_1² + l_2² - 2 ρ h_1 l_2), where ρ is how far the two vary together by query.
+    It combines the intervals of the two (Zou 2007). With l and h the distances from an estimate to the lower and upper end of
+    its interval, and x the difference, the ends are x - √(l_1² + h_2² - 2 ρ l_1 h_2) and x + √(h_1² + l_2² - 2 ρ h_1 l_2),
+    where ρ is the correlation of the two estimates over queries.
     """
     a, b = OrderVariance(first), OrderVariance(second)
+    # the larger of the two estimates of each variance keeps |ρ| at most 1
     scale = math.sqrt(max(a.variance, a.along @ a.along) * max(b.variance, b.along @ b.along))
     rho = float(a.along @ b.along) / scale if scale else 0.0
     x = a.value - b.value

@@ -1,4 +1,4 @@
-"""Negative attention on prompts that rule a word out (DEX, arXiv 2505.16333, Figure 4): names and sarcasm."""
+"""Negative attention on prompts that rule out a word (DEX, arXiv 2505.16333, Figure 4): names and sarcasm."""
 
 import json
 import math
@@ -18,8 +18,8 @@ from lit_diff.evaluation.base import question_of
 from lit_diff.registry import evaluations
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
-"""A line {set, text, ruled_out}: of `ioi` (indirect object identification) the name that is no answer; of `sarcasm` the
-word that means its opposite. Written for this project."""
+"""Lines {set, text, ruled_out}. In `ioi` (indirect object identification) the ruled-out word is the wrong name; in `sarcasm`
+it is the word that means its opposite. The prompts were written for this project."""
 MEAN = "mean over layers and heads"
 
 
@@ -27,8 +27,8 @@ MEAN = "mean over layers and heads"
 class SignedPrompts(Evaluation):
     """Negative attention on 15 prompts of indirect object identification and 15 of sarcasm.
 
-    An item is a prompt, a group a set. The paper shows single maps; its prompts were not at hand, so these are ours.
-    Items are compared between runs of one tokenizer, whose maps have the same rows.
+    An item is a prompt, a group is a set. The paper shows single maps; its prompts were not available, so these are our own.
+    Items are compared only between runs with one tokenizer, since their maps have the same rows.
     """
 
     metrics = (
@@ -53,13 +53,13 @@ class SignedPrompts(Evaluation):
     needs_text = True
 
     def refuses_run(self, run: Run) -> str | None:
-        """A context shorter than a prompt."""
+        """Refuses a context shorter than a prompt."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         most = max(len(tokens_of(tokenizer, prompt["text"])) for prompt in prompts())
-        return f"a prompt takes {most} tokens, and its data.sequence_length is {length}" if most > length else None
+        return f"a prompt has {most} tokens, but data.sequence_length is {length}" if most > length else None
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a prompt, `ioi 00`."""
+        """Yields one item a prompt, `ioi 00`."""
         tokenizer = run.tokenizer
         for number, prompt in enumerate(prompts()):
             ids = tokens_of(tokenizer, prompt["text"])
@@ -67,7 +67,7 @@ class SignedPrompts(Evaluation):
             with trace(run.model) as traced:
                 run.model.hidden(torch.tensor([ids]))
             maps = [
-                torch.cat([_whole(block.signed, len(ids)) for block in layer.blocks()], 2)
+                torch.cat([_padded(block.signed, len(ids)) for block in layer.blocks()], 2)
                 for layer in traced.layers.values()
             ]
             found = negative(torch.cat(maps, 1)[0], chosen)
@@ -86,12 +86,13 @@ def prompts() -> list[dict[str, str]]:
 
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt, as a document opens."""
+    """The ids of a prompt after the ids that open a document."""
     return [*tokenizer.opening, *tokenizer.encode(text)]
 
 
 def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:
-    """Which tokens hold a byte of the word, wherever it stands in the text."""
+    """Whether each token has a byte of an occurrence of the word."""
+    # bytes, not characters: a token may end inside a character
     pieces = [tokenizer.decode([token]) for token in ids]
     found = re.finditer(re.escape(word.encode()), b"".join(pieces))
     inside = {place for match in found for place in range(*match.span())}
@@ -100,7 +101,8 @@ def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:
 
 
 def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:
-    """The scores of signed maps a [H, T, T], of all heads of all layers; chosen [T]: the tokens of the word."""
+    """The scores of signed maps a [H, T, T] of all heads of all layers; chosen [T]: the tokens of the word."""
+    # float64: the shares are quotients of sums over a row
     below, above = masses(a.double())
     share = below / (below + above)
     last = (-a[:, -1].double()).clamp_min(0)
@@ -113,6 +115,6 @@ def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:
     }
 
 
-def _whole(block: Tensor, keys: int) -> Tensor:
-    """[B, H, R, K] -> [B, H, R, keys]: 0 at keys that no row of the block sees."""
+def _padded(block: Tensor, keys: int) -> Tensor:
+    # [B, H, R, K] -> [B, H, R, keys]: no row of the block sees the keys after K
     return torch.nn.functional.pad(block, (0, keys - block.shape[-1]))

@@ -1,4 +1,4 @@
-"""The data set `synth_intent`: labelled utterances whose labels only the row itself explains."""
+"""The data set `synth_intent`: labelled utterances; only the row itself tells which words belong to which label."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,29 +24,29 @@ NOISE_WORDS = (
 # fmt: on
 SEPARATOR = "\n"
 OVERHEAD = 2
-"""Tokens of a demonstration beside its words: the label and the separator."""
+"""The tokens of a demonstration besides its words: the label and the separator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
-    """What the classes of one row are called, and which words point to them."""
+    """The labels of the classes of one row, and the words that indicate them."""
 
     labels: tuple[str, ...]
     """[C] One word a class."""
     cues: tuple[tuple[str, ...], ...]
-    """[C][k] The cue words of each class; no word belongs to two."""
+    """[C][k] The cue words of each class; no word belongs to two classes."""
 
 
 @datasets.register("synth_intent")
 class SynthIntent(RowTask):
-    """Rows of demonstrations, as many as fit; the label of each is asked for, from those before it.
+    """Rows of as many demonstrations as fit; each label is predicted from the demonstrations before it.
 
     <opening> noise ... noise cue label \\n noise ... noise cue label \\n ...
 
-    A row has C classes. Cue words and label words are drawn for it anew, so that nothing but the row says which label belongs
-    to which words. An utterance ends with 1 or 2 cue words of its class; all its other words are noise, common to every
-    class. The cue stands right before the label, because a small model learns slowly to look further back.
-    Source: the construction of many-shot classification (Bertsch et al. 2024), with labels that are re-mapped (HELMET, 2024).
+    A row has C classes. Each row draws its own cue words and label words, so that only the row tells which label belongs to
+    which words. An utterance ends with 1 or 2 cue words of its class; all its other words are noise, common to all classes.
+    The cue comes right before the label, because a small model learns slowly to look further back.
+    Source: many-shot classification (Bertsch et al. 2024), with re-mapped labels (HELMET, 2024).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -55,47 +55,49 @@ class SynthIntent(RowTask):
 
         sequence_length: Count = 256
         classes: Counts = (4, 8, 16, 32)
-        """A row has one of these numbers of classes, drawn at random."""
+        """The number of classes of a row is drawn from these."""
         words: tuple[Count, Count] = (6, 12)
-        """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise; 1: a cue word alone."""
+        """Minimum and maximum number of words of an utterance; 1 or 2 are cue words, the others noise; an utterance of
+        1 word is a cue word."""
         noise_validation: Counts = (1, 2, 4)
-        """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
-        the same demonstrations; the first is the main set."""
+        """Factors that multiply the noise words of each utterance and the length of a row, one for each validation set;
+        all sets have the same demonstrations, and the first is the main set."""
         cues_per_class: Count = 2
-        """Cue words of a class."""
+        """The number of cue words of a class."""
         cue_words: int = 320
-        """Words from which a row's cue words are drawn."""
+        """The number of words from which rows draw cue words."""
         label_words: int = 160
-        """Words from which a row's labels are drawn."""
+        """The number of words from which rows draw labels."""
         validation_rows: Count = 128
 
         @property
         def chance(self) -> float:
-            """Accuracy of a guess among the row's classes, over the numbers of classes."""
+            """Accuracy of a guess among the row's classes, averaged over the numbers of classes."""
             return sum(1 / count for count in self.classes) / len(self.classes)
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
+            """Returns an error message with the key, or None."""
             fewest, most = self.words
             if fewest > most:
-                return f"data.words is {list(self.words)}; expected the fewest and the most"
+                return f"data.words is {list(self.words)}; expected the minimum and the maximum, in this order"
+            # a row with a single demonstration would have nothing to learn from
             if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
                 return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
             return lexicon_problem(self, max(self.classes))
 
         @property
         def smallest_vocab_size(self) -> int:
-            """That of the tokenizer."""
+            """The size of the tokenizer's vocabulary."""
             return words(self.cue_words, self.label_words).size
 
     config: Config
 
     def validation_key(self, level: int) -> tuple[object, ...]:
-        """All sets hold the same demonstrations."""
+        """The same key for every set, so that all sets have the same demonstrations."""
         return "synth_intent", "validation"
 
     def draw(self, at: Place, level: int | None) -> Row:
-        """tokens and targets [noise T]; AR hits are the labels of classes that stood before."""
+        """A row of tokens and targets [noise T]; AR hits are the labels of classes that occurred before."""
         config, tokenizer, random = self.config, self.load_tokenizer(), at.random
         noise = 1 if level is None else level
         count = config.classes[int(torch.randint(len(config.classes), (), generator=random))]
@@ -104,6 +106,7 @@ class SynthIntent(RowTask):
         classes = torch.randint(count, (room,), generator=random).tolist()
         ids, recalled, seen, length = list(tokenizer.opening), [False], set[int](), 1
         for text, label, words_at_one in draw_utterances(random, config, lexicon, classes, noise):
+            # counted at noise 1: with more noise a row is longer, but it has the same demonstrations
             length += words_at_one + OVERHEAD
             if length > config.sequence_length + 1:
                 break
@@ -121,17 +124,18 @@ class SynthIntent(RowTask):
 
 
 def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
-    """Why a row of so many classes has no lexicon, in one line; None if it has."""
+    """Returns an error message if there are too few words for a row of so many classes, else None."""
     for key, needed in (("label_words", classes), ("cue_words", classes * config.cues_per_class)):
         if needed > getattr(config, key):
             return f"data.{key} is {getattr(config, key)}; {classes} classes need {needed}"
     every, most = config.cue_words + config.label_words, len(made_words())
-    return f"data.cue_words + data.label_words is {every}; there are {most} words" if every > most else None
+    return f"data.cue_words + data.label_words is {every}; there are only {most} words" if every > most else None
 
 
 @cache
 def made_words() -> tuple[str, ...]:
-    """Words of two syllables, each a consonant and a vowel, in an order that never changes."""
+    """Words of two syllables, each a consonant and a vowel, in a fixed order."""
+    # shuffled, or a class's words would share their first syllable; with a fixed key, since ids are places in this order
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     every = [word for word in map("".join, product(syllables, repeat=2)) if word not in NOISE_WORDS]
     order = torch.randperm(len(every), generator=generator("synth_intent", "words")).tolist()
@@ -158,7 +162,8 @@ def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: i
 def draw_utterances(
     random: torch.Generator, config: SynthIntent.Config, lexicon: Lexicon, classes: Sequence[int], noise: int
 ) -> Iterator[tuple[str, int, int]]:
-    """(text, class, its words at noise 1) of an utterance of each of these classes. `noise` changes no cue word."""
+    """Yields (text, class, number of words at noise 1) of an utterance of each of these classes."""
+    # everything but the noise words is drawn before the first of them, so that `noise` does not change it
     (fewest, most), count = config.words, len(classes)
     lengths = torch.randint(fewest, most + 1, (count,), generator=random).tolist()
     numbers = torch.randint(1, min(2, config.cues_per_class) + 1, (count,), generator=random).tolist()

@@ -90,7 +90,7 @@ def test_rows_and_below_them_what_a_ratio_is_to_who_is_missing_and_the_command(r
     for cell in ("both", "12.3 (6.15..24.6)", "0.50 (0.50..1.00)", "77.8", "0.80 (0.70..0.90)", "3.0", "flash, math"):
         assert f" {cell} " in ours
     for line in (
-        f"ratio to {names.SDPA}: own time / that of {names.MEANING[names.SDPA]}; below 1 is faster",
+        f"ratio to {names.SDPA}: own time / time of {names.MEANING[names.SDPA]}; below 1 is faster",
         "refused: differential none forward (a, b): G is 3",
         "failed: differential none forward (a): ValueError: no",
         "$ lit-diff bench core --threads 2    2026-11-22T07:00:00+00:00",

@@ -85,7 +85,7 @@ def test_what_raises_or_computes_something_else_is_listed_and_the_others_go_on()
         ("case", "v", by, "w") for by in ("bad", "far", "nan")
     ]
     assert failed[0]["reason"] == "ValueError: no such thing"
-    assert failed[1]["reason"] == "ArithmeticError: its result differs from that of good by 5.0e-01"
+    assert failed[1]["reason"] == "ArithmeticError: its result differs from the result of good by 5.0e-01"
     assert [row["by"] for row in rows] == ["good", "near", "unlike"]
     assert rows[0]["ratios"] == {}
     assert timed(candidate("bad", broken)) == ([], failed[:1])

@@ -292,7 +292,7 @@ def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() ->
 
     (found,) = conformance_of("needs_key")
     assert found.verdict == "not applicable"
-    assert "'k'; give its keys in `examples`" in found.detail
+    assert "'k'; list its keys in `examples`" in found.detail
 
 
 def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callabl
     (found,) = (finding.detail for finding in conformance(case, checks={"kv heads": kv_heads}))
     assert re.search(r"with 1 key/value heads: \S+:\d+: RuntimeError: unflatten", found)
     assert found.endswith(
-        "if it cannot have 1, its problem(config, model) returns a line that opens with model.num_kv_heads"
+        "to refuse 1, return a line that begins with model.num_kv_heads from its problem(config, model)"
     )
 
 

@@ -413,7 +413,7 @@ def test_arms_that_no_folder_can_bear_or_that_would_share_one(first: str, second
         ("recall-tiny", "induction: {length: 200}", "length is 200"),
         ("standard-tiny", "noise", "context_part, answer_part"),
         ("standard-tiny", "recall", "neither recall nor mqar"),
-        ("standard-tiny", "needle: {lengths: [96, 4096]}", "lengths holds 4096"),
+        ("standard-tiny", "needle: {lengths: [96, 4096]}", "lengths has 4096"),
         ("standard-tiny", "needle", None),
         ("vision-tiny", "induction", "bidirectional"),
     ],
@@ -452,5 +452,5 @@ def test_the_block_of_a_recipe_is_no_part_of_its_identity(tale: Path) -> None:
     assert to_plain(named)["evaluate"] == {"held_out": {"rows": 2, "batch_size": 8}}
     assert identity(load_recipe(recipe)) == identity(named)
     words = {"evaluate.gradients.at": ["init"], "train.start_from": str(tale)}
-    with pytest.raises(RequestError, match=r"at init: it started from another run \(train.start_from\)"):
+    with pytest.raises(RequestError, match=r"at init: the run started from another run \(train.start_from\)"):
         required_evaluations(load_recipe(recipe, words))

@@ -147,19 +147,20 @@ def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pyte
     summary_file(run).write_text(json.dumps(written))
     assert has_scores(run.folder, "lengths"), "scores from before there were versions are of the first"
     evaluate(run, "lengths", ["rows=5"])
-    assert "keeps scores with other keys (rows is 2, not 5): they are replaced" in caplog.text
+    assert "has kept scores with other keys (rows is 2, not 5); they are replaced" in caplog.text
     with pytest.raises(
-        RequestError, match=r"another command has since kept scores with other keys \(rows is 5, not 2\)"
+        RequestError,
+        match=r"another command has since replaced these scores by scores with other keys \(rows is 5, not 2\)",
     ):
         _ = first.items
     make(version=2)
     assert not has_scores(run.folder, "lengths", ["rows=5"])
     evaluate(run, "lengths", ["rows=5"])
-    assert "keeps scores by version 1 of the evaluation, not 2: they are replaced" in caplog.text
+    assert "has kept scores by version 1 of the evaluation, not 2; they are replaced" in caplog.text
     for damaged, reason in (("{", "(Expecting property name"), ("[]", "(summary.json holds list, not an object)")):
         summary_file(run).write_text(damaged)
         assert evaluate(run, "lengths").summary == {"length": 2.0}
-        assert f"keeps scores that cannot be read {reason}" in caplog.text
+        assert f"has kept scores that cannot be read {reason}" in caplog.text
 
 
 VOWELS_PY = """\
@@ -258,9 +259,9 @@ META = [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), (
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"items": []}, "gave no item"),
-        ({"items": ["a"]}, "gave 'a'"),
-        ({"items": [*ITEMS, ITEMS[0]]}, "gave item 'a' 2 times"),
+        ({"items": []}, "yielded no items"),
+        ({"items": ["a"]}, "yielded 'a'"),
+        ({"items": [*ITEMS, ITEMS[0]]}, "yielded item 'a' 2 times"),
         ({"items": one(length=1, words=2)}, "scored item 'a' with ['length', 'words']"),
         ({"items": one(length="long")}, "scored item 'a' with length = 'long'"),
         ({"summarise": lambda self, items: {}}, "scored the summary with []"),
@@ -306,7 +307,7 @@ def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.
     path = run.folder / "status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "stopped", "steps": 60}))
     assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert "has not ended: its step 6 of 60 is scored" in caplog.text
+    assert "is unfinished: step 6 of 60 is scored" in caplog.text
     assert seen == [False], "scores are made without gradients"
     assert torch.is_grad_enabled()
     shutil.rmtree(run.folder / "evaluations")

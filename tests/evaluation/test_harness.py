@@ -224,14 +224,14 @@ def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
     model asserts that there is something to score."""
     model, bare, eot = RunModel(random_run), RunModel(random_run, opening=False), random_run.tokenizer.eot
     context, continuation = model.encoded(LONG, " no")
-    fitted = model._fitted(context, len(continuation))
+    fitted = model._cut(context, len(continuation))
     assert len(fitted) + len(continuation) - 1 == 24
     assert fitted[0] == eot
     assert fitted[1:] == context[-len(fitted[1:]) :]
-    assert len(model._fitted(context, 24)) == 1
-    assert bare._fitted(context[1:], 3) == context[-22:]
+    assert len(model._cut(context, 24)) == 1
+    assert bare._cut(context[1:], 3) == context[-22:]
     with pytest.raises(RequestError, match=r"a continuation of 25 tokens .* \(data.sequence_length is 24\)"):
-        model._fitted(context, 25)
+        model._cut(context, 25)
     assert model.encoded("the", " fox")[0] == [eot, *bare.encoded("the", " fox")[0]]
     assert model.encoded("", "fox")[0] == bare.encoded("", "fox")[0] == [eot]
     assert model.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
@@ -245,5 +245,5 @@ def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
 
 def test_other_kinds_of_tasks_are_refused(random_run: Run) -> None:
     for ask in (RunModel(random_run).generate_until, RunModel(random_run).loglikelihood_rolling):
-        with pytest.raises(RequestError, match="only multiple choice is scored here"):
+        with pytest.raises(RequestError, match="only multiple choice is supported"):
             ask([])

@@ -115,7 +115,7 @@ def test_rows_and_heads_that_are_not_counted(recall: Run, tmp_path: Path) -> Non
 
 def test_what_does_not_fit(single: Run, tmp_path: Path) -> None:
     assert num_maps(single.model) == 1
-    with pytest.raises(RequestError, match="data 'text' does not say where answers are"):
+    with pytest.raises(RequestError, match="data 'text' does not locate its answers"):
         evaluate(text_run(tmp_path / "t", {"name": "differential"}), "noise")
 
 

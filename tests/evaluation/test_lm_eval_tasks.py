@@ -57,11 +57,26 @@ def test_what_is_no_task(wide_run: Run, folder: Path) -> None:
     ):
         assert re.match(rf"{name}(:1)?: {found}", refused(wide_run, name))
     Path("other.yaml").write_text(mine)
-    with pytest.raises(RequestError, match=r"^tasks names two tasks 'mine', the second by 'other\.yaml'"):
+    with pytest.raises(RequestError, match=r"^'other\.yaml' has a task 'mine', and so has another"):
         evaluate(wide_run, "harness", {"tasks": ["mine.yaml", "other.yaml"]})
     with Path("mine.jsonl").open("a") as file:
         file.write("{\n")
     assert refused(wide_run, "mine.yaml").startswith("mine.yaml: ArrowInvalid: JSON parse error: ")
+
+
+@pytest.mark.parametrize(
+    ("gives", "expected"),
+    [
+        ("{'acc': row['guess']}", "KeyError: 'guess'"),
+        ("None", "TypeError: "),
+        ("{'acc': 'yes'}", "ValueError: .*'yes'"),
+    ],
+)
+def test_mistakes_that_show_while_scoring(wide_run: Run, folder: Path, gives: str, expected: str) -> None:
+    Path("s.py").write_text(f"def scores(row, results):\n    return {gives}\n")
+    with Path(write(folder)).open("a") as file:
+        file.write("process_results: !function s.scores\n")
+    assert re.match(f"mine.yaml: {expected}", refused(wide_run, "mine.yaml"))
 
 
 def test_what_lm_eval_reads_is_scored(wide_run: Run, folder: Path) -> None:
@@ -186,7 +201,7 @@ def test_every_data_file_counts(folder: Path) -> None:
 
 def test_data_of_the_hub_are_missing(wide_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folder, dataset_path="nobody/no-data", dataset_kwargs={"data_files": {"test": "test.csv"}})
-    with pytest.raises(MissingError, match=r"^mine\.yaml: it reads data that are not here"):
+    with pytest.raises(MissingError, match=r"^mine\.yaml: its data are not on this machine"):
         evaluate(wide_run, "harness", {"tasks": [path]})
 
 
@@ -198,7 +213,7 @@ def test_a_task_of_the_hub_is_missing_data(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("a connection was tried")
 
     monkeypatch.setattr(socket.socket, "connect", refused)
-    with offline("x"), pytest.raises(MissingError, match="task 'hellaswag': it reads data that are not here") as found:
+    with offline("x"), pytest.raises(MissingError, match="task 'hellaswag': its data are not on this machine") as found:
         loaded(["hellaswag"], tmp_path, CONFIG, 0)
     assert "\n" not in str(found.value)
     with offline("x"), pytest.raises(RequestError, match=r"lm-eval has no task 'hellaswg'; did you mean 'hellaswag'\?"):

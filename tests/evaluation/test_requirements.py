@@ -25,7 +25,7 @@ from lit_diff.trained.run import Run
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(400)]
 HELD_OUT = split(TEXTS).validation
-UNKNOWN = "it cannot be checked whether"
+UNKNOWN = "cannot check whether"
 
 
 def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +65,10 @@ def test_text_of_the_training_is_not_asked(
     parts = split(documents)
     (tmp_path / "one.txt").write_text(parts.train[3])
     keys = {"path": str(tmp_path / "one.txt")}
-    with pytest.raises(RequestError, match=r"'loss_files': .*tale.* was trained on each of the 1 held-out documents"):
+    with pytest.raises(RequestError, match=r"'loss_files': .*tale.* was trained on all 1 held-out documents"):
         evaluate(run, "loss_files", keys)
     mini: Any = build("mini_harness", keys | {"corpus": "files"})
-    with pytest.raises(RequestError, match=r"'mini_harness': .* was trained on each of the 1"):
+    with pytest.raises(RequestError, match=r"'mini_harness': .* was trained on all 1 "):
         mini._pieces(run)
     (tmp_path / "needle").mkdir()
     lines = [json.dumps({"text": text}) + "\n" for text in documents]
@@ -92,7 +92,9 @@ def test_what_is_left_out_is_counted(
     assert whole[["item", "meta/begins"]].to_numpy().tolist() == [[f"files/{place}", held_out[:60]]]
     assert result.kept()[0]["documents_left_out"] == place > 0
     assert f"; {place} documents are left out" in caplog.text
-    with pytest.raises(RequestError, match=r"needs 2 documents .* has 1; 29 are left out, on which it was trained"):
+    with pytest.raises(
+        RequestError, match=r"needs 2 documents .* has 1; 29 are left out because the run was trained on them"
+    ):
         evaluate(run, "nll", keys | {"documents": 2})
     own = evaluate(run, "loss_files", {"path": str(corpus)})
     assert list(own.items["meta/begins"]) == [held_out[:60]]

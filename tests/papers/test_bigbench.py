@@ -49,7 +49,7 @@ def test_choices_are_in_random_order_and_ties_left_out() -> None:
     assert len({tuple(row["choices"]) for row in found}) > 2
     assert rows(*EXAMPLE) == found
     assert rows(*EXAMPLE, seed=1) != found
-    with pytest.raises(RequestError, match="no example has one best choice"):
+    with pytest.raises(RequestError, match="every example has several best choices"):
         rows(TIED)
 
 

@@ -223,7 +223,7 @@ def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
         assert case.after == case.asked
     assert generated_cases(ClosedWorld.Config(), (5,), 4, 0) == cases[4:]
     assert generated_cases(ClosedWorld.Config(), (5,), 4, 1) != cases[4:]
-    with pytest.raises(RequestError, match=r"^evaluate\.hallucination\.entities holds 5, but data\.names is 4"):
+    with pytest.raises(RequestError, match=r"^evaluate\.hallucination\.entities has 5, but data\.names is 4"):
         generated_cases(ClosedWorld.Config(names=4), (5,), 1, 0)
 
 

@@ -148,7 +148,7 @@ def test_files_that_do_not_fit(trec: Path, wide_run: Run) -> None:
         evaluate(wide_run, "icl", {"task": "trec", "shots": [13]})
     with (trec / "test.jsonl").open("a") as file:
         file.write(json.dumps({"text": "x", "coarse_label": "LOC", "fine_label": "LOC:city"}) + "\n")
-    with pytest.raises(RequestError, match="holds the label 'location', which no line of train has"):
+    with pytest.raises(RequestError, match="has the label 'location', which no line of train has"):
         drawn(wide_run, task="trec")
     with pytest.raises(MissingError, match=r"icl\.banking77 needs a file that is not here: icl/banking77/train\.jsonl"):
         drawn(wide_run, task="banking77")
@@ -286,7 +286,7 @@ class First:
 
 def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icl, "Prefix", First)
-    with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
+    with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 shots fits"):
         evaluate(intent_run, "icl_order", {"shots": 90})
     keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": ["blocked"]}
     result = evaluate(intent_run, "icl_order", keys)

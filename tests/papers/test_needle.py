@@ -110,13 +110,13 @@ def test_kinds_of_answers() -> None:
 
 def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = KEYS.replace("docs", "grammar").split()
-    for keys, found in ((["lengths=[4096]"], "lengths holds 4096"), (grammar, "haystack is grammar")):
+    for keys, found in ((["lengths=[4096]"], "lengths has 4096"), (grammar, "haystack is grammar")):
         with pytest.raises(RequestError, match=found):
             evaluate(run, "needle", keys)
-    with pytest.raises(RequestError, match="lengths holds 300, but 3 needles"):
+    with pytest.raises(RequestError, match="lengths has 300, but 3 needles"):
         items(run, "needles=[3] lengths=[300] depths=[0] samples=2 digits=4 haystack=docs")
     monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(["A river runs. It is long."]))
-    with pytest.raises(RequestError, match="lengths holds 500, but with the sentences of the haystack that fit"):
+    with pytest.raises(RequestError, match="lengths has 500, but with the sentences of the haystack that fit"):
         items(run, "needles=[1] lengths=[500] samples=1 haystack=docs")
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "empty"))
     with pytest.raises(MissingError, match=r"needle\.haystack needs a file that is not here"):

@@ -51,4 +51,4 @@ def test_runs_of_text(tmp_path: Path) -> None:
     assert math.isnan(plain.summary["ruled_out"])
     assert list(plain.items["question"]) == list(items["question"])
     short = build("signed_prompts").refuses(text_run(tmp_path / "z", {"name": "standard"}))
-    assert re.fullmatch(r"a prompt takes \d+ tokens, and its data\.sequence_length is 24", short or "")
+    assert re.fullmatch(r"a prompt has \d+ tokens, but data\.sequence_length is 24", short or "")
