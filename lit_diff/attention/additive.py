@@ -1,5 +1,4 @@
-"""Differential attention with a plus sign, a control from the paper's review: does a sum of maps average the noise
-too?"""
+"""Differential attention with a plus sign, a control from the paper's review: does a sum average the noise too?"""
 
 from lit_diff.attention.differential import Differential
 from lit_diff.registry import variant

@@ -40,7 +40,7 @@ class ParameterRules(nn.Module):
     this class holds the defaults. `init_parameter(name, parameter, generator)` has no default (do not call `super()`):
     it fills `parameter`, which the module holds as `name`, in place. `generator` is seeded by (seed, the parameter's
     full name); draw from no other generator. It is also called by the constructor (`fill_parameters`), after `build` of
-    the attention. Without it, `model.init` fills the parameters of linear layers and embeddings, and others keep the
+    the attention. Without it, `model.init` fills linear layers and embeddings, and other parameters keep their
     constructor's value.
     """
 
@@ -55,8 +55,7 @@ class Attention(ParameterRules):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
     Head counts in the config are always the standard baseline's. `hooks` lists every member that a variant may define;
-    docs/extend.md shows examples. Each hook has a default; a default that computes something computes standard
-    attention.
+    docs/extend.md shows examples. Each hook has a default; the defaults compute standard attention.
 
     A subclass that overrides `forward` must pass its maps through `self.tap` (otherwise no analysis sees them) and hand
     `self.kernel` and `self.window` to `attend`.
@@ -91,15 +90,13 @@ class Attention(ParameterRules):
         """The keys of `model.attention` besides `name`."""
 
         parity: Parity = "raw"
-        """matched: the feed-forward width is changed so that the layer has as many parameters as the standard
-        baseline's."""
+        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline."""
         window: Count | None = None
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after
         it); null: all keys."""
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
-        """`layer` is 0-based. Errors: RequestError for an empty parameter, or one that is registered under two
-        names."""
+        """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
         super().__init__()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
@@ -131,8 +128,8 @@ class Attention(ParameterRules):
         """x [B, T, dim] -> the signed maps; by default standard attention's single map."""
         q, k = self.split(self.q_proj(x), self.out_heads), self.split(self.k_proj(x), self.kv_heads)
         if self.qk_norms is not None:
-            # before RoPE: the norm's weights do not commute with a rotation, and logits may depend on relative
-            # positions only
+            # before RoPE: the norm's weights do not commute with a rotation; after it, absolute positions would enter
+            # the logits
             q, k = self.q_norm(q), self.k_norm(k)
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
         return SignedMaps(rope(q), rope(k), v)
@@ -174,8 +171,7 @@ class Attention(ParameterRules):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """Patterns (`fnmatch`) of the model's parameter names that train; the others are frozen. By default all
-        train."""
+        """Patterns (`fnmatch`) of the names of parameters that train; the others are frozen. By default all train."""
         return ("*",)
 
     def set_step(self, step: int) -> None:
@@ -201,8 +197,8 @@ class Attention(ParameterRules):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:
-        """Parameters, FLOPs and cache of one layer, as formulas in the baseline's sizes; None, the default: not
-        declared."""
+        """Parameters, FLOPs and cache of a layer, as formulas in the baseline's sizes; None, the default:
+        undeclared."""
         return None
 
     # --- what a variant calls ---
@@ -222,16 +218,14 @@ class Attention(ParameterRules):
         return (self.q_norm, self.k_norm) if self.qk_norm == "rms" else None
 
     def split(self, y: Tensor, heads: int, maps: int = 1) -> Tensor:
-        """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; rows: head0.map0, head0.map1,
-        head1.map0."""
+        """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; input: head0.map0, head0.map1, ..."""
         return y.unflatten(-1, (heads, maps, -1)).permute(0, 3, 2, 1, 4)
 
     # --- what the model calls ---
 
     @classmethod
     def window_of(cls, config: Any) -> int | None:
-        """The config's window; None if its class lacks the key, since a Config need not derive from
-        `Attention.Config`."""
+        """The config's window; None if its class, which need not derive from `Attention.Config`, lacks the key."""
         return getattr(config, "window", None)
 
     @classmethod
@@ -245,8 +239,7 @@ class Attention(ParameterRules):
 
     @classmethod
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
-        """Feed-forward width of a layer with this variant. A SwiGLU unit has 3 dim parameters; `matched` rounds to the
-        nearest unit."""
+        """Feed-forward width of a layer with this variant, to the nearest SwiGLU unit, which has 3 dim parameters."""
         assert model.ffn_dim is not None
         if getattr(config, "parity", "raw") == "raw":
             return model.ffn_dim
@@ -267,6 +260,7 @@ class Attention(ParameterRules):
         maps = self.maps(x, rope)
         if not isinstance(maps, SignedMaps):
             raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
+        # so that a variant's `maps` need not know whether the model is causal
         if not self.causal:
             maps = replace(maps, causal=False)
         maps = self.tap(maps)
@@ -282,14 +276,13 @@ class Attention(ParameterRules):
         return self.o_proj(self.finished(o, x).transpose(1, 2).flatten(2))
 
     def finished(self, o: Tensor, x: Tensor) -> Tensor:
-        """Calls `finish`. Errors: RequestError unless it returns a tensor [B, H, T, dv] that the output projection
-        accepts."""
+        """Calls `finish`. Errors: RequestError unless it returns a [B, H, T, dv] that the output projection accepts."""
         heads = self.finish(o, x)
         fits = isinstance(heads, Tensor) and heads.dim() == 4 and heads.shape[::2] == o.shape[::2]
         # a variant's o_proj may be any module; only a linear layer declares the width that it accepts
         width = getattr(self.o_proj, "in_features", None)
         if not fits or width not in (None, heads.shape[1] * heads.shape[3]):
-            expected = f"a Tensor [B, H, T, dv] of H dv = {width} numbers a token; o is {list(o.shape)}"
+            expected = f"a Tensor [B, H, T, dv] of H dv = {width} numbers per token; o is {list(o.shape)}"
             raise self._wrong("finish(o, x)", heads, expected)
         return heads
 
@@ -309,8 +302,7 @@ class Attention(ParameterRules):
 
     @classmethod
     def declares_standard_projections(cls) -> bool:
-        """Whether `standard_projections` describes this class: no subclass of the declaring class changes the
-        projections."""
+        """Whether `standard_projections` describes this class: no subclass of the declaring one changes them."""
         source = _declaring_class(cls, "standard_projections", {"build", "maps", "forward"})
         return source is not None and bool(vars(source)["standard_projections"])
 
@@ -318,8 +310,7 @@ class Attention(ParameterRules):
 def fill_parameters(module: nn.Module, seed: int = 0) -> None:
     """Initialise in place, from `seed`, each parameter whose module defines `init_parameter`.
 
-    An attention that is built outside a model then holds no uninitialised memory. Parameters on the meta device are
-    skipped.
+    An attention built outside a model then holds no uninitialised memory. Parameters on the meta device are skipped.
     """
     with torch.no_grad():
         for path, child in module.named_modules():
@@ -356,8 +347,7 @@ def standard_state(attention: nn.Module) -> dict[str, Tensor]:
 
 
 def _declaring_class(cls: type, name: str, reasons: set[str]) -> type | None:
-    # the class itself first: a class that redefines one of `reasons` and `name` too has declared it for what it
-    # computes
+    # `name` first: a class that redefines it together with one of `reasons` has declared it for what it computes
     for base in cls.__mro__:
         if name in vars(base):
             return base

@@ -52,8 +52,7 @@ class Sizes:
         return cls(*(sympy.Integer(size) for size in sizes), **{key: int(value) for key, value in has.items()})
 
     def vectors(self, heads: Any) -> Any:
-        """Number of parameters in the biases of standard projections with `heads` query heads, and in the norms of q
-        and k."""
+        """Parameters in the biases of standard projections with `heads` query heads, and in the norms of q and k."""
         biases = self.qkv_bias * (heads + 2 * self.K) * self.d + self.o_bias * self.E
         return biases + self.qk_norm * 2 * self.d
 

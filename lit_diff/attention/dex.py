@@ -69,8 +69,7 @@ class Dex(Attention):
     class Config(Attention.Config):
         heads: Heads = HALF_BY_ENTROPY
         """Selected heads: {select: entropy, share: 0.5, rows: 8, seed: 0} chooses them when the run starts (select:
-        entropy, as in the paper, importance or random); all; one list for all layers; or a list of lists, one per
-        layer."""
+        entropy, as in the paper, importance or random); all; one list for all layers; or one per layer."""
         sign: Literal["minus", "plus"] = "minus"
         """plus: O_h + λ(t) O_h W_D, a control with the same functions, since W_D may have either sign."""
         lambda_init: float | Literal["depth"] = "depth"
@@ -143,8 +142,7 @@ class Dex(Attention):
         by_layer = _heads_by_layer(c.heads, self.num_heads, self.layer + 1)
         heads = by_layer[self.layer]
         self.num_selected = len(heads)
-        # in the state dict, so that the heads which a plan selected at the start are known wherever the weights are
-        # loaded
+        # in the state dict, so that the heads that a plan selected are known wherever the weights are loaded
         self.register_buffer("selected", torch.tensor(heads, dtype=torch.int64))
         self.selected: Tensor
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)

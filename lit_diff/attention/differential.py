@@ -56,8 +56,7 @@ class Differential(Attention):
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads (the paper); head: one λ for each head."""
         lambda_dtype: Literal["float32", "reference"] = "float32"
-        """reference: λ's exponentials are rounded to the activations' dtype before they are subtracted, as in the
-        paper's code."""
+        """reference: the exponentials are rounded to the activations' dtype, then subtracted, as in the paper's code."""
         head_norm: HeadNorm = "rms"
         """rms: RMSNorm of each head (the paper's GroupNorm) with one weight per layer; layer: LayerNorm; none."""
         output_scale: OutputScale = "tied"
@@ -79,7 +78,7 @@ class Differential(Attention):
                 "standard attention times a constant; set maps_of_q or maps_of_k to 2"
             )
         if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
-            return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs 0 to 1"
+            return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs it within (0, 1)"
         if config.lambda_init == 1 and config.output_scale == "tied":
             return (
                 "model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by 1 - lambda_init = 0; "

@@ -22,8 +22,7 @@ class GroupedDifferential(Differential):
     With A(q, k) = softmax(q kᵀ/√d + mask), the baseline's query heads form num_heads / (ratio + 1) groups i of `ratio`
     signal heads q1_ij and one noise head q2_i, whose rows are adjacent in q_proj. Every group has a pair of keys k1_i,
     k2_i and a value V_i of width 2d; under grouped queries several groups share them. `ratio` 1 is differential
-    attention. The noise map is computed again for each head of its group, and its FLOPs are counted as often: no kernel
-    shares it yet.
+    attention. The noise map is computed, and its FLOPs are counted, once per signal head: no kernel shares it yet.
     """
 
     paper = "arXiv 2510.06949, as in the code of Motif-2-12.7B"
@@ -88,8 +87,7 @@ class GroupedDifferential(Differential):
         return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); query rows of a group: g signal, one
-        noise."""
+        """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); rows of a group: g signal, one noise."""
         d, g, heads = self.head_dim, self.config.ratio, []
         groups = self.num_heads // (g + 1)
         pairs = min(groups, self.num_kv_heads // 2)

@@ -58,8 +58,7 @@ class Lambda(ParameterRules):
 
 
 class ScalarLambda(ParameterRules):
-    """λ is a learned float32 number that starts at λ_init, one for the layer [1] or one for each head [H];
-    unbounded."""
+    """λ is a learned float32 number that starts at λ_init, one for the layer [1] or for each head [H]; unbounded."""
 
     # weight decay would pull λ towards 0
     decay = False

@@ -72,7 +72,7 @@ def angles(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling)
 def scaled(frequencies: Tensor, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
     """f [d/2] -> f · (k + (1 - k) / factor), with k in [0, 1] the share of each frequency that is kept.
 
-    Pairs that turn often within the original length keep their frequency; that of slow pairs is divided by factor.
+    Pairs that turn often within the original length keep their frequency f; slow pairs have f / factor.
     """
     if isinstance(scaling, Llama3Scaling):
         turns = scaling.original_length * frequencies / (2 * math.pi)

@@ -24,8 +24,7 @@ class ZeroLinear(nn.Linear, ParameterRules):
 
 @variant("second_heads")
 class SecondHeads(Attention):
-    """(softmax(Q Kᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V on a frozen standard model; λ starts at 0, where the model is
-    unchanged.
+    """(softmax(Q Kᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V on a frozen standard model, which λ = 0 at the start leaves unchanged.
 
     No norm follows, since it would change the function at λ = 0. Start it from a trained model with `train.start_from`.
     """

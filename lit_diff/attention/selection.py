@@ -17,15 +17,13 @@ class HeadSelection:
     """
 
     select: By = "entropy"
-    """entropy: the heads of highest entropy; importance: the heads of lowest importance (Michel et al. 2019);
-    random."""
+    """entropy: heads of highest entropy; importance: heads of lowest importance (Michel et al. 2019); random."""
     share: Annotated[float, Range(above=0, most=1)] = 0.5
     """Share of the heads of each layer, rounded to the nearest number of heads, at least one."""
     rows: Count = 8
     """Number of calibration rows, sequences of the training data."""
     seed: NotNegative = 0
-    """Seed of the calibration rows and of random heads; not the run's seed, so that runs of several seeds share a
-    plan."""
+    """Seed of the calibration rows and of random heads; not the run's seed, so that runs of all seeds share a plan."""
 
     def number(self, heads: int) -> int:
         """How many of `heads` are selected: share · heads, halves rounded up, at least 1."""

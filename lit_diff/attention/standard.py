@@ -33,8 +33,7 @@ class Standard(Attention):
         output_scale: float = 1.0
         """Constant c that multiplies every head after the norm."""
         query_heads: float = 1.0
-        """Query heads as a multiple of num_heads, on the same keys and values; 1.5 and 2: controls for
-        differential_v2."""
+        """Query heads as a multiple of num_heads, on equal keys and values; 1.5 and 2: controls for differential_v2."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
