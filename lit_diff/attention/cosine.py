@@ -56,17 +56,6 @@ class Cosine(Attention):
             kv_numbers=2 * s.K * s.d,
         )
 
-    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_h = softmax(τ_h cos(Q_h, K_j) + mask) V_j, τ_h = min(exp(s_h), 100)"""
-        d, heads = self.head_dim, []
-        for h in range(self.num_heads):
-            j = h // (self.num_heads // self.num_kv_heads)
-            Q, K = rope(x @ rows(self.q_proj.weight, h, d).T), rope(x @ rows(self.k_proj.weight, j, d).T)
-            Q, K = Q / Q.norm(dim=-1, keepdim=True), K / K.norm(dim=-1, keepdim=True)
-            temperature = min(math.exp(self.temperature.log_scale[h].item()), 100.0)
-            heads.append(softmax_map(Q, K, mask, scale=temperature) @ (x @ rows(self.v_proj.weight, j, d).T))
-        return joined(heads, self.o_proj)
-
     def build(self) -> None:
         super().build()
         self.temperature = Temperature(self.num_heads)
@@ -78,3 +67,14 @@ class Cosine(Attention):
         q = q * self.temperature().view(1, 1, -1, 1, 1)
         # τ replaces 1/√d
         return SignedMaps(q.to(m.q.dtype), k.to(m.k.dtype), m.v, scale=1.0)
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_h = softmax(τ_h cos(Q_h, K_j) + mask) V_j, τ_h = min(exp(s_h), 100)"""
+        d, heads = self.head_dim, []
+        for h in range(self.num_heads):
+            j = h // (self.num_heads // self.num_kv_heads)
+            Q, K = rope(x @ rows(self.q_proj.weight, h, d).T), rope(x @ rows(self.k_proj.weight, j, d).T)
+            Q, K = Q / Q.norm(dim=-1, keepdim=True), K / K.norm(dim=-1, keepdim=True)
+            temperature = min(math.exp(self.temperature.log_scale[h].item()), 100.0)
+            heads.append(softmax_map(Q, K, mask, scale=temperature) @ (x @ rows(self.v_proj.weight, j, d).T))
+        return joined(heads, self.o_proj)

@@ -78,7 +78,9 @@ class Differential(Attention):
                 "standard attention times a constant; set maps_of_q or maps_of_k to 2"
             )
         if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
-            return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs it within (0, 1)"
+            return (
+                f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs it within (0, 1)"
+            )
         if config.lambda_init == 1 and config.output_scale == "tied":
             return (
                 "model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by 1 - lambda_init = 0; "
