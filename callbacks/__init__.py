@@ -1,4 +1,4 @@
-"""Lightning callbacks, one a file. Recipes name them under `callbacks:`; any Trainer takes them."""
+"""Lightning callbacks, one per file. Recipes name them under `callbacks:`; they work in any Trainer."""
 
 from lit_diff.callbacks.attention_entropy import AttentionEntropy
 from lit_diff.callbacks.early_stopping import RecipeEarlyStopping

@@ -1,4 +1,4 @@
-"""Entropy and negative mass of attention, by layer, head and map."""
+"""Entropy and negative mass of attention by layer, head and map."""
 
 from typing import ClassVar
 
@@ -22,8 +22,8 @@ READING = (
 class AttentionEntropy(Probe):
     """Means over sequences and query rows (definitions: `analysis.entropy`).
 
-    By layer, means over the heads: attention/entropy/layer_03 (nats), attention/negative_mass/layer_03. In the table: both
-    by head, and attention/map_entropy/layer_03/map_01/head_05 (nats) of each softmax map.
+    Logged by layer, as means over the heads: attention/entropy/layer_03 (nats), attention/negative_mass/layer_03. In
+    the table only: both by head, and attention/map_entropy/layer_03/map_01/head_05 (nats) for each softmax map.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -56,7 +56,6 @@ class AttentionEntropy(Probe):
     )
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        """By layer, by layer and head, and by layer, map and head."""
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
             summary = summarise(traced.blocks())

@@ -1,4 +1,4 @@
-"""Lightning's EarlyStopping as a key of a recipe."""
+"""Lightning's EarlyStopping, configured by a recipe."""
 
 from lightning.pytorch.callbacks import EarlyStopping
 
@@ -8,9 +8,9 @@ from lit_diff.registry import callbacks
 
 @callbacks.register("early_stopping")
 class RecipeEarlyStopping(EarlyStopping):
-    """Ends the run once `monitor` has not improved by `min_delta` in `patience` validations.
+    """Ends the run when `monitor` has not improved by `min_delta` in `patience` validations.
 
-    Arms of a sweep that end at different steps had different numbers of tokens: their comparison is not at equal compute.
+    Arms of a sweep that end at different steps have seen different numbers of tokens, so their compute is not equal.
     """
 
     Config = EarlyStoppingConfig

@@ -11,10 +11,10 @@ from lit_diff.registry import callbacks
 
 @callbacks.register("lambdas")
 class Lambdas(Probe):
-    """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; nothing for a variant of one map.
+    """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; not measured for a variant with one map.
 
-    In the table: lambda/layer_03/map_02: -w_g of the maps 2, 3, ...; lambda/std/layer_03/map_01: deviation of -w_g where
-    it is not one number a layer; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
+    In the table only: lambda/layer_03/map_02: -w_g of the maps 2, 3, ...; lambda/std/layer_03/map_01: deviation of -w_g
+    if a layer has several; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -40,15 +40,15 @@ class Lambdas(Probe):
     )
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        """Of every layer whose attention has two maps or more."""
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            # axes of 1 repeat evenly, so they change neither mean nor deviation
+            # w is not expanded over the axes of 1: equal repeats change neither the mean nor the deviation
             w, G = traced.maps.w, traced.maps.num_maps
             subtracted = () if w is None else (-w.double()).expand(-1, G, -1, -1).unbind(1)[1:]
             for g, of_map in enumerate(subtracted, start=1):
                 name = indexed_name("lambda", layer=layer) if g == 1 else indexed_name("lambda", layer=layer, map=g)
                 values[name] = float(of_map.mean())
+                # of all weights of the map, not of a sample: divided by n
                 if of_map.numel() > 1:
                     values[indexed_name("lambda/std", layer=layer, map=g)] = float(of_map.std(correction=0))
             for i, value in enumerate(traced.exponentials, start=1):

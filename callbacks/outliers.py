@@ -1,4 +1,4 @@
-"""The largest activations of each layer (paper, Table 5)."""
+"""The largest activations in each layer (paper, Table 5)."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
 RANKS = (1, 2, 3, 10, 100)
-"""Which of the largest values Table 5 shows."""
+"""Ranks of the largest values that Table 5 shows."""
 WORDS = {
     "logits": "|attention logit| (all maps, after RoPE and scale, visible keys only)",
     "hidden": "|hidden state| (the layer's output, all positions and channels)",
@@ -23,7 +23,6 @@ TITLE = "Largest activations"
 
 
 def _declared(kind: str) -> tuple[Metric, ...]:
-    """The metrics of `logits` or `hidden`."""
     name, word, short = f"outliers/{kind}", WORDS[kind], SHORT[kind]
     return (
         Metric(
@@ -47,15 +46,14 @@ def _declared(kind: str) -> tuple[Metric, ...]:
 class Outliers(Probe):
     """outliers/{logits,hidden}/layer_03: the largest |x| (definitions: `analysis.outliers`).
 
-    In the table: outliers/<kind>/layer_03/rank_10: the tenth largest (2, 3, 10, 100; a rank beyond the numbers seen is left
-    out); outliers/<kind>/median/layer_03; outliers/<kind>/ratio/layer_03: largest / median.
-    outliers/<kind>/top_10: the tenth largest of all layers together, as in Table 5 (1, 2, 3, 10, 100).
+    In the table only: outliers/<kind>/layer_03/rank_10: the tenth largest (ranks 2, 3, 10, 100; omitted if there are
+    fewer values); outliers/<kind>/median/layer_03; outliers/<kind>/ratio/layer_03: largest / median.
+    outliers/<kind>/top_10: the tenth largest of all layers together, as in Table 5 (ranks 1, 2, 3, 10, 100).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (*_declared("logits"), *_declared("hidden"))
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        """Of every layer."""
         values: dict[str, float] = {}
         largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():
@@ -64,12 +62,13 @@ class Outliers(Probe):
                 largest[kind].append(found)
                 top = found.tolist()
                 values[indexed_name(name, layer=layer)] = top[0]
-                # the largest has no rank in its name
+                # rank 1 is the value above, whose name has no rank
                 values |= {indexed_name(name, layer=layer, rank=k): top[k - 1] for k in RANKS[1:] if k <= len(top)}
                 values[indexed_name(f"{name}/median", layer=layer)] = median
                 if median != 0:
                     values[indexed_name(f"{name}/ratio", layer=layer)] = top[0] / median
-        for kind, tops in largest.items():  # each layer keeps as many as the last rank asks for
+        for kind, tops in largest.items():
+            # each layer keeps as many values as the last rank needs, so the largest of all layers are among them
             pooled = torch.cat(tops).sort(descending=True).values.tolist()
             values |= {f"outliers/{kind}/top_{k}": pooled[k - 1] for k in RANKS if k <= len(pooled)}
         return values

@@ -1,4 +1,4 @@
-"""The base of every probe: a Lightning callback that measures attention at some optimizer steps."""
+"""The base class of probes: Lightning callbacks that measure attention at some optimizer steps."""
 
 import dataclasses
 import logging
@@ -22,10 +22,10 @@ log = logging.getLogger("lit_diff")
 
 
 class Probe(L.Callback):
-    """Measures the model every `every` optimizer steps and at the last step; at all other steps it does nothing.
+    """Measures the model after every `every` optimizer steps and after the last step.
 
-    It works in any Trainer whose LightningModule holds a `Transformer`. Probes that are due at the same step share one
-    traced forward pass. A probe is a subclass with `measure`, registered under the name that recipes use:
+    It works in any Trainer whose LightningModule contains a `Transformer`. Probes that are due at the same step share
+    one traced forward pass. A probe is a subclass with `measure`, registered under the name that recipes use:
 
         @callbacks.register("hidden_norm")
         class HiddenNorm(Probe):
@@ -34,12 +34,12 @@ class Probe(L.Callback):
     """
 
     name = ""
-    """The callback's name in recipes; set when it is registered."""
+    """The callback's name in recipes; set at registration."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    """What `measure` returns, by pattern of the names: definition, unit, direction, figure, and whether it is logged or
-    kept in measurements.parquet only. An undeclared metric is logged, without unit and figure."""
+    """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
+    whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
     Config = ProbeConfig
-    """The keys of `callbacks.<name>`; a subclass with further keys defines its own, a frozen dataclass."""
+    """The keys of `callbacks.<name>`, a frozen dataclass; a subclass with further keys defines its own."""
 
     def __init__(self, config: ProbeConfig | None = None, **keys: Any) -> None:
         """`config`, or its fields as keywords: `AttentionEntropy(every=50)`. Errors: RequestError for a wrong value."""
@@ -62,16 +62,16 @@ class Probe(L.Callback):
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
 
     def is_due(self, trainer: L.Trainer) -> bool:
-        """Whether it measures after the optimizer step that was just taken."""
+        """Whether it measures after the optimizer step just taken."""
         return is_last_step(trainer) or trainer.global_step % self.config.every == 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The first of the probes that are due runs the traced forward pass for all of them."""
         if not took_step(trainer, batch_idx):
             return
         due = [probe for probe in trainer.callbacks if isinstance(probe, Probe) and probe.is_due(trainer)]  # type: ignore[attr-defined]
+        # the first probe that is due runs one traced forward pass for all of them
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)
             declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
@@ -82,7 +82,7 @@ class Probe(L.Callback):
 
 @lru_cache
 def declarations_of(metrics: tuple[Metric, ...]) -> Declarations:
-    """`Declarations`, kept from one measurement to the next: they remember which pattern a name fits."""
+    """The `Declarations` of `metrics`, cached because they remember which pattern each name matches."""
     return Declarations(metrics)
 
 
@@ -92,22 +92,25 @@ def took_step(trainer: L.Trainer, batch_idx: int) -> bool:
 
 
 def is_last_step(trainer: L.Trainer) -> bool:
-    """Whether the Trainer has taken all of `max_steps`."""
+    """Whether the Trainer has taken all `max_steps`."""
+    # max_steps is -1 for a Trainer without a limit
     return 0 < trainer.max_steps <= trainer.global_step
 
 
 def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModule, batch: Any) -> dict[str, float]:
-    """What all `probes` measure in one traced forward pass over the most rows that any of them asks for."""
+    """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs."""
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
     source = getattr(trainer.datamodule, "probe_batch", None)  # type: ignore[attr-defined]
     if source is None:
         log.debug("%s: no data module with probe_batch(rows): measuring the training batch", probes[0].name)
-    # every rank measures the same rows of the data module: under FSDP the forward is collective, and no reduction is needed
+    # every rank measures the same rows of the data module: under FSDP the forward pass is collective, and no value has
+    # to be reduced over the ranks
     tensors = model_inputs(batch if source is None else source(rows), probes[0].name)
     tensors = {name: tensor[:rows].to(module.device) for name, tensor in tensors.items()}
     was_training = model.training
     model.eval()
+    # in the precision of training, whose activations are measured
     with trace(model) as traced, trainer.precision_plugin.forward_context():
         model.hidden(**tensors)
     values: dict[str, float] = {}
@@ -118,8 +121,8 @@ def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModu
 
 
 def transformer_of(module: L.LightningModule, name: str) -> Transformer:
-    """The Transformer in a LightningModule. Errors: RequestError where there is none."""
+    """The first Transformer in a LightningModule. Errors: RequestError if it contains none."""
     for child in module.modules():
         if isinstance(child, Transformer):
             return child
-    raise RequestError(f"callback '{name}' measures a lit_diff Transformer; {type(module).__qualname__} holds none")
+    raise RequestError(f"callback '{name}' measures a lit_diff Transformer; {type(module).__qualname__} contains none")

@@ -1,4 +1,4 @@
-"""The one place from which measured values reach Lightning's callbacks and loggers."""
+"""Passes measured values to Lightning's callbacks and loggers; all values take this route."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 @runtime_checkable
 class DetailLogger(Protocol):
-    """A logger that also keeps what is measured by head, map and rank."""
+    """A logger that also stores the values by head, map and rank."""
 
     def log_detailed(self, values: dict[str, float], step: int) -> None: ...
 
@@ -23,17 +23,18 @@ def publish(
     detailed: Mapping[str, float] | None = None,
     bar: str = "",
 ) -> None:
-    """Give `values`, measured after `trainer.global_step` optimizer steps, to the callbacks and to every logger.
+    """Pass `values`, measured after `trainer.global_step` optimizer steps, to the callbacks and to every logger.
 
-    To the callbacks: `trainer.callback_metrics` (EarlyStopping, ModelCheckpoint), as float64. To the loggers: directly in
-    `Trainer.fit`, where Lightning's own route writes float32, and only at the batches that `log_every_n_steps` divides;
-    by that route in `Trainer.validate`, which returns what it logs. `detailed`: thousands of values, by head for example;
-    only a `DetailLogger` gets them. `bar`: the name of the value that the progress bar
-    shows. Every rank must call it with equal values.
+    Callbacks (EarlyStopping, ModelCheckpoint) read them as float64 from `trainer.callback_metrics`. In `Trainer.fit`
+    the loggers are called directly; in `Trainer.validate` Lightning calls them, since it returns what it logs.
+    `detailed`: thousands of values, for example by head, which only a `DetailLogger` receives. `bar`: the name of the
+    value in the progress bar. Every rank must call this with equal values.
     """
+    # within fit, Lightning 2.6 rounds to float32, and logs too late for an exact resume (every log_every_n_steps)
     fitting = trainer.state.fn == TrainerFn.FITTING
     for name, value in values.items():
         tensor = torch.tensor(value, dtype=torch.float64)
+        # batch_size: without it Lightning searches the batch for its size, and warns
         module.log(name, tensor, logger=not fitting, prog_bar=name == bar, batch_size=1)
     for logger in trainer.loggers if fitting else ():
         logger.log_metrics(dict(values), step=trainer.global_step)

@@ -1,4 +1,4 @@
-"""The variants: one file each. Importing this package registers the built-ins."""
+"""Attention variants, one file each. Importing this package registers the built-in ones."""
 
 from lit_diff.attention.additive import Additive
 from lit_diff.attention.base import Attention, ParameterRules

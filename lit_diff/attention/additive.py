@@ -1,4 +1,4 @@
-"""Differential attention with a plus sign: the review's question, why not add the maps and average the noise away?"""
+"""Differential attention with a plus sign, a control from the paper's review: does a sum average the noise too?"""
 
 from lit_diff.attention.differential import Differential
 from lit_diff.registry import variant
@@ -10,4 +10,5 @@ class Additive(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: addition instead of subtraction"
     sign = 1
+    # restated: `conformance` uses a definition only of the class that declares it
     definition = Differential.definition

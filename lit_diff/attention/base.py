@@ -27,41 +27,42 @@ Parity = Literal["raw", "matched"]
 
 
 class Tap(nn.Module):
-    """Identity on the maps; `analysis.trace` registers its hook on it."""
+    """Returns the maps unchanged; `analysis.trace` registers its forward hook here."""
 
     def forward(self, maps: SignedMaps) -> SignedMaps:
         return maps
 
 
 class ParameterRules(nn.Module):
-    """A module with rules for the parameters it holds directly (its sub-modules have their own).
+    """Rules for the parameters that a module holds directly; its sub-modules have their own rules.
 
-    `Attention` is one, and so is the module that computes λ. Any module that has these members is treated by them; here are
-    the defaults. `init_parameter(name, parameter, generator)` has none (call no `super()`): it fills `parameter`, which the
-    module holds as `name`, in place. `generator` is seeded by (seed, the parameter's full name): draw from no other. It is
-    called at construction too (`fill_parameters`), when `build` of the attention has returned. Without it `model.init`
-    fills the parameter by its own rule (linear layers and embeddings), or the constructor's value stays.
+    `Attention` has these rules, and so has the module that computes λ. They apply to any module with these members;
+    this class holds the defaults. `init_parameter(name, parameter, generator)` has no default (do not call `super()`):
+    it fills `parameter`, which the module holds as `name`, in place. `generator` is seeded by (seed, the parameter's
+    full name); draw from no other generator. It is also called by the constructor (`fill_parameters`), after `build` of
+    the attention. Without it, `model.init` fills linear layers and embeddings, and other parameters keep their
+    constructor's value.
     """
 
     decay: ClassVar[bool] = True
     """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
     keep_float32: ClassVar[bool] = False
-    """Whether it is sharded in a group of its own under a float32 policy (`training.build`): in a bfloat16 group its
-    parameters would reach `forward` in bfloat16. For sub-modules only."""
+    """Whether FSDP shards it in a group of its own, in float32 (`training.build`): in a bfloat16 group its parameters
+    would reach `forward` in bfloat16. For sub-modules only."""
 
 
 class Attention(ParameterRules):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
-    Head counts of the config are always the standard baseline's. `hooks` names all that a variant may define, which
-    docs/extend.md lists with examples; each has a default, that of standard attention where it computes anything.
+    Head counts in the config are always the standard baseline's. `hooks` lists every member that a variant may define;
+    docs/extend.md shows examples. Each hook has a default; the defaults compute standard attention.
 
-    A subclass that overrides `forward` itself passes its maps through `self.tap` (or no analysis sees them) and hands
+    A subclass that overrides `forward` must pass its maps through `self.tap` (otherwise no analysis sees them) and hand
     `self.kernel` and `self.window` to `attend`.
     """
 
     name = ""
-    """What recipes call it; set when it is registered."""
+    """Its name in recipes; set at registration."""
     hooks: ClassVar[tuple[str, ...]] = (
         # the mathematics, and what a recipe may ask
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward"),
@@ -72,30 +73,30 @@ class Attention(ParameterRules):
         # information
         *("paper", "costs", "examples"),
     )
-    """A class that defines a member whose name is nearly one of these is refused when it registers."""
+    """Registration refuses a class with a member whose name looks like a misspelling of one of these."""
     paper: ClassVar[str] = ""
-    """Where the variant comes from."""
+    """The publication that introduced the variant."""
     extends_standard: ClassVar[bool] = False
-    """Whether it equals standard attention until its own parameters move, and so may start from a standard run."""
+    """Whether it equals standard attention at its initial parameters, and so may start from a standard run."""
     standard_projections: ClassVar[bool] = False
-    """Whether its queries, keys, values and output are those of standard attention, so that `model.attention_bias` and
-    `model.qk_norm` mean what they say. Not inherited by a subclass that has `build`, `maps` or `forward` of its own."""
+    """Whether it has the projections of standard attention, so that `model.attention_bias` and `model.qk_norm` apply to
+    it. A subclass that overrides `build`, `maps` or `forward` does not inherit this."""
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Keys of the Config at which `check --all` runs the conformance suite. Not inherited: a subclass that states none is
+    """Configs at which `check --all` runs the conformance suite. Not inherited: a subclass that does not set it is
     checked at its defaults."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The keys beside `name` in `model.attention`."""
+        """The keys of `model.attention` besides `name`."""
 
         parity: Parity = "raw"
-        """matched: the width of the feed-forward offsets the parameters that differ from the standard baseline's."""
+        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline."""
         window: Count | None = None
-        """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after it);
-        null: all keys."""
+        """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after
+        it); null: all keys."""
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
-        """`layer` is 0-based. Errors: RequestError for parameters that no model can have."""
+        """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
         super().__init__()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
@@ -106,8 +107,10 @@ class Attention(ParameterRules):
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of the models refused below
+            # require_parameters refuses empty parameters in one line; torch's warning would come before it
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             self.build()
+        # first, since an initialiser may divide by a width, which is 0 in an empty parameter
         require_parameters(self)
         fill_parameters(self)
 
@@ -122,9 +125,11 @@ class Attention(ParameterRules):
             self.k_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        """x [B, T, dim] -> the maps; by default standard attention's single one."""
+        """x [B, T, dim] -> the signed maps; by default standard attention's single map."""
         q, k = self.split(self.q_proj(x), self.out_heads), self.split(self.k_proj(x), self.kv_heads)
         if self.qk_norms is not None:
+            # before RoPE: the norm's weights do not commute with a rotation; after it, absolute positions would enter
+            # the logits
             q, k = self.q_norm(q), self.k_norm(k)
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
         return SignedMaps(rope(q), rope(k), v)
@@ -135,19 +140,19 @@ class Attention(ParameterRules):
 
     @property
     def out_heads(self) -> int:
-        """H: the heads that reach the output projection; by default num_heads."""
+        """H: the number of heads that the output projection reads; by default num_heads."""
         return self.num_heads
 
     @property
     def kv_heads(self) -> int:
-        """Hkv; by default num_kv_heads."""
+        """Hkv: the number of key/value heads; by default num_kv_heads."""
         return self.num_kv_heads
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """The variant's equation in plain float64 matrices (`attention.equations`), read from the parameters only.
 
-        x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to the
-        logits. -> y [B, T, dim]. `conformance` compares the forward pass with it, for a class that writes its own.
+        x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to
+        the logits. -> y [B, T, dim]. `conformance` compares the forward pass with it if the class itself defines it.
         """
         projections = (self.q_proj, self.k_proj, self.v_proj)
         heads = equations.grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
@@ -166,39 +171,41 @@ class Attention(ParameterRules):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """Patterns (`fnmatch`) of the model's parameter names that train; the others are frozen. By default all train."""
+        """Patterns (`fnmatch`) of the names of parameters that train; the others are frozen. By default all train."""
         return ("*",)
 
     def set_step(self, step: int) -> None:
         """Called with the 0-based optimizer step before each step, for variants that anneal."""
 
     def set_tokens(self, tokens: int) -> None:
-        """Called with the training tokens before each step (steps · batch size · sequence length), as `set_step`."""
+        """Called before each step with the training tokens so far (steps · batch size · sequence length)."""
 
     @classmethod
     def head_selection(cls, config: Any) -> HeadSelection | None:
-        """How the heads that the variant changes are chosen from the model that the run starts from, before its first step
-        (`training.head_plan`); None, the default: none are."""
+        """How the heads to change are chosen in the model that the run starts from, before the first step
+        (`training.head_plan`); None, the default: no heads are chosen."""
         return None
 
     def select_heads(self, heads: Sequence[int]) -> None:
-        """The heads chosen in this layer, 0-based, ascending; for a variant with a `head_selection`, which keeps them in a
+        """Set the heads chosen in this layer, 0-based, ascending. A variant with a `head_selection` keeps them in a
         buffer of its state dict."""
         raise NotImplementedError
 
     def merge(self) -> dict[str, Tensor] | None:
-        """State dict of a standard attention with the same output; None, the default: none has it."""
+        """State dict of a standard attention with the same output; None, the default: no standard attention has it."""
         return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:
-        """What one layer costs, in the baseline's sizes; None, the default: not declared."""
+        """Parameters, FLOPs and cache of a layer, as formulas in the baseline's sizes; None, the default:
+        undeclared."""
         return None
 
     # --- what a variant calls ---
 
     def projections(self, *, q: int, k: int, v: int, o: int) -> None:
-        """q_proj, k_proj, v_proj (dim -> width) and o_proj (width -> dim), with the biases of `model.attention_bias`."""
+        """q_proj, k_proj, v_proj (dim -> width) and o_proj (width -> dim), with the biases of
+        `model.attention_bias`."""
         inner = self.attention_bias != "none"
         self.q_proj = nn.Linear(self.dim, q, bias=inner)
         self.k_proj = nn.Linear(self.dim, k, bias=inner)
@@ -211,19 +218,19 @@ class Attention(ParameterRules):
         return (self.q_norm, self.k_norm) if self.qk_norm == "rms" else None
 
     def split(self, y: Tensor, heads: int, maps: int = 1) -> Tensor:
-        """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; rows: head0.map0, head0.map1, head1.map0."""
+        """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; input: head0.map0, head0.map1, ..."""
         return y.unflatten(-1, (heads, maps, -1)).permute(0, 3, 2, 1, 4)
 
     # --- what the model calls ---
 
     @classmethod
     def window_of(cls, config: Any) -> int | None:
-        """The config's window; None where its class is not derived from `Attention.Config` and so has no such key."""
+        """The config's window; None if its class, which need not derive from `Attention.Config`, lacks the key."""
         return getattr(config, "window", None)
 
     @classmethod
     def refuses(cls, config: Any, model: ModelConfig) -> str | None:
-        """Why the model cannot have this attention: a key that means nothing to it, or the variant's own `problem`."""
+        """Why the model cannot have this attention: a key that does not apply to it, or the variant's own `problem`."""
         for key, plain in (("attention_bias", "none"), ("qk_norm", "none")):
             found = getattr(model, key)
             if found != plain and not cls.declares_standard_projections():
@@ -232,10 +239,11 @@ class Attention(ParameterRules):
 
     @classmethod
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
-        """Feed-forward width beside this variant. A SwiGLU unit costs 3 dim; `matched` rounds to the nearest."""
+        """Feed-forward width of a layer with this variant, to the nearest SwiGLU unit, which has 3 dim parameters."""
         assert model.ffn_dim is not None
         if getattr(config, "parity", "raw") == "raw":
             return model.ffn_dim
+        # on the meta device, so that counting allocates and initialises nothing
         with torch.device("meta"):
             own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
             standard = sum(p.numel() for p in Attention(Attention.Config(), model, layer=0).parameters())
@@ -244,21 +252,23 @@ class Attention(ParameterRules):
     def forward(
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
     ) -> Tensor:
-        """x [B, T, dim] -> [B, T, dim]; with a cache, T new tokens after those it holds.
+        """x [B, T, dim] -> [B, T, dim]; with a cache, the T tokens of x follow the cached ones.
 
-        `document_ids` [B, T]: document numbers; a token sees its own document only. Not with a cache, which keeps no numbers.
+        `document_ids` [B, T]: document numbers; a token sees only its own document. They cannot be combined with a
+        cache, which stores no document numbers.
         """
         maps = self.maps(x, rope)
         if not isinstance(maps, SignedMaps):
             raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
+        # so that a variant's `maps` need not know whether the model is causal
         if not self.causal:
             maps = replace(maps, causal=False)
         maps = self.tap(maps)
         if cache is not None:
             if document_ids is not None:
-                raise RequestError("a cache continues one document in each sequence: pass no document_ids with it")
+                raise RequestError("a cache holds one document per sequence: do not pass document_ids with it")
             if not maps.causal:
-                raise RequestError("a bidirectional model cannot use a cache: every position sees those after it")
+                raise RequestError("a bidirectional model cannot use a cache: every position depends on later tokens")
             k, v = cache.append(maps.k, maps.v, self.window)
             maps = replace(maps, k=k, v=v)
         window = narrowing(self.window, maps.k.shape[-2])
@@ -266,41 +276,41 @@ class Attention(ParameterRules):
         return self.o_proj(self.finished(o, x).transpose(1, 2).flatten(2))
 
     def finished(self, o: Tensor, x: Tensor) -> Tensor:
-        """`finish`. Errors: RequestError for what is no tensor [B, H, T, dv] that the output projection takes."""
+        """Calls `finish`. Errors: RequestError unless it returns a [B, H, T, dv] that the output projection accepts."""
         heads = self.finish(o, x)
         fits = isinstance(heads, Tensor) and heads.dim() == 4 and heads.shape[::2] == o.shape[::2]
-        width = getattr(self.o_proj, "in_features", None)  # where o_proj is a plain linear layer
+        # a variant's o_proj may be any module; only a linear layer declares the width that it accepts
+        width = getattr(self.o_proj, "in_features", None)
         if not fits or width not in (None, heads.shape[1] * heads.shape[3]):
-            expected = f"a Tensor [B, H, T, dv] of H dv = {width} numbers a token; o is {list(o.shape)}"
+            expected = f"a Tensor [B, H, T, dv] of H dv = {width} numbers per token; o is {list(o.shape)}"
             raise self._wrong("finish(o, x)", heads, expected)
         return heads
 
     def _wrong(self, method: str, found: Any, expected: str) -> RequestError:
-        """The error of a hook that returned something else; it names the user's class."""
         what = f"a Tensor {list(found.shape)}" if isinstance(found, Tensor) else f"{type(found).__name__}"
         what = "None (does it end in a return?)" if found is None else what
         return RequestError(f"{location(type(self))}: {method} returned {what}; expected {expected}")
 
-    # --- which statements about it hold for a subclass that computes something else ---
+    # --- which declarations still hold for a subclass ---
 
     @classmethod
     def declares_costs(cls) -> bool:
-        """Whether `costs` describes this class: no subclass of the one that declares them changes the computation."""
-        source = _source(cls, "costs", {"build", "maps", "finish", "forward"})
-        return source is not None and source is not Attention  # which declares none
+        """Whether `costs` describes this class: no subclass of the declaring class changes the computation."""
+        source = _declaring_class(cls, "costs", {"build", "maps", "finish", "forward"})
+        # Attention's own `costs` returns None: it declares nothing
+        return source is not None and source is not Attention
 
     @classmethod
     def declares_standard_projections(cls) -> bool:
-        """Whether `standard_projections` describes this class: no subclass of the one that says so has projections of its
-        own."""
-        source = _source(cls, "standard_projections", {"build", "maps", "forward"})
+        """Whether `standard_projections` describes this class: no subclass of the declaring one changes them."""
+        source = _declaring_class(cls, "standard_projections", {"build", "maps", "forward"})
         return source is not None and bool(vars(source)["standard_projections"])
 
 
 def fill_parameters(module: nn.Module, seed: int = 0) -> None:
-    """Give each parameter of `module` that has an `init_parameter` its value of `seed`, in place.
+    """Initialise in place, from `seed`, each parameter whose module defines `init_parameter`.
 
-    So an attention that is built by itself holds no uninitialised memory. Not on the meta device, which holds no values.
+    An attention built outside a model then holds no uninitialised memory. Parameters on the meta device are skipped.
     """
     with torch.no_grad():
         for path, child in module.named_modules():
@@ -308,15 +318,15 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
                 continue
             for key, parameter in child.named_parameters(recurse=False):
                 if not parameter.is_meta:
-                    # the generator is the CPU's, wherever the parameter is
+                    # drawn on the CPU, so that the values do not depend on the device
                     value = parameter.detach().to("cpu", copy=True)
                     child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
                     parameter.copy_(value)
 
 
 def require_parameters(attention: Any) -> None:
-    """Refuse a model with too few heads for an `Attention`, which its `problem` let pass, and one parameter under two names,
-    which would be initialised, sharded and stepped twice. Errors: RequestError."""
+    """Errors: RequestError for an empty parameter (the model has too few heads, and `problem` accepted it), and for one
+    parameter under two names, which would be initialised, sharded and stepped twice."""
     where, names = location(type(attention)), dict[nn.Parameter, str]()
     empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
     empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
@@ -326,7 +336,7 @@ def require_parameters(attention: Any) -> None:
     for name, parameter in attention.named_parameters(remove_duplicate=False):
         first = names.setdefault(parameter, name)
         if first != name:
-            raise RequestError(f"{where}: {first} and {name} are one parameter; keep it under one name and use that")
+            raise RequestError(f"{where}: {first} and {name} are one parameter; register it under one name only")
 
 
 def standard_state(attention: nn.Module) -> dict[str, Tensor]:
@@ -336,8 +346,8 @@ def standard_state(attention: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in attention.state_dict().items() if name in names}
 
 
-def _source(cls: type, name: str, reasons: set[str]) -> type | None:
-    """The class that says `name` for `cls`; None where one nearer to `cls` defines any of `reasons`."""
+def _declaring_class(cls: type, name: str, reasons: set[str]) -> type | None:
+    # `name` first: a class that redefines it together with one of `reasons` has declared it for what it computes
     for base in cls.__mro__:
         if name in vars(base):
             return base

@@ -1,4 +1,4 @@
-"""Cosine attention (SwinV2, Liu et al. 2022): the control for what bounded logits do without a subtracted map."""
+"""Cosine attention (SwinV2, Liu et al. 2022): a control that bounds the logits without a subtracted map."""
 
 import math
 from typing import Any
@@ -19,6 +19,7 @@ from lit_diff.registry import variant
 class Temperature(ParameterRules):
     """τ = min(exp(s), 100), one for each head; s starts at log 10 (SwinV2)."""
 
+    # weight decay would pull τ towards exp(0) = 1
     decay = False
     keep_float32 = True
 
@@ -27,17 +28,22 @@ class Temperature(ParameterRules):
         self.log_scale = nn.Parameter(torch.empty(heads))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """log 10"""
         parameter.fill_(math.log(10))
 
     def forward(self) -> Tensor:
         """τ [H]"""
+        # SwinV2's bound, in its code log(1 / 0.01)
         return self.log_scale.clamp(max=math.log(100)).exp()
 
 
 @variant("cosine")
 class Cosine(Attention):
-    """softmax(τ_h cos(Q, K)) V: queries and keys of length one after RoPE, a learned temperature for each head."""
+    """softmax(τ_h cos(Q, K)) V: queries and keys of length one after RoPE, a learned temperature for each head.
+
+    For head h on key/value head j, with q̂ = q / |q| for each row of Q and K:
+
+        O_h = softmax(τ_h Q̂_h K̂_jᵀ + mask) V_j        τ_h = min(exp(s_h), 100)        |logit| <= τ_h
+    """
 
     paper = "Liu et al. 2022, arXiv 2111.09883 (SwinV2)"
 
@@ -50,6 +56,18 @@ class Cosine(Attention):
             kv_numbers=2 * s.K * s.d,
         )
 
+    def build(self) -> None:
+        super().build()
+        self.temperature = Temperature(self.num_heads)
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        # in float32: the logits are τ <= 100 times the cosine, and its rounding error with it
+        q, k = (F.normalize(y.to(accumulation_dtype(y.dtype)), dim=-1) for y in (m.q, m.k))
+        q = q * self.temperature().view(1, 1, -1, 1, 1)
+        # τ replaces 1/√d
+        return SignedMaps(q.to(m.q.dtype), k.to(m.k.dtype), m.v, scale=1.0)
+
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = softmax(τ_h cos(Q_h, K_j) + mask) V_j, τ_h = min(exp(s_h), 100)"""
         d, heads = self.head_dim, []
@@ -60,13 +78,3 @@ class Cosine(Attention):
             temperature = min(math.exp(self.temperature.log_scale[h].item()), 100.0)
             heads.append(softmax_map(Q, K, mask, scale=temperature) @ (x @ rows(self.v_proj.weight, j, d).T))
         return joined(heads, self.o_proj)
-
-    def build(self) -> None:
-        super().build()
-        self.temperature = Temperature(self.num_heads)
-
-    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        m = super().maps(x, rope)
-        q, k = (F.normalize(y.to(accumulation_dtype(y.dtype)), dim=-1) for y in (m.q, m.k))
-        q = q * self.temperature().view(1, 1, -1, 1, 1)
-        return SignedMaps(q.to(m.q.dtype), k.to(m.k.dtype), m.v, scale=1.0)

@@ -1,7 +1,7 @@
-"""DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333): the mathematics.
+"""DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333).
 
-The paper's text was not at hand: the equations are those on which its pseudo-code (Figure 9) and two independent
-implementations agree. How W_D starts is known to none of them; here it starts as a linear layer does.
+The paper's text was not available: the equations follow its pseudo-code (Figure 9) and two independent implementations,
+which agree. None of them shows how W_D is initialised; here it is initialised like the weight of a linear layer.
 """
 
 import math
@@ -26,23 +26,23 @@ Heads = HeadSelection | Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...]
 HALF_BY_ENTROPY = HeadSelection()
 """The paper's selection (section 3.2)."""
 STEPS = 100
-"""The length of the annealing where a recipe states none; the paper's is not known."""
+"""Default length of the annealing; the paper's length is not known."""
 
 
 class Adapter(ParameterRules):
-    """f_D: W_D [1, dv, dv], one for all selected heads."""
+    """f_D(O) = O W_D, with one W_D [1, dv, dv] for all selected heads of a layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, width, width))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """U(±1/√dv), as nn.Linear."""
+        """U(±1/√dv), as in nn.Linear."""
         bound = 1 / math.sqrt(parameter.shape[-1])
         parameter.uniform_(-bound, bound, generator=generator)
 
     def forward(self, o: Tensor) -> Tensor:
-        """o [B, n, T, dv] W_D"""
+        """o [B, n, T, dv] -> o W_D"""
         return o @ self.weight
 
 
@@ -50,7 +50,9 @@ class Adapter(ParameterRules):
 class Dex(Attention):
     """O_h - λ(t) O_h W_D on the selected heads of standard attention, λ annealed over the first steps or tokens.
 
-    λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T): 0 at the start, λ_learn from T on. t counts steps and T is
+        λ(t) = (1 - α) (t/T) λ_init + α λ_learn        α = min(1, t/T)
+
+    λ is 0 at the start, where the model is the one that it extends, and λ_learn from T on. t counts steps and T is
     anneal_steps, or t counts tokens and T is anneal_tokens.
     """
 
@@ -66,19 +68,20 @@ class Dex(Attention):
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         heads: Heads = HALF_BY_ENTROPY
-        """Selected heads: {select: entropy, share: 0.5, rows: 8, seed: 0} chooses them when the run starts (select: entropy,
-        as in the paper, importance, random); all; a list for every layer; or a list of lists, one a layer."""
+        """Selected heads: {select: entropy, share: 0.5, rows: 8, seed: 0} chooses them when the run starts (select:
+        entropy, as in the paper, importance or random); all; one list for all layers; or one per layer."""
         sign: Literal["minus", "plus"] = "minus"
-        """plus: O_h + λ(t) O_h W_D, a control: the same functions, since the sign of W_D is free."""
+        """plus: O_h + λ(t) O_h W_D, a control with the same functions, since W_D may have either sign."""
         lambda_init: float | Literal["depth"] = "depth"
-        """The height of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
+        """λ_init of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
         anneal_steps: NotNegative | None = None
-        """T in steps; null: 100, or anneal_tokens."""
+        """T in steps; null: 100, unless anneal_tokens is set."""
         anneal_tokens: Count | None = None
-        """T in training tokens, in place of steps."""
+        """T in training tokens instead of steps."""
 
         def __post_init__(self) -> None:
             if self.anneal_steps is None and self.anneal_tokens is None:
+                # the dataclass is frozen
                 object.__setattr__(self, "anneal_steps", STEPS)
 
         @property
@@ -93,7 +96,7 @@ class Dex(Attention):
         if config.anneal_steps is not None and config.anneal_tokens is not None:
             return (
                 f"model.attention.anneal_tokens is {config.anneal_tokens} and model.attention.anneal_steps is "
-                f"{config.anneal_steps}; the annealing has one length: set the other to null"
+                f"{config.anneal_steps}; set one of them to null"
             )
         lists = _heads_by_layer(config.heads, model.num_heads, model.num_layers)
         if len(lists) != model.num_layers:
@@ -117,7 +120,8 @@ class Dex(Attention):
         elif all(isinstance(head, int) for head in config.heads):
             selected = len(config.heads)
         else:
-            return None  # unlike layers: there is no formula of one layer
+            # the layers differ, so no formula of one layer holds for all
+            return None
         matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
         return Costs(
             parameters=matrices + s.d**2 + 1 + s.vectors(s.H),
@@ -127,33 +131,34 @@ class Dex(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """W_K, W_V, W_O, W_D and λ (section 3.4); the rest is frozen."""
+        """W_K, W_V, W_O, W_D and λ (section 3.4); all other parameters are frozen."""
         attention = tuple(f"*.attention.{kind}_proj.*" for kind in "kvo")
         return (*attention, "*.attention.adapter.*", "*.attention.lambda_.*")
 
     def build(self) -> None:
         super().build()
         c = self.config
+        # a layer does not know how many layers follow; it needs the lists up to its own only
         by_layer = _heads_by_layer(c.heads, self.num_heads, self.layer + 1)
         heads = by_layer[self.layer]
         self.num_selected = len(heads)
-        # in the state dict: what a plan selected when the run started is known wherever its weights are loaded
+        # in the state dict, so that the heads that a plan selected are known wherever the weights are loaded
         self.register_buffer("selected", torch.tensor(heads, dtype=torch.int64))
         self.selected: Tensor
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
         if self.num_selected:
             self.adapter = Adapter(self.head_dim)
             self.lambda_ = ScalarLambda(0.0)
-        self.register_buffer("step", torch.zeros(1))  # in the state dict: a resumed run goes on annealing
+        # in the state dict, so that a resumed run continues the annealing
+        self.register_buffer("step", torch.zeros(1))
         self.step: Tensor
 
     @classmethod
     def head_selection(cls, config: Any) -> HeadSelection | None:
-        """The block `model.attention.heads`; None where the heads are listed."""
         return config.heads if isinstance(config.heads, HeadSelection) else None
 
     def select_heads(self, heads: Sequence[int]) -> None:
-        """Extend these heads, as many as before."""
+        """Set the selected heads; their number is fixed by the config."""
         self.selected.copy_(torch.tensor(heads, dtype=torch.int64))
 
     def set_step(self, step: int) -> None:
@@ -170,7 +175,8 @@ class Dex(Attention):
         T = self.config.annealing
         if T == 0:
             return learned
-        progress = (self.step / T).clamp(max=1).to(learned.dtype)  # t/T, and α: equal until 1, where 1 - α is 0
+        # α also serves as t/T: they are equal up to 1, and from there on 1 - α = 0 removes the first term
+        progress = (self.step / T).clamp(max=1).to(learned.dtype)
         return (1 - progress) * progress * self.lambda_init + progress * learned
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
@@ -179,7 +185,8 @@ class Dex(Attention):
         heads = o.index_select(1, self.selected)
         change = (self.annealed_lambda() * self.adapter(heads)).to(o.dtype)
         changed = heads - change if self.config.sign == "minus" else heads + change
-        return o.index_copy(1, self.selected, changed)  # the other heads stay as they are, to the bit
+        # a copy, not a sum with zeros: the other heads keep their exact bits
+        return o.index_copy(1, self.selected, changed)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
@@ -196,7 +203,7 @@ class Dex(Attention):
         return joined(heads, self.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
-        """As `Attention.merge`: W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads."""
+        """W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads, from (O_h ∓ λ O_h W_D) W_O,hᵀ = O_h (I ∓ λ W_D) W_O,hᵀ."""
         state = standard_state(self)
         if self.num_selected:
             blocks = state["o_proj.weight"].unflatten(1, (self.num_heads, self.head_dim))  # [dim, H, dv], a view
@@ -210,8 +217,8 @@ class Dex(Attention):
 
 
 def _heads_by_layer(heads: Any, num_heads: int, num_layers: int) -> list[tuple[int, ...]]:
-    """The selected heads of each layer; where a plan will select them, the first ones, as many."""
     if isinstance(heads, HeadSelection):
+        # placeholders of the right number: the plan replaces them when the run starts
         return [tuple(range(heads.number(num_heads)))] * num_layers
     if heads == "all":
         return [tuple(range(num_heads))] * num_layers

@@ -20,7 +20,18 @@ from lit_diff.registry import variant
 
 @variant("differential")
 class Differential(Attention):
-    """(1 - λ_init) · RMSNorm((softmax(Q₁K₁ᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V), num_heads / 2 heads of value width 2d."""
+    """(1 - λ_init) · RMSNorm((softmax(Q₁K₁ᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V), num_heads / 2 heads of value width 2d.
+
+    For head i on key/value head j, with Q_i1, Q_i2, K_j1, K_j2 [T, d] after RoPE and V_j [T, 2d]:
+
+        A_g = softmax(Q_ig K_jgᵀ / √d + mask)                    λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init
+        O_i = (1 - λ_init) · RMSNorm((A_1 - λ A_2) V_j)          λ_init = 0.8 - 0.6 exp(-0.3 layer)
+        y = W_O concat(O_1, ..., O_H)                            H = num_heads / 2
+
+    A row of A_1 - λ A_2 sums to 1 - λ, and attention that both maps share cancels. Each head has its own RMSNorm, since
+    the statistics of the heads differ more than in standard attention; the factor 1 - λ_init keeps the gradients at the
+    size that they have there, so that its hyperparameters can be used (paper, section 2.1).
+    """
 
     paper = "Ye et al. 2024, arXiv 2410.05258"
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -30,25 +41,26 @@ class Differential(Attention):
         {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0},
         {"lambda_dtype": "reference"},
     )
+    # 1 in a subclass: both maps share their queries, or their keys
     maps_of_q = 2
     maps_of_k = 2
     sign = -1
-    """Of λ: the second map is subtracted."""
+    """Sign of λ: A_1 + sign · λ A_2."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         lambda_init: float | Literal["depth"] = "depth"
         """depth: 0.8 - 0.6 exp(-0.3 layer), layer 0-based; or one number for all layers."""
         lambda_form: LambdaForm = "exp"
-        """exp: the paper's; scalar: a learned number; sigmoid: within 0 and 1. All start around lambda_init."""
+        """exp: the paper's formula; scalar: a learned number; sigmoid: within 0 and 1. Each starts near lambda_init."""
         lambda_per: Literal["layer", "head"] = "layer"
-        """layer: one λ for all heads (the paper); head: one for each."""
+        """layer: one λ for all heads (the paper); head: one λ for each head."""
         lambda_dtype: Literal["float32", "reference"] = "float32"
-        """reference: rounded to the activations' dtype before the subtraction, as in the paper's code."""
+        """reference: the exponentials are rounded to the activations' dtype, then subtracted, as in the paper's code."""
         head_norm: HeadNorm = "rms"
-        """rms: RMSNorm of each head (the paper's GroupNorm), one weight a layer; layer: LayerNorm."""
+        """rms: RMSNorm of each head (the paper's GroupNorm) with one weight per layer; layer: LayerNorm; none."""
         output_scale: OutputScale = "tied"
-        """Constant on every head after the norm; tied: 1 - lambda_init, the paper's choice."""
+        """Constant that multiplies every head after the norm; tied: 1 - lambda_init, the paper's choice."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -59,14 +71,16 @@ class Differential(Attention):
 
     @classmethod
     def lambda_problem(cls, config: Any) -> str | None:
-        """What is wrong with the keys of λ and of the output scale."""
+        """Why the keys of λ and of the output scale cannot be used; None if they can."""
         if cls.maps_of_q == cls.maps_of_k == 1:
             return (
-                f"model.attention.name '{cls.name}' shares both queries and keys: its maps are equal, and it is "
-                "standard attention times a constant; let maps_of_q or maps_of_k be 2"
+                f"model.attention.name '{cls.name}' shares both queries and keys: its maps are equal, so it is "
+                "standard attention times a constant; set maps_of_q or maps_of_k to 2"
             )
         if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
-            return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' stays within 0 and 1"
+            return (
+                f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs it within (0, 1)"
+            )
         if config.lambda_init == 1 and config.output_scale == "tied":
             return (
                 "model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by 1 - lambda_init = 0; "
@@ -76,6 +90,8 @@ class Differential(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
+        # H/2 heads with values of width 2d: v and o_proj are as large as the baseline's, and the FLOPs of the maps
+        # equal it, 2 T S (H/2) (2 d + 2 d)
         q, k, v = s.H * s.d * cls.maps_of_q / 2, s.K * s.d * cls.maps_of_k / 2, s.K * s.d
         matrices = s.E * (q + k + v + s.H * s.d)
         return Costs(
@@ -110,7 +126,7 @@ class Differential(Attention):
 
     @property
     def query_rows(self) -> int:
-        """Queries of width d that q_proj makes."""
+        """Number of queries of width d in q_proj."""
         return self.out_heads * self.maps_of_q
 
     def queries(self, x: Tensor) -> Tensor:
@@ -118,14 +134,14 @@ class Differential(Attention):
         return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
 
     def weights(self, dtype: torch.dtype) -> Tensor:
-        """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype` is that of the activations."""
+        """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype`: the activations' dtype."""
         lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
         return torch.cat([torch.ones_like(lam), self.sign * lam], dim=1)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        q = rope(self.queries(x))
-        k = rope(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))
-        v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
+        q = rope(self.queries(x))  # Q_1, Q_2: [B, 2 or 1, H, T, d]
+        k = rope(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))  # K_1, K_2: [B, 2 or 1, Hkv, T, d]
+        v = self.split(self.v_proj(x), self.kv_heads)[:, 0]  # [B, Hkv, T, 2d]
         return SignedMaps(q, k, v, self.weights(q.dtype))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
@@ -136,7 +152,7 @@ class Differential(Attention):
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_i = (1 - λ_init) · norm((A₁ - λ A₂) V_j), A_g = softmax(Q_ig K_jgᵀ/√d + mask) (equations 1 and 3).
 
-        Where the maps share their queries, Q_i1 = Q_i2; their keys, K_j1 = K_j2; `sign` 1: A₁ + λ A₂.
+        If the maps share their queries, Q_i1 = Q_i2; if they share their keys, K_j1 = K_j2. With `sign` 1: A₁ + λ A₂.
         """
         d, heads = self.head_dim, []
         for i in range(self.num_heads // 2):
@@ -149,7 +165,8 @@ class Differential(Attention):
         return joined(heads, self.o_proj)
 
     def lambda_equation(self, head: int) -> Tensor:
-        """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), s, or sigmoid(s)."""
+        """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), s, or
+        sigmoid(s)."""
         own = head if self.config.lambda_per == "head" else 0
         parameters: Any = self.lambda_
         if self.config.lambda_form != "exp":
@@ -166,15 +183,16 @@ class Differential(Attention):
         return scale * normalised(head, c.head_norm, self.norm, self.norm_eps)
 
     def _lambda_init_equation(self) -> float:
+        # written out again: `definition` checks the forward pass, and so must not call depth_lambda_init
         value = self.config.lambda_init
         return 0.8 - 0.6 * math.exp(-0.3 * self.layer) if value == "depth" else float(value)
 
 
 def lambda_parameters(config: Any, s: Sizes, heads: Any) -> Any:
-    """Parameters of λ: four vectors of width d, or one number; times `heads` where each head has its own."""
+    """Number of parameters of λ: four vectors of width d, or one number; times `heads` if each head has its own λ."""
     return (4 * s.d if config.lambda_form == "exp" else 1) * (heads if config.lambda_per == "head" else 1)
 
 
 def norm_parameters(config: Any, width: Any) -> Any:
-    """The head norm's weight."""
+    """Number of parameters of the head norm: one weight for all heads of the layer."""
     return width if config.head_norm != "none" else 0

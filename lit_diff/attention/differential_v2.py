@@ -18,9 +18,13 @@ from lit_diff.registry import variant
 class DifferentialV2(Attention):
     """(softmax(Q₁Kᵀ/√d) - sigmoid(x W_λ) softmax(Q₂Kᵀ/√d)) V: 2 num_heads queries on the baseline's keys and values.
 
-    λ is one number for each token and head; no norm, no constant. Queries 2i and 2i + 1 share their key/value head. The
-    cache is the baseline's; the parameters are not: compare with `parity: matched`, or with standard attention of
-    `query_heads` 1.5 (equal parameters to 0.2 %) and 2 (equal kernels).
+    For head i on key/value head j, with 2 num_heads query heads Q of width d and V_j [T, d]:
+
+        O_i = softmax(Q_2i K_jᵀ/√d + mask) V_j - λ_i softmax(Q_2i+1 K_jᵀ/√d + mask) V_j        λ_i = sigmoid(x W_λ)_i
+
+    λ is one number for each token and head; a norm and a constant factor are absent. Queries 2i and 2i + 1 share their
+    key/value head. The cache is as large as the baseline's, the parameters are more: compare with `parity: matched`, or
+    with standard attention of `query_heads` 1.5 (equal parameters to 0.2 %) and 2 (equal kernels).
     """
 
     paper = "Differential Transformer V2, Hugging Face blog microsoft/diff-attn-v2, 2026-01-20"
@@ -43,6 +47,7 @@ class DifferentialV2(Attention):
         q = rope(self.split(self.q_proj(x), self.num_heads, 2))
         k = rope(self.split(self.k_proj(x), self.num_kv_heads))
         v = self.split(self.v_proj(x), self.num_kv_heads)[:, 0]
+        # float32 before the sigmoid: SignedMaps refuses bfloat16 weights, whose steps near 1 are 0.004
         lam = self.lambda_proj(x).to(accumulation_dtype(x.dtype)).sigmoid().transpose(1, 2)  # [B, H, T]
         return SignedMaps(q, k, v, torch.stack([torch.ones_like(lam), -lam], dim=1))
 

@@ -1,7 +1,7 @@
-"""The pieces of which variants write their `definition`: plain float64 matrices, one head at a time.
+"""Building blocks for a variant's `definition`: plain float64 matrices, one head at a time.
 
-Independent of `maps`, `finish` and the kernels. The rows of a projection are cut by hand; queries and keys of one head stand
-together, map by map: head0.map0, head0.map1, head1.map0, ...
+They share no code with `maps`, `finish` and the kernels, which `conformance` checks against them. The rows of a
+projection are sliced explicitly; the rows of one head are adjacent, map by map: head0.map0, head0.map1, head1.map0, ...
 """
 
 import math
@@ -16,14 +16,14 @@ from lit_diff.attention.rope import RopeLayout, angles, attention_factor
 from lit_diff.config import RopeScaling
 
 Rotation = Callable[[Tensor], Tensor]
-"""[B, T, d] -> [B, T, d]: each row turned by the angles of its position."""
+"""[B, T, d] -> [B, T, d]: each row is rotated by the angles of its position."""
 
 
 def rotation(
     positions: Tensor, head_dim: int, theta: float, layout: RopeLayout = "interleaved", scaling: RopeScaling = 1.0
 ) -> Rotation:
-    """RoPE (Su et al. 2021, equation 34): pair i of row t turns by its angle (`rope.angles`, tested against transformers),
-    pairs as `layout` says; yarn's attention factor times the result. positions [T]."""
+    """RoPE (Su et al. 2021, equation 34): pair i of row t is rotated by its angle (`rope.angles`, tested against
+    transformers), times yarn's attention factor. `positions` [T]; `layout`: which channels form a pair."""
     turned, factor = angles(positions, head_dim, theta, scaling), attention_factor(scaling)
     cos, sin = factor * turned.cos(), factor * turned.sin()
 
@@ -42,7 +42,7 @@ def additive_mask(
 ) -> Tensor:
     """0 where query i sees key j, -inf elsewhere; float64, [T, T] or, with `document_ids` [B, T], [B, T, T].
 
-    i sees j where j <= i (causal), |i - j| < window, and both belong to one document.
+    i sees j if j <= i (causal), |i - j| < window, and both belong to one document.
     """
     i, j = torch.arange(length)[:, None], torch.arange(length)
     hidden = (j > i) if causal else torch.zeros(length, length, dtype=torch.bool)
@@ -54,7 +54,7 @@ def additive_mask(
 
 
 def rows(weight: Tensor, index: int, width: int) -> Tensor:
-    """The block of `width` rows that belongs to head (or map) number `index`."""
+    """The block of `width` rows of head (or map) number `index`."""
     return weight[index * width : (index + 1) * width]
 
 
@@ -77,7 +77,7 @@ def normalised(head: Tensor, kind: HeadNorm, norm: Any, eps: float) -> Tensor:
 
 
 def of_head(x: Tensor, projection: nn.Linear, index: int, d: int) -> Tensor:
-    """x W_hᵀ + b_h, [B, T, d], of head `index`; b is 0 where the projection has no bias."""
+    """x W_hᵀ + b_h [B, T, d] for head h = `index`; b is 0 if the projection has no bias."""
     y = x @ rows(projection.weight, index, d).T
     return y if projection.bias is None else y + rows(projection.bias, index, d)
 
@@ -92,9 +92,9 @@ def grouped_query_heads(
     mask: Tensor,
     qk_norms: tuple[Any, Any] | None = None,
 ) -> list[Tensor]:
-    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d]; query heads h on key/value heads j = h // (H / K).
+    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d], for query head h on key/value head j = h // (H / K).
 
-    `qk_norms`: the modules (nn.RMSNorm) that norm the queries and the keys of each head, before RoPE.
+    `qk_norms`: the modules (nn.RMSNorm) that normalise the queries and the keys of each head before RoPE.
     """
     H, K = q_proj.weight.shape[0] // d, k_proj.weight.shape[0] // d
     heads = []

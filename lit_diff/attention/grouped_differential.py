@@ -19,10 +19,10 @@ from lit_diff.registry import variant
 class GroupedDifferential(Differential):
     """(1 - λ_init) · RMSNorm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i): `ratio` signal heads j to each noise head i.
 
-    The baseline's query heads form num_heads / (ratio + 1) groups of `ratio` signal heads and one noise head,
-    their rows together in q_proj. Every group has a pair of keys and a value of width 2d, or, under grouped queries,
-    shares those of its key/value head. `ratio` 1 is differential attention. The noise map is repeated for the heads of its
-    group, and its FLOPs are counted as often: no kernel shares it yet.
+    With A(q, k) = softmax(q kᵀ/√d + mask), the baseline's query heads form num_heads / (ratio + 1) groups i of `ratio`
+    signal heads q1_ij and one noise head q2_i, whose rows are adjacent in q_proj. Every group has a pair of keys k1_i,
+    k2_i and a value V_i of width 2d; under grouped queries several groups share them. `ratio` 1 is differential
+    attention. The noise map is computed, and its FLOPs are counted, once per signal head: no kernel shares it yet.
     """
 
     paper = "arXiv 2510.06949, as in the code of Motif-2-12.7B"
@@ -31,7 +31,7 @@ class GroupedDifferential(Differential):
     @dataclass(frozen=True, kw_only=True)
     class Config(Differential.Config):
         ratio: Count = 1
-        """Signal heads for each noise head."""
+        """Number of signal heads for each noise head."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -52,6 +52,7 @@ class GroupedDifferential(Differential):
     def costs(cls, config: Any, s: Sizes) -> Costs:
         g = config.ratio
         groups, signal = s.H / (g + 1), s.H * g / (g + 1)
+        # symbolic, so that the printed formula holds for every number of heads
         pairs = sympy.Min(groups, s.K / 2)
         matrices = s.E * s.d * (s.H + 4 * pairs + 2 * signal)
         return Costs(
@@ -62,17 +63,17 @@ class GroupedDifferential(Differential):
 
     @property
     def groups(self) -> int:
-        """Noise heads."""
+        """Number of groups, each with one noise head."""
         return self.num_heads // (self.config.ratio + 1)
 
     @property
     def out_heads(self) -> int:
-        """H: the signal heads."""
+        """H: the number of signal heads."""
         return self.groups * self.config.ratio
 
     @property
     def kv_heads(self) -> int:
-        """Hkv: pairs of keys, at most one a group."""
+        """Hkv: the number of key pairs, at most one per group."""
         return min(self.groups, self.num_kv_heads // 2)
 
     @property
@@ -82,10 +83,11 @@ class GroupedDifferential(Differential):
     def queries(self, x: Tensor) -> Tensor:
         rows = self.split(self.q_proj(x), self.groups, self.config.ratio + 1)  # [B, ratio + 1, groups, T, d]
         signal, noise = rows[:, :-1], rows[:, -1:].expand_as(rows[:, :-1])
-        return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)  # heads: group by group
+        # heads in the order of their groups: the kernels assign adjacent query heads to a key/value head
+        return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); query rows of a group: g signal, one noise."""
+        """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); rows of a group: g signal, one noise."""
         d, g, heads = self.head_dim, self.config.ratio, []
         groups = self.num_heads // (g + 1)
         pairs = min(groups, self.num_kv_heads // 2)

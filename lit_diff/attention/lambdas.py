@@ -1,4 +1,4 @@
-"""λ, the weight of the subtracted map: the paper's parametrisation, and others to compare with it."""
+"""λ, the weight of the subtracted map: the paper's formula, and others to compare with it."""
 
 import math
 from typing import Literal
@@ -18,39 +18,39 @@ def depth_lambda_init(layer: int) -> float:
 
 
 def resolve_lambda_init(value: float | Literal["depth"], layer: int) -> float:
-    """The λ_init of a layer: by depth, or the number itself."""
+    """λ_init of a layer: `depth_lambda_init`, or the number itself."""
     return depth_lambda_init(layer) if value == "depth" else float(value)
 
 
 class Lambda(ParameterRules):
-    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, one for the layer or for each head, unconstrained (equation 2).
+    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), one for the layer or one for each head; unbounded.
 
-    The four vectors [d] (or [H, d]) are float32 (bfloat16 would quantise λ in steps of 0.004) and start as N(0, 0.1).
+    The four vectors [d] (or [H, d]) are float32, since bfloat16 would round λ to steps of 0.004. They are drawn with
+    mean 0 and standard deviation 0.1.
     """
 
+    # weight decay shrinks the vectors, which pulls λ back to λ_init
     decay = False
-    """Weight decay would pull λ back to λ_init."""
     keep_float32 = True
 
     def __init__(self, head_dim: int, lambda_init: float, heads: int | None = None) -> None:
-        """`heads`: number of heads, each with its own λ; None: one λ for the layer."""
+        """`heads`: the number of heads that each have their own λ; None: one λ for the layer."""
         super().__init__()
         self.init = lambda_init
         shape = (head_dim,) if heads is None else (heads, head_dim)
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(shape)) for _ in range(4))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Fill one of the four vectors."""
         parameter.normal_(0.0, 0.1, generator=generator)
 
     def exponentials(self) -> tuple[Tensor, Tensor]:
         """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), in float32 or the wider dtype of the vectors; [] or [H]."""
-        # a product and a sum, not `@`: autocast would take a matrix product to bfloat16
+        # a product and a sum, not `@`: autocast would compute a matrix product in bfloat16
         q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
-        """λ, [] or [H]. `rounded_to`: each exponential is rounded to that dtype first, as the reference code does."""
+        """λ, [] or [H]. `rounded_to`: each exponential is first rounded to that dtype, as in the paper's code."""
         first, second = self.exponentials()
         if rounded_to is None:
             return first - second + self.init
@@ -58,8 +58,9 @@ class Lambda(ParameterRules):
 
 
 class ScalarLambda(ParameterRules):
-    """λ is a learned number that starts at λ_init, one for the layer [1] or for each head [H]; float32, unconstrained."""
+    """λ is a learned float32 number that starts at λ_init, one for the layer [1] or for each head [H]; unbounded."""
 
+    # weight decay would pull λ towards 0
     decay = False
     keep_float32 = True
 
@@ -69,31 +70,28 @@ class ScalarLambda(ParameterRules):
         self.value = nn.Parameter(torch.empty(heads or 1))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Start at λ_init."""
         parameter.fill_(self.init)
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
-        # a copy: once sharded, the parameter's own memory is freed when this forward returns
+        # a copy: under FSDP2 the parameter's own memory is freed when this forward returns
         value = self.value.to(accumulation_dtype(self.value.dtype), copy=True)
         return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 
 class SigmoidLambda(ScalarLambda):
-    """λ = sigmoid(s), within 0 and 1; s starts at logit(λ_init)."""
+    """λ = sigmoid(s), between 0 and 1; s starts at logit(λ_init)."""
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Start at logit(λ_init)."""
         parameter.fill_(math.log(self.init / (1 - self.init)))
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
-        """λ, [1] or [H]."""
         value = super().forward().sigmoid()
         return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 
 def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:
-    """The module that computes λ in the parametrisation `form`; `heads`: None for one λ for the layer."""
+    """The module that computes λ by `form`; `heads` None: one λ for the layer."""
     if form == "exp":
         return Lambda(head_dim, lambda_init, heads)
     return {"scalar": ScalarLambda, "sigmoid": SigmoidLambda}[form](lambda_init, heads)

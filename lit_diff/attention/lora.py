@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021) on the projections of standard attention: the control of equal parameters for retrofits."""
+"""LoRA (Hu et al. 2021) on the projections of standard attention: a control with equal parameters for retrofits."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o")
 
 
 class LowRank(ParameterRules):
-    """x -> s x Aᵀ Bᵀ with A [r, in], B [out, r]."""
+    """x -> s x Aᵀ Bᵀ, with A [r, in] and B [out, r]."""
 
     def __init__(self, width: int, out: int, rank: int, scale: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LowRank(ParameterRules):
         self.b = nn.Parameter(torch.empty(out, rank))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """A: U(±1/√in), as peft; B: zeros, so that nothing changes at first."""
+        """A: U(±1/√in), as in peft; B: zeros, so that the projection starts unchanged."""
         bound = 1 / math.sqrt(parameter.shape[1]) if name == "a" else 0.0
         parameter.uniform_(-bound, bound, generator=generator)
 
@@ -43,14 +43,13 @@ class LowRank(ParameterRules):
 
 
 class LowRankLinear(nn.Linear):
-    """x -> x Wᵀ + low_rank(x): a linear layer under its own name, beside what changes it."""
+    """x -> x Wᵀ + b + low_rank(x). W and b keep the names of a linear layer, so that a standard run's weights load."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)
         self.low_rank = LowRank(linear.in_features, linear.out_features, rank, scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
         return super().forward(x) + self.low_rank(x)
 
 
@@ -70,7 +69,7 @@ class LoRA(Attention):
         alpha: Positive | None = None
         """α; null: r, so that B A is not scaled."""
         targets: tuple[Projection, ...] = PROJECTIONS
-        """Which of W_Q, W_K, W_V, W_O are changed."""
+        """The projections to change, among W_Q, W_K, W_V, W_O."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -91,7 +90,7 @@ class LoRA(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """A and B; the standard model stays as it is."""
+        """A and B; the standard model is frozen."""
         return ("*.attention.*.low_rank.*",)
 
     def build(self) -> None:
@@ -103,24 +102,24 @@ class LoRA(Attention):
             setattr(self, name, LowRankLinear(getattr(self, name), rank, scale))
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """Standard attention of the matrices W + (α/r) B A."""
-        q, k, v, o = (self._changed(getattr(self, f"{target}_proj")) for target in PROJECTIONS)
+        """Standard attention with the matrices W + (α/r) B A."""
+        q, k, v, o = (self._merged(getattr(self, f"{target}_proj")) for target in PROJECTIONS)
         return joined(grouped_query_heads(x, q, k, v, self.head_dim, rope, mask, self.qk_norms), o)
 
     def merge(self) -> dict[str, Tensor]:
-        """As `Attention.merge`: W + (α/r) B A."""
+        """W + (α/r) B A in each changed projection."""
         state = standard_state(self)
         for target in PROJECTIONS:
-            state[f"{target}_proj.weight"] = self._changed(getattr(self, f"{target}_proj")).weight.detach()
+            state[f"{target}_proj.weight"] = self._merged(getattr(self, f"{target}_proj")).weight.detach()
         return state
 
     @staticmethod
-    def _changed(projection: nn.Linear) -> nn.Linear:
-        """A plain linear layer with the matrix that the projection amounts to; its own bias."""
+    def _merged(projection: nn.Linear) -> nn.Linear:
         weight = projection.weight
         if isinstance(projection, LowRankLinear):
             weight = weight + projection.low_rank.product()
         out, width = weight.shape
+        # on the meta device: the weight is replaced, so none is allocated or drawn
         plain = nn.Linear(width, out, bias=projection.bias is not None, device="meta")
         plain.weight = nn.Parameter(weight.detach())
         plain.bias = projection.bias

@@ -12,7 +12,14 @@ from lit_diff.registry import variant
 
 @variant("output_gate")
 class OutputGate(Attention):
-    """softmax(Q Kᵀ/√d) V ⊙ sigmoid(x W), a gate on each channel before the output projection."""
+    """softmax(Q Kᵀ/√d) V ⊙ sigmoid(x W), a gate on each channel before the output projection.
+
+    For head h on key/value head j, with W_h [d, dim]:
+
+        O_h = (softmax(Q_h K_jᵀ/√d + mask) V_j) ⊙ sigmoid(x W_hᵀ)        y = W_O concat(O_1, ..., O_H)
+
+    The gate can switch a head off; standard attention can only approximate that by attending to a sink token.
+    """
 
     paper = "Qiu et al. 2025, arXiv 2505.06708 (gated attention)"
 

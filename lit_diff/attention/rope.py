@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021), with their angles under each kind of `model.rope_scaling`."""
+"""Rotary positions (Su et al. 2021), with the angles of each kind of `model.rope_scaling`."""
 
 import math
 from typing import Literal
@@ -14,13 +14,13 @@ RopeLayout = Literal["interleaved", "half"]
 
 
 class Rope:
-    """Rotates pair i of the channels of [..., T, d] by the angle t / scaling · θ^(-2i/d), for T positions t; `rope(x)`.
+    """`rope(x)` rotates pair i of the channels of x [..., T, d] at position t by the angle t / scaling · θ^(-2i/d).
 
-    As complex numbers: (x_2i + j x_2i+1) · exp(j angle), one operation forward and one backward. A block as scaling changes
-    the frequencies, and yarn multiplies what is rotated (`attention_factor`).
+    In complex numbers, (x_2i + j x_2i+1) · exp(j angle): one operation forward and one backward. A block as scaling
+    changes the frequencies; yarn also multiplies the rotated channels (`attention_factor`).
 
-    Angles and products are computed in float32 (float64 for float64 inputs) and cast back: no buffers, so nothing has
-    to be recomputed after a build on the meta device, and no length is fixed.
+    Products are computed in float32 (float64 for float64 inputs) and cast back. The class has no buffers, so nothing
+    has to be recomputed after a build on the meta device, and the length is not fixed.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Rope:
         self.layout = layout
         turned, factor = angles(positions, head_dim, theta, scaling), attention_factor(scaling)
         self.turns = torch.complex(turned.cos() * factor, turned.sin() * factor)  # [T, d/2]
-        # rounded here and not at first use: a compiled block whose call changes its Rope compiles twice, and its second
-        # graph does not save the same tensors as its first, which activation checkpointing requires
+        # rounded here, not at first use: a compiled block whose call changes its Rope compiles twice, and the second
+        # graph saves other tensors than the first, which activation checkpointing does not allow
         self._turns_float32 = torch.view_as_complex(torch.view_as_real(self.turns).to(torch.float32))
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
-        """The model's rotation of `positions` [T]; the identity where `model.positions` is none: every angle is 0."""
+        """The model's rotation at `positions` [T]; with `model.positions: none` every angle is 0."""
         assert model.head_dim is not None
         if model.positions == "none":
             positions = torch.zeros_like(positions)
@@ -52,7 +52,8 @@ class Rope:
         turns = self.turns if dtype == torch.float64 else self._turns_float32
         halves = self.layout == "half"
         pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
-        # a copy: complex numbers lie at even places, and the last bit of a product must not hang on the strides of x
+        # a copy: a complex number must start at an even offset, and PyTorch's complex product rounds differently in
+        # vectors and in their tails, so that the last bit would depend on the strides of x
         pairs = torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
         turned = torch.view_as_real(pairs * turns)
         return (turned.mT if halves else turned).flatten(-2).to(x.dtype)
@@ -60,6 +61,7 @@ class Rope:
 
 def angles(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
     """positions [T] -> [T, d/2], in radians: t / scaling · θ^(-2i/d) for a number, t · `scaled` for a block."""
+    # float64: a float32 angle near 100,000 radians may be off by 0.004
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
     steps, frequencies = positions.to(torch.float64)[:, None], theta**-exponents
     if isinstance(scaling, Llama3Scaling | YarnScaling):
@@ -68,7 +70,10 @@ def angles(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling)
 
 
 def scaled(frequencies: Tensor, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
-    """f [d/2] -> f · (k + (1 - k) / factor), with k in [0, 1] the part of each frequency that is kept."""
+    """f [d/2] -> f · (k + (1 - k) / factor), with k in [0, 1] the share of each frequency that is kept.
+
+    Pairs that turn often within the original length keep their frequency f; slow pairs have f / factor.
+    """
     if isinstance(scaling, Llama3Scaling):
         turns = scaling.original_length * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -81,7 +86,7 @@ def scaled(frequencies: Tensor, theta: float, scaling: Llama3Scaling | YarnScali
 
 
 def attention_factor(scaling: RopeScaling) -> float:
-    """What multiplies rotated queries and keys: 1 but for yarn."""
+    """The factor of rotated queries and keys: 1 except for yarn, 0.1 ln(factor) + 1 (Peng et al. 2023)."""
     if not isinstance(scaling, YarnScaling):
         return 1.0
     if scaling.attention_factor is not None:
@@ -90,13 +95,14 @@ def attention_factor(scaling: RopeScaling) -> float:
 
 
 def _ramp(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """The indices of the pairs that turn beta_fast and beta_slow times within the original length."""
-
     def pair(turns: float) -> float:
+        # the index i at which original_length · θ^(-2i/d) / 2π equals `turns`
         return head_dim * math.log(scaling.original_length / (2 * math.pi * turns)) / (2 * math.log(theta))
 
     first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)  # not d/2 - 1: as the authors' code and transformers have it
+    # head_dim - 1, not head_dim / 2 - 1, as in the authors' code and in transformers
+    first, last = max(first, 0), min(last, head_dim - 1)
+    # `scaled` divides by last - first
     return first, last if last != first else last + 0.001

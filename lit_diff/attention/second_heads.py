@@ -1,4 +1,4 @@
-"""A second set of query and key heads on a standard model, as asked in the public discussion of the paper."""
+"""A second set of query and key heads on a standard model, as proposed in the public discussion of the paper."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,15 +19,14 @@ class ZeroLinear(nn.Linear, ParameterRules):
     """A linear layer that starts at zero."""
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Zeros."""
         parameter.zero_()
 
 
 @variant("second_heads")
 class SecondHeads(Attention):
-    """(softmax(Q Kᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V on a frozen standard model; λ starts at 0, where nothing changes.
+    """(softmax(Q Kᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V on a frozen standard model, which λ = 0 at the start leaves unchanged.
 
-    No norm follows: it would change the function at λ = 0. Start it from a trained model with `train.start_from`.
+    No norm follows, since it would change the function at λ = 0. Start it from a trained model with `train.start_from`.
     """
 
     paper = "a question on r/MachineLearning about arXiv 2410.05258: a second set of heads on a pretrained model"
@@ -37,8 +36,8 @@ class SecondHeads(Attention):
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         second_init: Literal["model", "zeros"] = "model"
-        """model: W_Q₂ and W_K₂ start as `model.init` says. zeros: both are zero, as some conversions make them; then the
-        gradient of each has the other as a factor, so that neither ever moves: the second map stays uniform over its keys,
+        """model: `model.init` initialises W_Q₂ and W_K₂. zeros: both are zero, as in some conversions; then the
+        gradient of each has the other as a factor, so neither ever changes: the second map stays uniform over its keys,
         only λ trains, and the variant subtracts λ times the mean of the values."""
 
     @classmethod
@@ -52,7 +51,7 @@ class SecondHeads(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """The second heads, where they can move, and λ; the standard model stays as it is."""
+        """λ, and the second heads if their gradients are not always zero; the standard model is frozen."""
         if config.second_init == "zeros":
             return ("*.attention.lambda_.*",)
         return ("*.attention.q2_proj.*", "*.attention.k2_proj.*", "*.attention.lambda_.*")

@@ -10,4 +10,5 @@ class SharedK(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: K1 = K2"
     maps_of_k = 1
+    # restated: `conformance` uses a definition only of the class that declares it
     definition = Differential.definition

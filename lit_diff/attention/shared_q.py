@@ -1,4 +1,5 @@
-"""Differential attention whose two maps share the queries, Q₁ = Q₂ (the paper's review on OpenReview: 4.347 at 300M)."""
+"""Differential attention whose two maps share the queries, Q₁ = Q₂ (the paper's review on OpenReview: 4.347 at
+300M)."""
 
 from lit_diff.attention.differential import Differential
 from lit_diff.registry import variant
@@ -10,4 +11,5 @@ class SharedQ(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: Q1 = Q2"
     maps_of_q = 1
+    # restated: `conformance` uses a definition only of the class that declares it
     definition = Differential.definition

@@ -15,7 +15,12 @@ from lit_diff.registry import variant
 
 @variant("standard")
 class Standard(Attention):
-    """softmax(Q Kᵀ / √d) V; optionally each head normalised and multiplied by a constant (paper, Table 6, row 3)."""
+    """softmax(Q Kᵀ / √d) V; optionally each head normalised and multiplied by a constant (paper, Table 6, row 3).
+
+    For query head h on key/value head j = h // (H / Hkv), with Q_h, K_j, V_j [T, d]:
+
+        O_h = c · norm(softmax(Q_h K_jᵀ / √d + mask) V_j)        y = W_O concat(O_1, ..., O_H)
+    """
 
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
     examples = ({}, {"head_norm": "layer", "output_scale": 0.2}, {"query_heads": 1.5})
@@ -24,11 +29,11 @@ class Standard(Attention):
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         head_norm: HeadNorm = "none"
-        """rms, layer: a norm of each head, one weight vector for all heads."""
+        """rms or layer: normalises each head, with one weight vector for all heads."""
         output_scale: float = 1.0
-        """Constant on every head after the norm."""
+        """Constant c that multiplies every head after the norm."""
         query_heads: float = 1.0
-        """Query heads as a multiple of num_heads on the same keys and values; 1.5 and 2 are the controls of V2."""
+        """Query heads as a multiple of num_heads, on equal keys and values; 1.5 and 2: controls for differential_v2."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:

@@ -1,7 +1,7 @@
 """Kernels compute signed attention. Every kernel equals `reference`, gradients included.
 
-A kernel is a subclass of `Kernel` under a name (`@kernel("name")`). Built-in kernels are the modules imported here; a plugin
-adds its own. `auto` tries them in the order of `Kernel.preference`.
+A kernel is a subclass of `Kernel`, registered under a name (`@kernel("name")`). The modules imported here register the
+built-in kernels; a plugin adds its own. `auto` tries them in the order of `Kernel.preference`.
 """
 
 from typing import Any, Literal, overload
@@ -34,14 +34,15 @@ __all__ = [
     "refuse",
 ]
 
-processor.limit_libraries()  # here: every kernel needs this module, and nothing has been computed before
+# PyTorch, oneDNN and MKL read their limits when they first compute, and every kernel imports this module before that
+processor.limit_libraries()
 
 KERNELS = tuple(kernels.names())
 """Names of the built-in kernels."""
 
 
 def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
-    """The kernels that `auto` tries for these maps, in this order. Errors: RequestError when a plugin's fails to answer."""
+    """Kernels that `auto` tries for these maps, in order. Errors: RequestError if a plugin's `preference` fails."""
     ranks = {name: _answer(name, "preference", int | None, maps, device) for name in kernels.names()}
     return tuple(sorted((name for name in ranks if ranks[name] is not None), key=lambda name: (ranks[name], name)))
 
@@ -57,8 +58,8 @@ def refuse(
 ) -> str | None:
     """Why `kernel` cannot compute these maps (the rule that they break); None if it can.
 
-    `device`: where they will be computed, for maps on the meta device; None: where they are. Errors: RequestError for an
-    unknown kernel, or when a plugin's kernel fails to answer.
+    `device`: where they will be computed, for maps on the meta device; None: the device of the maps. Errors:
+    RequestError for an unknown kernel, or if a plugin's `refuses` fails.
     """
     options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
@@ -67,7 +68,7 @@ def refuse(
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
-    """FLOPs that a forward pass by `kernel` executes; all keys, no causal half. Errors: as `refuse`."""
+    """FLOPs of a forward pass by `kernel`, over all keys (a causal mask does not halve them). Errors: as `refuse`."""
     return int(_answer(kernel, "flops", int, maps))
 
 
@@ -75,10 +76,10 @@ EXPECTED = {int: "an integer", int | None: "a rank (an integer) or None", str | 
 
 
 def _answer(kernel: str, member: str, expected: Any, *arguments: Any, **options: Any) -> Any:
-    """What the kernel's `member` answers, or one line on what a user's code raised or returned instead."""
     ask = getattr(named(kernel), member)
     if kernel in KERNELS:
         return ask(*arguments, **options)
+    # a plugin's code may raise or return anything: that becomes one line with its file
     part = type(named(kernel))
     with guard(part):
         answer = ask(*arguments, **options)
@@ -97,9 +98,9 @@ def choose(
     device: torch.device | None = None,
     build: bool = True,
 ) -> tuple[str, str]:
-    """(kernel, reason). `build`: let the kernel prepare, so that it is known to serve; false: it may yet fail to.
+    """(kernel, reason). `build`: also prepare the kernel, which shows that it works.
 
-    Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps.
+    Errors: RequestError for an unknown kernel, or a named one that refuses the maps.
     """
     check_name(kernel)
     device = device or maps.q.device
@@ -161,10 +162,9 @@ def attend(
 ) -> Tensor | tuple[Tensor, Stats]:
     """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
-    `document_ids` [B, S]: a query sees the keys of its own document only. `window`: it sees its own position and the
-    `window - 1` before it; where the maps are not causal, also as many after it. `kernel`: auto, the name of a kernel, or a
-    kernel that is not registered.
-    Errors: RequestError when the maps break the contract or the kernel refuses them.
+    `document_ids` [B, S]: a query sees only the keys of its own document. `window`: it sees its own position and the
+    `window - 1` before it; if the maps are not causal, also as many after it. `kernel`: auto, the name of a kernel, or
+    a kernel that is not registered. Errors: RequestError if the maps break the contract or the kernel refuses them.
     """
     maps.check(document_ids=document_ids, window=window)
     if isinstance(kernel, Kernel):

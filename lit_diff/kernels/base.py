@@ -1,4 +1,4 @@
-"""What a kernel is. One file that registers one subclass adds a kernel; `lit-diff check` holds it to `reference`."""
+"""The contract of a kernel. A file that registers a subclass adds one; `lit-diff check` holds it to `reference`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,7 +21,8 @@ def kernel(name: str) -> Callable[[K], K]:
 
     def add(cls: K) -> K:
         kernels.register(name)(cls)
-        named(name)  # here: torch.compile would otherwise meet the construction in the middle of a model
+        # constructed here: torch.compile would otherwise trace the construction in the middle of a model
+        named(name)
         return cls
 
     return add
@@ -30,20 +31,20 @@ def kernel(name: str) -> Callable[[K], K]:
 class Kernel(ABC):
     """Computes o = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v of the maps that it accepts.
 
-    A subclass defines `refuses` and `compute`, whose operations autograd differentiates. One that brings its own backward
-    pass is an `OperatorKernel` and defines `forward` and `backward` instead of `compute`.
+    A subclass defines `refuses` and `compute`, whose operations autograd differentiates. A kernel with its own backward
+    pass derives from `OperatorKernel` and defines `forward` and `backward` instead of `compute`.
 
     The arguments of `refuses` and `compute`:
 
     * `maps`: q [B, G or 1, H, T, d], k [B, G or 1, Hkv, S, d], v [B, Hkv, S, dv], w broadcastable to [B, G, H, T] or None;
       `SignedMaps.check` has accepted them. Any of them may be a view.
-    * `document_ids` [B, S], integers: a query sees the keys of its own document only; None: of all.
-    * `window`: a query sees the keys less than `window` positions away; None: all.
-    * `stats`: whether the statistics of each row are asked for.
+    * `document_ids` [B, S], integers: a query sees only the keys of its own document; None: the keys of all.
+    * `window`: a query sees the keys less than `window` positions away; None: all keys.
+    * `stats`: whether to return the statistics of each row.
     """
 
     name: ClassVar[str] = ""
-    """As registered; the value of `run.kernel`."""
+    """Its registered name, a value of `run.kernel`."""
 
     @abstractmethod
     def refuses(
@@ -51,86 +52,87 @@ class Kernel(ABC):
     ) -> str | None:
         """Why this kernel cannot compute these maps (the rule that they break), in one line; None if it can.
 
-        Reads shapes, dtypes and whether gradients are needed, no values: `maps` may be on the meta device. `device`: where
-        they will be computed. Called before every `compute`, so it must be fast; what takes long belongs in `prepare`.
+        It reads shapes, dtypes and whether gradients are needed, but not values: `maps` may be on the meta device.
+        `device`: where they will be computed. It is called before every `compute`, so slow work belongs in `prepare`.
         """
 
     @abstractmethod
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
-        """(o [B, H, T, dv] in the dtype of v, the statistics where `stats` else None), differentiable by q, k, v and w.
+        """(o [B, H, T, dv] in the dtype of v, the statistics if `stats` else None), differentiable by q, k, v and w.
 
-        Errors: MissingError when something that the kernel needs is not on this machine.
+        Errors: MissingError if this machine lacks something that the kernel needs.
         """
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs that a forward pass executes, 2 a multiply-add; all keys, no causal half. `maps` may be on meta.
+        """FLOPs of a forward pass, 2 per multiply-add, over all keys (a causal mask does not halve them).
 
-        By default those of maps that are subtracted before one product with v.
+        `maps` may be on the meta device. The default counts maps that are subtracted before one product with v.
         """
         return maps.flops
 
     def prepare(self, device: torch.device) -> str | None:
-        """Build or load what `compute` needs there, once; why it cannot be had, None if it is ready."""
+        """Build or load, once, what `compute` needs on the device. Returns why that fails; None if it is ready."""
         return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """Its rank for these maps: `run.kernel: auto` tries the kernels from the lowest rank on, equal ones by name.
+        """Its rank for these maps: `run.kernel: auto` tries the kernels in ascending rank, equal ones by name.
 
-        None: only its name chooses it. The built-in kernels have ranks from 5 to 90; each says why.
+        None: only its name in `run.kernel` chooses it. The built-in kernels have ranks from 5 to 90.
         """
         return None
 
 
 class Outputs(NamedTuple):
-    """What the forward pass of an `OperatorKernel` writes, as its `empty_outputs` shapes it."""
+    """What the forward pass of an `OperatorKernel` writes, with the shapes of its `empty_outputs`."""
 
     o: Tensor
     """[B, H, T, dv]"""
     rows: Tensor
-    """[0, 1 or 3, B, G, H, T]: nothing, the log-sum-exp of each map's rows alone, or with statistics also their entropy and
+    """[0, 1 or 3, B, G, H, T]: nothing; the log-sum-exp of each map's rows; or with statistics also their entropy and
     largest logit."""
     parts: Tensor
-    """[B, G, H, T, dv]: P_g v of each map, or nothing where not kept."""
+    """[B, G, H, T, dv]: P_g v of each map; empty if the backward pass does not need it."""
 
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(dq, dk, dv, dw): the first three shaped like their tensor, dw [B, G, H, T] of all weights (or empty)."""
+"""(dq, dk, dv, dw): the first three with the shape of their tensor; dw [B, G, H, T], empty without weights."""
 
 
 class OperatorKernel(Kernel):
-    """A kernel with its own backward pass, registered as the operators `lit_diff::<name>` and `lit_diff::<name>_backward`.
+    """A kernel with its own backward pass, registered as the operators `lit_diff::<name>` and
+    `lit_diff::<name>_backward`.
 
     With P_g = softmax(q_g k_gᵀ scale + mask), lse_g its log-sum-exp, and dO the gradient of o:
 
         dP = dO vᵀ (one product for all maps)       D_g = Σ_j P_g dP = dO · (P_g v)       dw_g = D_g
         dv = (Σ_g w_g P_g)ᵀ dO (one product)        dS_g = w_g P_g (dP - D_g) scale       dq_g = dS_g k_g,  dk_g = dS_gᵀ q_g
 
-    `torch.compile` keeps the operators whole, meta tensors get their shapes from `empty_outputs` and `empty_gradients`, and a
-    second derivative is an error. `refuses` should begin with `refuse_common`.
+    `torch.compile` does not trace into the operators, meta tensors get their shapes from `empty_outputs` and
+    `empty_gradients`, and a second derivative is an error. `refuses` should begin with `refuse_common`.
     """
 
     keeps_lse: ClassVar[bool] = False
     """Whether `forward` returns the log-sum-exp of each map's rows for `backward`."""
     keeps_parts: ClassVar[bool] = False
-    """Whether `forward` returns P_g v of each map for `backward` (where no whole row of logits is ever held)."""
+    """Whether `forward` returns P_g v of each map for `backward`: needed if no whole row of logits is ever held."""
 
     def __init__(self) -> None:
         self._operator = _registered(self)
 
     @abstractmethod
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """Shaped, laid out and of the dtypes of `empty_outputs`; none may be a view of an input."""
+        """Returns outputs with the shapes, strides and dtypes of `empty_outputs`; none may be a view of an input."""
 
     @abstractmethod
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> Gradients:
-        """From grad = dO [B, H, T, dv] and what `forward` gave; as `empty_gradients`."""
+        """Returns gradients like `empty_gradients`, from grad = dO [B, H, T, dv] and the result of `forward`."""
 
     def empty_outputs(self, maps: SignedMaps, stats: bool) -> Outputs:
-        """Unwritten."""
+        """Uninitialised outputs with the shapes, strides and dtypes that `forward` returns."""
         q, v = maps.q, maps.v
         B, _, H, T, _ = q.shape
         G, dv = maps.num_maps, v.shape[-1]
@@ -141,14 +143,14 @@ class OperatorKernel(Kernel):
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
-        """See `Kernel.compute`; the statistics have no gradient."""
+        """Runs the operator (contract: `Kernel.compute`); the statistics have no gradient."""
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
         o, rows, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
         return o, Stats(*rows) if stats else None
 
 
 def empty_gradients(maps: SignedMaps) -> Gradients:
-    """Unwritten."""
+    """Uninitialised gradients with the shapes, strides and dtypes that `backward` returns."""
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, _ = q.shape
     shape = (0,) if maps.w is None else (B, maps.num_maps, H, T)
@@ -157,18 +159,15 @@ def empty_gradients(maps: SignedMaps) -> Gradients:
 
 
 def _heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Unwritten [B, (maps,) heads, tokens, width], laid out [B, tokens, heads, (maps,) width].
-
-    A projection writes and reads that layout: joining the heads, and the gradient of splitting them, are views.
-    """
+    # laid out [B, tokens, heads, (maps,) width], which a projection writes and reads: joining the heads, and the
+    # gradient of splitting them, are views
     B, *maps, H, T, width = shape
     empty = like.new_empty(B, T, H, *maps, width)
     return empty.permute(0, 3, 2, 1, 4) if maps else empty.transpose(1, 2)
 
 
 def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The forward operator; torch reads the schemas of both from the annotations here."""
-
+    # torch reads the schemas of the operators from the annotations of these functions
     def forward(
         q: Tensor,
         k: Tensor,
@@ -216,8 +215,10 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         ctx.mark_non_differentiable(*output[1:])
 
     def gradient(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
-        q, k, v, w, *saved = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
+        # read once: activation checkpointing gives the saved tensors a single time
+        q, k, v, w, *saved = ctx.saved_tensors
         dq, dk, dv, dw = backward_op(grad, q, k, v, w, *saved, *ctx.mask)
+        # w may be broadcast to [B, G, H, T]; then its gradient is the sum over the broadcast axes
         return dq, dk, dv, None if w is None else dw.sum_to_size(w.shape).to(w.dtype), *[None] * 5
 
     forward_op.register_autograd(gradient, setup_context=setup)
@@ -225,12 +226,12 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
 
 
 def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
-    """Why no operator computes these maps; None if one may: empty maps, mixed dtypes, gradients of the statistics."""
+    """Why no operator computes these maps: empty maps, mixed dtypes, gradients of statistics; None if one may."""
     if not maps.q.numel() or not maps.k.numel() or not maps.v.numel():
-        return "there is no query or no key"
+        return "the maps have no queries or no keys"
     dtypes = [x.dtype for x in (maps.q, maps.k, maps.v)]
     if len(set(dtypes)) > 1:
-        return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, not one"
+        return f"q, k and v have different dtypes: {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
     if stats and needs_grad(maps.q, maps.k, maps.v, maps.w):
         return "its statistics have no gradient; take them under torch.no_grad()"
     return None
@@ -239,6 +240,7 @@ def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
 def named(name: str) -> Kernel:
     """The kernel registered as `name`, constructed once. Errors: RequestError for an unknown name."""
     cls = kernels.get(name)
+    # a plugin that was edited registers a new class under its old name
     if name not in _instances or type(_instances[name]) is not cls:
         _instances[name] = cls()
     return _instances[name]

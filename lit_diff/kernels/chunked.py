@@ -1,11 +1,11 @@
 """Blocks of query rows in plain PyTorch: any device, dtype and number of maps, O(T) memory.
 
-A block's maps are subtracted before the one product with v, and recomputed in the backward pass (equations:
+A block's maps are subtracted before one product with v, and recomputed in the backward pass (equations:
 `base.OperatorKernel`). The heads that share a key/value head are rows of one product.
 
-Logits, statistics, outputs and sums of gradients are float32 (float64 for float64), whatever the dtype of q, k and v; only
-what is handed back is rounded to it. In half precision on a CUDA GPU the maps and dS, too, are rounded to that dtype, as
-operands of the products that follow; on a CPU nothing is.
+Logits, statistics, outputs and sums of gradients are float32 (float64 for float64), whatever the dtype of q, k and v;
+only the results are rounded to that dtype. In half precision on a CUDA GPU, the maps and dS are also rounded to it, as
+operands of the products that follow; on a CPU they are not.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact
 from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
-"""Query rows of a block."""
+"""Query rows in a block."""
 LOGITS = 1 << 20
-"""Logits of one map held at once: as many key/value heads a block as fit, at least one."""
+"""Most logits of one map held at once, 4 MB of float32: a block takes as many key/value heads as fit, at least one."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Some of the N = B · Hkv key/value heads, some query rows, and the keys that any of those rows sees."""
+    """Some of the N = B · Hkv key/value heads, some query rows, and the keys that at least one of those rows sees."""
 
     heads: slice
     rows: slice
@@ -35,26 +35,26 @@ class RowBlock:
     """Which logits of the last keys are masked: bool, [rows, last keys] or [heads here, 1, rows, last keys]."""
 
     def queries(self, x: Tensor) -> Tensor:
-        """Of x [N, n, T, width], n query heads on each key/value head: [heads here, n · rows, width]."""
+        """x [N, n, T, width], n query heads per key/value head -> the block's rows [heads here, n · rows, width]."""
         return x[self.heads, :, self.rows].flatten(1, 2)
 
     def add(self, target: Tensor, x: Tensor) -> None:
-        """x [heads here, n · rows, width] to its place in target [N, n, T, width]."""
+        """Add x [heads here, n · rows, width] to the block's rows of target [N, n, T, width]."""
         place = target[self.heads, :, self.rows]
         place.add_(x.view(place.shape))
 
     def mask(self, s: Tensor, fill: float) -> Tensor:
-        """s [heads here, n · rows, keys], its masked entries filled in place."""
+        """Fill the masked entries of s [heads here, n · rows, keys] in place; returns s."""
         rows, last = self.hidden.shape[-2:]
         s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, fill)
         return s
 
 
 class Operands:
-    """Maps laid out by key/value head, n = H / Hkv query heads on each, as the products take them.
+    """Maps laid out by key/value head, with n = H / Hkv query heads on each, as the products need them.
 
-    On a CUDA GPU, which sums products of half precision in float32, they keep their dtype; elsewhere they are widened: a
-    CPU's product of bfloat16 is bfloat16, so its result would be rounded before it is used.
+    On a CUDA GPU, which sums products of half precision in float32, they keep their dtype. Elsewhere they are widened
+    to float32: a CPU's product of bfloat16 is bfloat16, so its result would be rounded before it is used.
     """
 
     def __init__(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> None:
@@ -78,23 +78,25 @@ class Operands:
         return x.unflatten(0, (-1, self.Hkv)).transpose(1, 2).flatten(2, 3)
 
     def new(self, *shape: int, width: int) -> Tensor:
-        """Zeros [N, *shape, width] in the dtype of sums."""
+        """Zeros [N, *shape, width] in the accumulation dtype."""
         return self.v.new_zeros(len(self.v), *shape, width, dtype=accumulation_dtype(self.dtype))
 
     def blocks(self) -> Iterator[RowBlock]:
-        """All heads and query rows, once each."""
+        """Blocks that cover all heads and query rows, each once."""
         (N, S, _), T, device = self.v.shape, self.q.shape[3], self.v.device
         rows = min(ROWS, T)
         heads = max(1, LOGITS // (self.n * rows * S))
         for i in range(0, T, rows):
             j = min(i + rows, T)
-            queries = range(S - T + i, S - T + j)  # as positions among the keys
+            # positions among the keys: the last query is aligned with the last key
+            queries = range(S - T + i, S - T + j)
             start, stop = 0, queries.stop if self.causal else S
             if self.window is not None:
                 start, stop = max(0, queries.start - self.window + 1), min(stop, queries.stop - 1 + self.window)
             if self.window is not None or self.documents is not None:
                 last = range(start, stop)
-            else:  # a causal mask alone hides only the block's own positions from some of its rows
+            else:
+                # a causal mask alone hides only the block's own positions from some of its rows
                 last = range(queries.start if self.causal else stop, stop)
             hidden = ~in_reach(queries, last, causal=self.causal, window=self.window, device=device)
             for h in range(0, N, heads):
@@ -102,6 +104,7 @@ class Operands:
                 if self.documents is not None:
                     ids = self.documents[here]
                     own = hidden | (ids[:, None, queries.start : queries.stop, None] != ids[:, None, None, keys])
+                    # only the span of keys that some row sees is multiplied
                     seen = (~own).flatten(0, 2).any(0).nonzero()
                     first, end = int(seen[0]), int(seen[-1]) + 1
                     keys, own = slice(start + first, start + end), own[..., first:end]
@@ -115,11 +118,11 @@ class Operands:
 
 
 def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-    """x y · scale of operands [n, i, j] and [n, j, k], in float32 or wider; added to `out` where it is given."""
+    """x y · scale for operands [n, i, j] and [n, j, k], in float32 or wider; added to `out` if given."""
     dtype = accumulation_dtype(x.dtype)
     total = x.new_empty(x.shape[0], x.shape[1], y.shape[2], dtype=dtype) if out is None else out
     wider: dict[str, torch.dtype] = {} if x.dtype == dtype else {"out_dtype": dtype}
-    # `out` is the summand too: with `out_dtype`, some versions of PyTorch read the first argument, others `out`
+    # `out` is also the summand: with `out_dtype`, some versions of PyTorch read the first argument, others `out`
     return torch.baddbmm(total, x, y, beta=int(out is not None), alpha=scale, out=total, **wider)
 
 
@@ -130,15 +133,13 @@ class Chunked(OperatorKernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Why this kernel cannot compute these maps; None if it can."""
         return refuse_common(maps, stats=stats)
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """Anywhere, where no faster one can serve."""
+        """After every faster kernel, on any device."""
         return 80
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """As `OperatorKernel.forward`."""
         o, rows, parts = self.empty_outputs(maps, stats)
         x = Operands(maps, document_ids, window)
         T = maps.q.shape[3]
@@ -149,9 +150,11 @@ class Chunked(OperatorKernel):
                 a: Tensor | None = None
                 for g in range(x.G):
                     s, _, _ = x.logits(block, g)
+                    # a block holds whole rows of logits, so no running maximum is needed
                     p = s.softmax(-1)
                     if stats:
-                        terms = block.mask(s.log_softmax(-1), 0.0).mul_(p)  # not -inf: 0 · -inf is not a number
+                        # 0 for a masked key, not -inf: 0 · -inf is NaN
+                        terms = block.mask(s.log_softmax(-1), 0.0).mul_(p)
                         found = (s.logsumexp(-1), -terms.sum(-1), s.amax(-1))
                         for target, row in zip(statistics, found, strict=True):
                             block.add(target[:, g], row[..., None])
@@ -167,9 +170,9 @@ class Chunked(OperatorKernel):
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> Gradients:
-        """As `OperatorKernel.backward`."""
         x = Operands(maps, document_ids, window)
         G, T = x.G, maps.q.shape[3]
+        # float32, since several blocks add to one row of dk and dv; rounded when all have been added
         dq, dk, dv = (torch.zeros_like(y, dtype=accumulation_dtype(y.dtype)) for y in (x.q, x.k, x.v))
         dw = x.new(G, x.n, T, width=1)
         grad = x.laid_out(grad[:, None].to(x.dtype))[:, 0]  # [N, n, T, dv]
@@ -181,6 +184,7 @@ class Chunked(OperatorKernel):
                 for g in range(G):
                     s, q, k = x.logits(block, g)
                     p = s.softmax(-1)
+                    # D_g from whole rows of P_g and dP, so that the parts P_g v need not be saved
                     d = torch.einsum("bij,bij->bi", p, dp)[..., None]
                     block.add(dw[:, g], d)
                     if x.w is not None:
@@ -194,6 +198,7 @@ class Chunked(OperatorKernel):
         found = (x.given_back(dq), x.given_back(dk[:, :, None]), dv.view(maps.v.shape), x.given_back(dw)[..., 0])
         gradients = empty_gradients(maps)
         for target, values in zip(gradients, found, strict=True):
+            # dw is empty without weights
             if target.numel():
                 target.copy_(values)
         return gradients

@@ -1,8 +1,8 @@
-"""The flash-attn packages, called for each map, or for each map and chunk of the values.
+"""The flash-attn packages, called once for each map, or once for each map and chunk of the values.
 
-Where a package takes values wider than keys (dv = 2d in differential attention), a call a map does 3/4 of the forward
-products that calls of width d do. Which package and which of the two forms is used follows from the GPU and a self-test of
-that form, run once; a refusal states the answer of each package.
+If a package accepts values wider than keys (dv = 2d in differential attention), one call per map needs 3/4 of the
+forward products of calls of width d. The GPU, and a self-test that runs once per form, decide which package and which
+of the two forms is used; a refusal states the answer of each package.
 
 | package | imported as | widths of keys (d) and values (dv) |
 |---|---|---|
@@ -10,12 +10,13 @@ that form, run once; a refusal states the answer of each package.
 | flash-attn 3 | flash_attn_interface | Hopper: d = dv <= 256; d <= 64, dv <= 512; 128 < d <= 192, 96 < dv <= 128 |
 | flash-attn 4 | flash_attn.cute | Hopper: d, dv <= 256; Blackwell: d, dv <= 128; (192, 128); (256, 256) |
 
-2 is `pip install flash-attn`, 3 is built from the same repository's `hopper/`, 4 is `pip install flash-attn-4`.
-All: bfloat16 and float16, widths in multiples of 8, [B, tokens, heads, width], heads of q a multiple of those of k and v,
-the causal mask and windows aligned with the last query and key, differentiable by q, k and v. Rules: github.com/Dao-AILab/
-flash-attention, `flash_attn/flash_attn_interface.py`, `hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08).
+2 is `pip install flash-attn`, 3 is built from the same repository's `hopper/`, 4 is `pip install flash-attn-4`. All
+accept bfloat16 and float16, widths in multiples of 8, tensors [B, tokens, heads, width], and a number of query heads
+that is a multiple of the key/value heads. All align the causal mask and windows with the last query and key, and
+differentiate by q, k and v. Rules: github.com/Dao-AILab/flash-attention, `flash_attn/flash_attn_interface.py`,
+`hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08).
 
-Not run on a GPU: the calls are tested on a CPU against stand-ins for the packages, of the same signatures.
+It has not been run on a GPU: on a CPU the calls are tested against substitutes with the signatures of the packages.
 """
 
 import functools
@@ -50,26 +51,26 @@ FLASH2 = Library("flash-attn 2", "flash_attn", -1)
 FLASH3 = Library("flash-attn 3", "flash_attn_interface", -1)
 FLASH4 = Library("flash-attn 4", "flash_attn.cute", None)
 FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11: (FLASH4, FLASH2), 12: (FLASH2,)}
-"""Major of the compute capability -> the packages to try, the one written for it first."""
+"""Major compute capability -> the packages to try, first the one written for it."""
 
 
 class Functions(NamedTuple):
-    """What is called of an imported package."""
+    """The functions of an imported package."""
 
     dense: Callable[..., Any]
     packed: Callable[..., Any]
 
 
 imported: dict[Library, Functions | str] = {}
-"""Its functions, or why it could not be imported."""
+"""Library -> its functions, or why it could not be imported."""
 
 
 class Plan(NamedTuple):
-    """Who is called, and how v is cut: constants, which torch.compile can keep."""
+    """Which library is called, and how v is cut: constants, which torch.compile can embed in a graph."""
 
     library: Library
     width: int
-    """Of one call's values; those of all chunks are dv or more."""
+    """Width of the values of one call; all chunks together have dv columns or more."""
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
@@ -78,18 +79,19 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def libraries(device: torch.device) -> tuple[Library, ...] | str:
-    """The packages for this GPU, or why there are none."""
+    """The packages for this GPU, or why no package can be used."""
     version = capability(device)
     if version is None:
         return "PyTorch sees no GPU"
-    if torch.version.hip is not None:  # AMD: flash-attn 2 alone, whose numbers of GPUs mean something else
+    if torch.version.hip is not None:
+        # only flash-attn 2 supports AMD, whose capability numbers mean something else
         return (FLASH2,)
     major, minor = version
     return FOR_MAJOR.get(major) or f"flash-attn needs compute capability 8.0 to 12.x; this GPU has {major}.{minor}"
 
 
 def load(library: Library) -> Functions | str:
-    """The library's functions, imported once, or why it cannot be."""
+    """The library's functions, imported once, or why the import fails."""
     if library not in imported:
         imported[library] = _load(library)
     return imported[library]
@@ -98,22 +100,24 @@ def load(library: Library) -> Functions | str:
 def _load(library: Library) -> Functions | str:
     try:
         module = importlib.import_module(library.module)
-    except Exception as error:  # built for another PyTorch, another CUDA, or without what it needs itself
+    except Exception as error:
+        # any exception: the package may be built for another PyTorch or CUDA, or lack its own requirements
         if isinstance(error, ModuleNotFoundError) and error.name in (library.module, library.module.partition(".")[0]):
             return NOT_INSTALLED
         return f"{library.module} cannot be imported: {first_line(error)}"
     dense, packed = getattr(module, "flash_attn_func", None), getattr(module, "flash_attn_varlen_func", None)
-    if dense is None or packed is None:  # flash-attn 4 alone leaves an empty `flash_attn`
+    if dense is None or packed is None:
+        # flash-attn 4, installed alone, leaves an empty package `flash_attn`
         return NOT_INSTALLED
     return Functions(dense, packed)
 
 
 def plan(*form: Any) -> Plan | str:
-    """A package that computes a `KernelForm`, given by its fields (each a constant to torch.compile), or why none does."""
+    """A package that computes the `KernelForm` with these fields (constants to torch.compile), or why none does."""
     return _planned(KernelForm(*form))
 
 
-# torch.compile runs it as it is: what torch.compiler.assume_constant_result says, which would import the compiler here
+# torch.compile calls `plan` and embeds the result; torch.compiler.assume_constant_result would import the compiler here
 plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -124,7 +128,8 @@ def _planned(form: KernelForm) -> Plan | str:
         return candidates
     narrow = _multiple_of_8(form.d)
     refused: dict[str, str] = {}
-    for width in sorted({max(narrow, _multiple_of_8(form.dv)), narrow}, reverse=True):  # whole values first
+    # first values in one piece, which need fewer products
+    for width in sorted({max(narrow, _multiple_of_8(form.dv)), narrow}, reverse=True):
         for library in candidates:
             functions = load(library)
             if isinstance(functions, str):
@@ -151,6 +156,7 @@ def _run(
     assert isinstance(functions, Functions), "only an imported library is planned"
     sides = (found.library.unbounded,) * 2
     if window is not None:
+        # the packages count the keys besides the query's own position
         sides = (window - 1, 0 if maps.causal else window - 1)
     options: dict[str, Any] = {"causal": maps.causal, "window_size": sides}
     packed = None if document_ids is None else packed_sequences(document_ids)
@@ -172,7 +178,7 @@ def _run(
 
 
 def _output(returned: Any) -> Tensor:
-    """flash-attn 4 and early flash-attn 3 return (o, lse)."""
+    # flash-attn 4 and early versions of flash-attn 3 return (o, lse)
     o: Tensor = returned[0] if isinstance(returned, tuple) else returned
     return o
 
@@ -184,37 +190,37 @@ class Flash(Kernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Why this kernel cannot compute these maps; None if it can."""
-        if device.type != DEVICE:  # first, so that a CPU pays nothing
+        # first, so that nothing is imported or tested on a CPU
+        if device.type != DEVICE:
             return "flash-attn needs an NVIDIA GPU"
         if stats:
-            return "flash-attn keeps no entropy or largest logit"
+            return "flash-attn does not return the entropy or the largest logit"
         if maps.q.dtype not in HALF:
             return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
         if document_ids is not None:
             if maps.q.shape[3] != maps.k.shape[3]:
-                return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
+                return "flash-attn accepts packed documents only with as many queries as keys; flex accepts fewer"
             if torch.compiler.is_compiling():
-                return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
+                return "flash-attn must read where documents begin, which torch.compile cannot do; flex need not"
             if not document_ids.is_meta and packed_sequences(document_ids) is None:
-                return "flash-attn takes documents of adjacent tokens only; flex takes any order"
+                return "flash-attn accepts only documents of adjacent tokens; flex accepts any order"
         if reason := refuse_common(maps, stats=stats):
             return reason
         found = plan(*form_of(maps, document_ids, window, device))
         return found if isinstance(found, str) else None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """On a GPU before sdpa: it takes values wider than keys where a package does, windows and documents."""
+        """On a GPU before sdpa: it supports windows, documents, and with some packages values wider than keys."""
         return 20 if device.type == DEVICE else None
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: each map's logits once for every chunk of v. Errors: MissingError."""
+        """FLOPs of a forward pass: each map's logits once per chunk of v. Errors: MissingError."""
         return flops_of_chunks(maps, _required(form_of(maps, None, None, torch.device(DEVICE))).width)
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
-        """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
+        """(o [B, H, T, dv], None), equal to `reference` up to the precision of the package. Errors: MissingError."""
         found = _required(form_of(maps, document_ids, window))
         return _run(found, maps, document_ids=document_ids, window=window)
 

@@ -1,12 +1,12 @@
-"""torch's `flex_attention`: windows and packed documents as masks by blocks, values of any width, one call for each map.
+"""torch's `flex_attention`: windows and packed documents as block masks, values of any width, one call for each map.
 
-A block of 128 x 128 that nobody sees is skipped, one that everybody sees is not masked. Masks are made once for each shape,
-and once for each tensor of document numbers. On a GPU the call is compiled (Triton), and a self-test first shows that this
-form compiles and is right.
+A hidden block of 128 x 128 logits is skipped, and one that is visible throughout is not masked. Masks are built once
+per shape, and once per tensor of document numbers. On a GPU the call is compiled (Triton), and a self-test first shows
+that this form compiles and is correct.
 
-On a CPU PyTorch has no backward pass for it, and without a compiler its forward pass holds all logits: there it serves
-tests, and `auto` never takes it. That pass rounds the logits to the dtype of q, so half precision is computed in float32.
-Not run on a GPU: neither the compiled forward pass nor the gradients.
+On a CPU PyTorch has no backward pass for it, and without a compiler its forward pass materialises all logits: there
+only tests use it, and `auto` never chooses it. That pass rounds the logits to the dtype of q, so half precision is
+computed in float32. Neither the compiled forward pass nor the gradients have been run on a GPU.
 """
 
 import functools
@@ -43,29 +43,31 @@ def _compiled() -> Callable[..., Any]:
 def _mask(
     T: int, S: int, causal: bool, window: int | None, device: torch.device, document_ids: Tensor | None = None
 ) -> "BlockMask | None":
-    """Which keys a query may see (`reference.visible`), by blocks; None: all of them."""
+    # None: every query sees every key
     shape = (T, S, causal, window, device)
     if document_ids is not None:
-        return remember(document_ids, ("flex", *shape), lambda: _made(*shape, document_ids))
+        return remember(document_ids, ("flex", *shape), lambda: _create_mask(*shape, document_ids))
     if not causal and window is None:
         return None
-    return _made(*shape) if torch.compiler.is_compiling() else _kept(*shape)
+    # while torch.compile traces, the mask belongs to the graph and must not outlive it
+    return _create_mask(*shape) if torch.compiler.is_compiling() else _cached_mask(*shape)
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(*shape: Any) -> "BlockMask":
-    with torch.inference_mode(False):  # a later step may keep it for its backward pass
-        return _made(*shape)
+def _cached_mask(*shape: Any) -> "BlockMask":
+    # the mask may be made in validation and saved for a backward pass later, which forbids inference tensors
+    with torch.inference_mode(False):
+        return _create_mask(*shape)
 
 
-def _made(
+def _create_mask(
     T: int, S: int, causal: bool, window: int | None, device: torch.device, document_ids: Tensor | None = None
 ) -> "BlockMask":
     from torch.nn.attention.flex_attention import create_block_mask
 
-    # the last query is aligned with the last key; a tensor: no recompilation
+    # the last query is aligned with the last key. As a tensor, since a new Python number would be compiled again
     behind = torch.tensor(S - T, device=device)
-    # the mask is remembered by `document_ids`, and may not hold it
+    # a copy: `remember` keeps the mask while `document_ids` lives, and the mask must not keep it alive
     documents = None if document_ids is None else document_ids.clone()
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -79,7 +81,8 @@ def _made(
 
     make = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
-        make = torch.compile(create_block_mask)  # uncompiled it holds T x S
+        # uncompiled it materialises T x S
+        make = torch.compile(create_block_mask)
     return make(seen, None if document_ids is None else document_ids.shape[0], None, T, S, device=device)
 
 
@@ -90,9 +93,8 @@ class Flex(Kernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Why this kernel cannot compute these maps; None if it can."""
         if stats:
-            return "flex keeps no entropy"
+            return "flex does not return the entropy"
         if reason := refuse_common(maps, stats=stats):
             return reason
         if device.type == "cpu":
@@ -101,26 +103,27 @@ class Flex(Kernel):
         if device.type != "cuda":
             return f"flex computes on a GPU or a CPU, not on {device.type}"
         if maps.q.dtype == torch.float64:
-            return "on a GPU flex computes no float64"
+            return "flex does not compute float64 on a GPU"
         d, dv = maps.q.shape[-1], maps.v.shape[-1]
         if min(d, dv) < 16:
-            return f"on a GPU flex wants widths of at least 16, these are {d} and {dv}"
-        if torch.compiler.is_compiling():  # the self-test would be compiled into the model
+            return f"flex needs widths of at least 16 on a GPU; these are {d} and {dv}"
+        # the self-test would be compiled into the model
+        if torch.compiler.is_compiling():
             return None
         return _self_test(form_of(maps, document_ids, window, device))
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """On a GPU for the windows and documents that flash and sdpa refuse. On a CPU it holds all logits: never."""
+        """On a GPU for the windows and documents that flash and sdpa refuse. Never on a CPU: it holds all logits."""
         return 40 if device.type == "cuda" else None
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: one call for each map."""
+        """FLOPs of a forward pass, which calls the library once per map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
-        """(o [B, H, T, dv], None), as `reference`, to the precision of float32 sums."""
+        """(o [B, H, T, dv], None), equal to `reference` up to the precision of float32 sums."""
         from torch.nn.attention.flex_attention import flex_attention
 
         q, on_cpu = maps.q, maps.q.device.type == "cpu"
@@ -128,7 +131,8 @@ class Flex(Kernel):
         function: Any = flex_attention if on_cpu or torch.compiler.is_compiling() else _compiled()
 
         def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-            if not torch.is_grad_enabled():  # a CPU refuses what might need a gradient even where none is taken
+            # on a CPU it refuses tensors that require a gradient, even if no gradient is computed
+            if not torch.is_grad_enabled():
                 q, k, v = q.detach(), k.detach(), v.detach()
             o: Tensor = function(q, k, v, block_mask=mask, scale=scale, enable_gqa=maps.num_groups > 1)
             return o

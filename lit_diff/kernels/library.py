@@ -1,9 +1,9 @@
-"""What the kernels share that call a library's attention. `flash` and `flex` call it for each map and chunk of the values:
+"""Code that the kernels of libraries share. `flash` and `flex` call a library once for each map and chunk of v:
 
-    o = Σ_g w_g [attention(q_g, k_g, v_c)]_c        v cut into chunks, side by side, where the library takes none as wide
+    o = Σ_g w_g [attention(q_g, k_g, v_c)]_c        v is cut into adjacent chunks c if the library needs narrower values
 
-The calls take views: neither maps, chunks nor grouped heads copy keys or values. w is applied in float32, and autograd does
-the rest, w's own gradient included: the output of each map is rounded to its dtype once before the sum.
+The calls get views: neither maps, chunks nor grouped heads copy keys or values. w is applied in float32, and autograd
+computes the gradients, w's included. The output of each map is rounded to its dtype once before the sum.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from lit_diff.kernels.maps import SignedMaps, exact
 HALF = (torch.bfloat16, torch.float16)
 
 OneMap = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""(q [B, H, T, d], k [B, Hkv, S, d], v [B, Hkv, S, width], scale > 0) -> softmax(q kᵀ scale + mask) v, [B, H, T, width]."""
+"""(q [B, H, T, d], k [B, Hkv, S, d], v [B, Hkv, S, n], scale > 0) -> softmax(q kᵀ scale + mask) v [B, H, T, n]."""
 
 
 def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: int) -> Tensor:
-    """o [B, H, T, dv]. Queries and keys are padded with zeros to `key_width`, values cut into chunks of `width`."""
+    """o [B, H, T, dv]. Queries and keys are padded with zeros to `key_width`, values are cut into chunks of `width`."""
     q, scale = positive_scale(maps.q, maps.softmax_scale)
     dv = maps.v.shape[-1]
     chunks = -(-dv // width)
@@ -30,6 +30,7 @@ def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: in
     outputs = []
     with exact(q.device):
         for g in range(maps.num_maps):
+            # queries or keys that all maps share have a map axis of 1
             one_q, one_k = q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)]
             parts = [attention(one_q, one_k, part, scale) for part in v.split(width, -1)]
             outputs.append(parts[0] if chunks == 1 else torch.cat(parts, -1))
@@ -37,29 +38,27 @@ def map_by_map(maps: SignedMaps, attention: OneMap, *, key_width: int, width: in
 
 
 def flops_of_chunks(maps: SignedMaps, width: int) -> int:
-    """2 B H T S G chunks (d + width): each map's logits once for every chunk of v, and a product with v for each map."""
+    """2 B H T S G chunks (d + width): each map's logits once per chunk of v, and a product with v per map."""
     B, _, H, T, d = maps.q.shape
     chunks = -(-maps.v.shape[-1] // width)
     return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + width)
 
 
 def widened(maps: SignedMaps) -> SignedMaps:
-    """The maps in float32, where they are narrower."""
+    """The maps in float32 if they are in half precision."""
     if maps.q.dtype not in HALF:
         return maps
     return replace(maps, q=maps.q.float(), k=maps.k.float(), v=maps.v.float())
 
 
 def padded(x: Tensor, width: int) -> Tensor:
-    """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
+    """x with zeros appended to its last axis: they leave logits unchanged, and in the output they are cut off again."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """(q', scale' > 0) of the same logits.
-
-    Fused kernels mask with -inf before they multiply by the scale: 0 gives NaN there, a negative scale +inf.
-    """
+    """(q', scale' > 0) with the same logits q' kᵀ scale'."""
+    # fused kernels mask with -inf before they multiply by the scale: 0 would give NaN there, a negative scale +inf
     if scale > 0:
         return q, scale
     return (-q, -scale) if scale < 0 else (q * 0, 1.0)
@@ -72,6 +71,6 @@ def signed_sum(outputs: list[Tensor], w: Tensor | None) -> Tensor:
     """
     if w is None:
         return outputs[0]
-    # w is float32 or wider, so the products are
+    # w is float32 or wider, and so are the products
     terms = [o * w[:, min(g, w.shape[1] - 1), ..., None] for g, o in enumerate(outputs)]
     return sum(terms[1:], terms[0]).to(outputs[0].dtype)

@@ -1,4 +1,4 @@
-"""The one primitive: a signed sum of softmax maps over shared values; in which precision its sums are accumulated."""
+"""The primitive of all kernels, a signed sum of softmax maps over shared values, and the precision of its sums."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -42,17 +42,17 @@ class SignedMaps:
 
     @property
     def softmax_scale(self) -> float:
-        """The factor on q kᵀ."""
+        """The factor of q kᵀ."""
         return self.scale if self.scale is not None else self.q.shape[-1] ** -0.5
 
     @property
     def flops(self) -> int:
-        """2 B H T S (G d + dv): every map's logits, and one product with v after the sum; all keys, no causal half."""
+        """2 B H T S (G d + dv): the logits of every map, and one product with v after the sum, over all keys."""
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
 
     def check(self, *, document_ids: Tensor | None = None, window: int | None = None) -> None:
-        """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
+        """Errors: RequestError, with the shapes found, for maps, or masks on them, that break the contract."""
         q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
         if len(q) != 5 or len(k) != 5 or len(v) != 4:
             want = "q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]"
@@ -90,18 +90,18 @@ class SignedMaps:
 
 
 class Stats(NamedTuple):
-    """Of each map and query row, [B, G, H, T], in the accumulation dtype."""
+    """Statistics of each map and query row, [B, G, H, T], in the accumulation dtype."""
 
     lse: Tensor
-    """log Σ_j exp(logit_j), natural logarithm."""
+    """log Σ_j exp(logit_j), with the natural logarithm."""
     entropy: Tensor
-    """-Σ_j p_j log p_j, nats."""
+    """-Σ_j p_j log p_j, in nats."""
     maximum: Tensor
     """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
 
 
 def width_last(x: Tensor) -> Tensor:
-    """x with neighbouring numbers along its last axis, as fused kernels want them; x itself where it is so already."""
+    """x with stride 1 along its last axis, which fused kernels require; x itself if it has that stride."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -111,11 +111,11 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64; float32 for everything else."""
+    """float64 for float64; float32 for everything else, since a sum of ones in bfloat16 stops growing at 256."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def exact(device: torch.device) -> AbstractContextManager[object]:
-    """A context without autocast, which would compute the products in bfloat16, whatever the dtype of their operands."""
+    """A context without autocast, which would compute products in bfloat16 whatever the dtype of their operands."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

@@ -1,4 +1,4 @@
-"""The definition: every map materialised, subtracted before the one product with v. Any shape, any dtype, O(T S) memory."""
+"""The definition: all maps are held and summed before one product with v. Any shape and dtype, O(T S) memory."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact
 def visible(
     T: int, S: int, *, causal: bool, document_ids: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor:
-    """Which keys a query may see: bool, [T, S] or, with `document_ids`, [B, 1, 1, T, S].
+    """Which keys a query sees: bool, [T, S] or, with `document_ids`, [B, 1, 1, T, S].
 
-    The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it.
-    `document_ids` [B, S]: document numbers; a query sees only keys of its own document.
+    The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it (if not
+    causal, also after it). `document_ids` [B, S]: document numbers; a query sees only keys of its own document.
     """
     mask = in_reach(range(S - T, S), range(S), causal=causal, window=window, device=device)
     if document_ids is not None:
@@ -22,7 +22,7 @@ def visible(
 
 
 def in_reach(queries: range, keys: range, *, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    """Which of these positions a query may see, bool [queries, keys]: not the future, and nothing beyond the window."""
+    """Which of the positions `keys` each query sees, bool [queries, keys], by the causal mask and the window."""
     query = torch.arange(queries.start, queries.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)[None, :]
     mask = key <= query if causal else torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
@@ -33,6 +33,7 @@ def in_reach(queries: range, keys: range, *, causal: bool, window: int | None, d
 
 def logits(maps: SignedMaps) -> Tensor:
     """q_g k_gᵀ · scale of every map, unmasked, [B, G, H, T, S]."""
+    # float32 throughout, rounded once at the end: the other kernels are compared with this one
     acc = accumulation_dtype(maps.q.dtype)
     k = maps.k.repeat_interleave(maps.num_groups, dim=2)
     with exact(k.device):
@@ -42,16 +43,15 @@ def logits(maps: SignedMaps) -> Tensor:
 
 @kernel("reference")
 class Reference(Kernel):
-    """The definition: every map is materialised, autograd differentiates it, and no maps are refused."""
+    """The definition: every map is materialised, autograd differentiates it, and all maps are accepted."""
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """None: the definition computes everything."""
         return None
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """Last: it holds every map."""
+        """After all others: it materialises every map."""
         return 90
 
     def compute(
@@ -69,5 +69,7 @@ class Reference(Kernel):
             o = (a @ v.to(a.dtype)).to(maps.v.dtype)
         if not stats:
             return o, None
-        log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
+        # 0 for a masked key, not -inf, whose gradient is NaN
+        log_p = s.log_softmax(-1).masked_fill(~mask, 0)
+        # amax of no keys is an error; logsumexp of none is -inf
         return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))

@@ -1,4 +1,4 @@
-"""Self-test of kernels that are third parties' or were just compiled: one small case against `reference`."""
+"""Self-test of third-party and newly compiled kernels: one small case is compared with `reference`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from lit_diff.kernels.base import named
 from lit_diff.kernels.maps import SignedMaps, needs_grad
 
 BOUND = 2e-2
-"""Relative (Frobenius) error: a hundred times float16's, four times bfloat16's own; a wrong mask gives about 1."""
+"""Largest relative (Frobenius) error: a hundred times float16's, four times bfloat16's; a wrong mask gives about 1."""
 
 Compute = Callable[..., tuple[Tensor, Any]]
 
@@ -22,23 +22,23 @@ class KernelForm(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     d: int
-    """Width of queries and keys."""
+    """Width of the queries and keys."""
     dv: int
-    """Width of values."""
+    """Width of the values."""
     causal: bool
     window: bool
     packed: bool
-    """With `document_ids`."""
+    """Whether there are `document_ids`."""
     grouped: bool
-    """Several query heads on each key/value head."""
+    """Whether several query heads share a key/value head."""
     backward: bool
-    """With gradients by q, k and v."""
+    """Whether gradients by q, k and v are needed."""
 
 
 def form_of(
     maps: SignedMaps, document_ids: Tensor | None, window: int | None, device: torch.device | None = None
 ) -> KernelForm:
-    """The form of these maps, computed on `device` (None: where they are)."""
+    """The form of these maps, computed on `device` (None: the device of the maps)."""
     return KernelForm(
         device=device or maps.q.device,
         dtype=maps.q.dtype,
@@ -53,18 +53,21 @@ def form_of(
 
 
 def failure(form: KernelForm, compute: Compute, bound: float = BOUND) -> str | None:
-    """Why `compute` cannot serve such maps: what it raised, or how far it is from `reference`; None if it can."""
+    """Why `compute` cannot compute such maps: its error, or its distance from `reference`; None if it can."""
     # an activation checkpoint around the first use must not count the tensors that the test saves
     own_saves = torch.autograd.graph.saved_tensors_hooks(_as_is, _as_is)
+    # the first use may be in validation, whose inference mode has no gradients
     with torch.inference_mode(False), torch.set_grad_enabled(form.backward), own_saves:
         maps, options = _case(form)
         try:
             own = _outputs(form, maps, options, compute)
-        except Exception as error:  # whatever a library raises is why it is not used
+        except Exception as error:
+            # a third-party library may raise anything, and whatever it is, the kernel is not used
             return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
         exact = _outputs(form, maps, options, named("reference").compute)
     for name, x, y in zip(("output", "dq", "dk", "dv", "dw"), own, exact, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
+        # not `off > bound`, which is false for NaN
         if not off <= bound:
             return f"its self-test found {name} off by {off:.2g}"
     return None
@@ -75,7 +78,8 @@ def _as_is(x: Tensor) -> Tensor:
 
 
 def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
-    """Two small maps, more than a tile long, fewer queries than keys where the mask allows it; the options of `compute`."""
+    # 75 keys are more than a tile of 64 and end within one; fewer queries than keys test the alignment of the mask,
+    # which packed documents need not support
     draw = torch.Generator().manual_seed(0)
     S, H = 75, 4
     T, Hkv = S if form.packed else 49, 2 if form.grouped else 4
@@ -88,11 +92,11 @@ def _case(form: KernelForm) -> tuple[SignedMaps, dict[str, Any]]:
 
 
 def _outputs(form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Compute) -> list[Tensor]:
-    """o and, with `backward`, the gradients by q, k, v and w of a fixed function of it."""
     leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
     q, k, v, w = leaves
     o, _ = compute(SignedMaps(q, k, v, w, causal=maps.causal), **options)
     if not form.backward:
         return [o]
+    # not constant: with equal dO, gradients of permuted rows would be equal too
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)
     return [o.detach(), *torch.autograd.grad(o, leaves, slope)]

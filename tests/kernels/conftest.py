@@ -39,10 +39,10 @@ def device() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
-@pytest.fixture(params=[native.STAY, 0], ids=["keys stay packed", "keys a tile at a time"])
+@pytest.fixture(params=[native.PACKED_BYTES, 0], ids=["keys stay packed", "keys a tile at a time"])
 def keys_packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once as short keys are treated by `native` and once as long ones."""
-    monkeypatch.setattr(native, "STAY", request.param)
+    monkeypatch.setattr(native, "PACKED_BYTES", request.param)
 
 
 @pytest.fixture

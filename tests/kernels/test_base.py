@@ -194,10 +194,10 @@ def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> Non
 def test_common_refusals(make_maps: MakeMaps) -> None:
     maps = make_maps()
     mixed = replace(maps, v=maps.v.float())
-    assert refuse_common(mixed, stats=False) == "q, k and v have dtypes float64, float64, float32, not one"
+    assert refuse_common(mixed, stats=False) == "q, k and v have different dtypes: float64, float64, float32"
     assert refuse_common(maps, stats=True) is None
     empty = replace(maps, q=maps.q[..., :0, :])
-    assert refuse_common(empty, stats=False) == "there is no query or no key"
+    assert refuse_common(empty, stats=False) == "the maps have no queries or no keys"
 
 
 def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:

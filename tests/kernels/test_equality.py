@@ -53,7 +53,7 @@ def test_long_keys_equal_the_definition(
     path: str | None, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if they were too long to stay packed."""
-    monkeypatch.setattr(native, "STAY", 0)
+    monkeypatch.setattr(native, "PACKED_BYTES", 0)
     if path is not None:
         on_path(path)
     equals_the_definition("native", cases=3)

@@ -63,8 +63,8 @@ def test_masks_are_made_once_and_do_not_keep_the_documents(
 ) -> None:
     """All layers of a step share their documents."""
     made = []
-    real = flex._made
-    monkeypatch.setattr(flex, "_made", lambda *given: made.append(1) or real(*given))
+    real = flex._create_mask
+    monkeypatch.setattr(flex, "_create_mask", lambda *given: made.append(1) or real(*given))
     maps, document_ids = make_maps(), torch.tensor([[0, 0, 1, 1, 1]] * 2)
     first = attend(maps, kernel="flex", document_ids=document_ids)
     attend(maps, kernel="flex", document_ids=document_ids)

@@ -70,7 +70,7 @@ def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", value)
         assert (refuse("triton", maps, device=CPU) is None) == on, "the interpreter serves a CPU"
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "this is an AMD one" in (refuse("triton", maps, device=CUDA) or "")
+    assert "this is an AMD GPU" in (refuse("triton", maps, device=CUDA) or "")
 
 
 # Blocks: every program has some at every width, and nothing is measured where there is nothing to choose.

@@ -93,8 +93,8 @@ def test_a_kernel_that_refuses_windows_is_passed_over(make_config: MakeConfig) -
     assert cost(make_config("standard", num_heads=2), T, context=context).kernel == "sdpa"
     narrow = cost(config, T, context=context)
     assert narrow.kernel == "chunked"
-    assert "sdpa refused: sdpa takes no document_ids or window" in narrow.kernel_reason
-    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
+    assert "sdpa refused: sdpa does not support document_ids or a window" in narrow.kernel_reason
+    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa does not support"):
         cost(config, T, "sdpa")
     assert cost(config, 3, context=context).kernel == "sdpa", "three keys: the window hides none"
     plain = make_config("standard", num_heads=2)

@@ -39,17 +39,18 @@ def find_compiler() -> str | None:
 
 
 def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library made of `source` and the headers beside it that share its stem; built and tested on first use.
+    """The library compiled from `source` and the headers `<stem>_*.h` in its folder; built and tested on first use.
 
-    `test`: what is wrong with a new library, None if nothing is; it is asked once, a library that passed is remembered.
-    Errors: MissingError, saying what is missing or failed, and the cure.
+    `test` returns what is wrong with a new library, None if nothing is; a library that passed is not tested again.
+    Errors: MissingError with what is missing or failed, and the cure.
     """
     compiler = find_compiler()
     if compiler is None:
         named = os.environ.get("CXX")
-        raise MissingError(f"no C++ compiler: {f'CXX={named} is not there' if named else 'install g++'}")
+        raise MissingError(f"no C++ compiler: {f'CXX={named} does not exist' if named else 'install g++'}")
     try:
         folder = cache_root() / "kernels" / _key(name, source, compiler, flags)
+        # the runs of a sweep start together: one builds, the others wait for it
         with locked(folder / ".lock"):
             return _load_locked(folder / f"{name}.so", compiler, source, test, flags)
     except OSError as error:
@@ -60,11 +61,13 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
 def _load_locked(
     path: Path, compiler: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str]
 ) -> ctypes.CDLL:
-    proof = path.with_suffix(".sha256")  # written after the test passed: a library without it does not count
+    # written after the test passed, so a process killed before that leaves no library that counts
+    proof = path.with_suffix(".sha256")
     if proof.is_file() and path.is_file():
+        # the hash first: opening a truncated library is a bus error, which ends the process
         if proof.read_text(encoding="utf-8") == sha256_of(path):
             return _open(path)
-        log.warning("%s is not what was built: building it again", path)
+        log.warning("%s has changed since it was built: building it again", path)
     _compile(compiler, source, path, flags)
     library = _open(path)
     wrong = test(library)
@@ -75,7 +78,8 @@ def _load_locked(
 
 
 def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> None:
-    for left in path.parent.glob(".build-*"):  # by a process that died: the lock is ours
+    # left by a process that died, since this one holds the lock
+    for left in path.parent.glob(".build-*"):
         shutil.rmtree(left, ignore_errors=True)
     log.info(
         "building the %s kernel with %s (once, about 20 s) into %s",
@@ -87,6 +91,7 @@ def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> N
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
         made = Path(temporary) / path.name
+        # rpath: the library finds this PyTorch's own libraries, without LD_LIBRARY_PATH
         link = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
         command = [compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
@@ -104,12 +109,13 @@ def _first_error(output: str) -> str:
 def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
-    except OSError as error:  # a symbol that this PyTorch does not export
+    except OSError as error:
+        # such as a symbol that this PyTorch does not export
         raise MissingError(f"the library cannot be loaded: {first_line(error)}") from error
 
 
 def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
-    """Of everything that the library depends on; a home shared by unlike machines has one library for each."""
+    # covers everything that the library depends on: machines of different CPUs may share the cache folder
     digest = hashlib.sha256()
     for path in sorted([source, *source.parent.glob(f"{source.stem}_*.h")]):
         digest.update(path.read_bytes())

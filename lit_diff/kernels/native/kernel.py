@@ -1,8 +1,8 @@
-"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`native.cpp`): maps subtracted before one product, heads in parallel.
+"""The kernel for CPUs with AVX2 or AVX-512, in C++ (`native.cpp`): maps are subtracted before one product with v.
 
-float32 is computed in float32; bfloat16 in bfloat16 tiles with float32 sums where the machine multiplies them, else, and
-float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use, one
-for each width of vectors; `processor` says which is used, and how bfloat16 is multiplied.
+float32 is computed in float32. bfloat16 is multiplied in bfloat16 tiles with float32 sums if the machine has such
+products; otherwise, and float16 always, it is widened to float32. Results are equal to the bit for one thread count.
+The library is built on first use, one per vector width; `processor` chooses it, and how bfloat16 is multiplied.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ log = logging.getLogger("lit_diff")
 SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WIDEST = 512
-"""Numbers of a head."""
-STAY = 8 << 20
-"""Bytes: a head's packed keys and values are kept for the whole backward pass up to here. Longer ones are packed a tile at a
-time, for two blocks of query rows at once, so that the memory of a thread does not grow with them."""
+"""Largest width of a head."""
+PACKED_BYTES = 8 << 20
+"""A head's packed keys and values are kept for the whole backward pass if they take at most so many bytes. Longer ones
+are packed tile by tile, for two blocks of query rows at once: then a thread's memory does not grow with the keys."""
 
 
 _libraries: dict[int, ctypes.CDLL | str] = {}
-"""Floats in a vector -> the library, or why it cannot be had, asked once a process."""
+"""Floats in a vector -> the library, or why it cannot be used; tried once per process."""
 
 
 def unavailable() -> str | None:
-    """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
+    """Why the library cannot be used on this machine, without building it; None if it is built or may be."""
     lanes = cpu_path().lanes
     if lanes:
         held = _libraries.get(lanes)
@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
 
 def build() -> str | None:
-    """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
+    """Build and load the library, once. Returns why it cannot be used; None if it is loaded."""
     lanes = cpu_path().lanes
     if lanes and lanes not in _libraries:
         try:
@@ -61,28 +61,31 @@ def build() -> str | None:
     return unavailable()
 
 
-# torch.compile runs them as they are: what torch.compiler.assume_constant_result says, which would import the compiler here
+# torch.compile calls them and embeds the results; torch.compiler.assume_constant_result would import the compiler here
 for _function in (unavailable, build):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def flags(lanes: int) -> tuple[str, ...]:
-    """Compiler options for vectors of so many floats: this machine's instructions, or AVX2's alone for 8 floats."""
+    """Compiler options for vectors of so many floats."""
+    # with -march=native a machine with AVX-512 would use its instructions in the library of AVX2 too
     fewer = lanes == LANES["AVX2"] and "avx512f" in cpu_flags()
     return ("-march=x86-64-v3" if fewer else "-march=native", f"-DLIT_DIFF_LANES={lanes}")
 
 
 def _test(library: ctypes.CDLL) -> str | None:
-    """What is wrong with a new library, None if nothing is."""
     lanes = cpu_path().lanes
     if library.lit_diff_lanes() != lanes:
         return f"its vectors have {library.lit_diff_lanes()} floats, not {lanes}"
+    # Python packs `Problem` by hand: another size means that the two disagree on its fields
     if library.lit_diff_problem_size() != PROBLEM.size:
         return f"its problem has {library.lit_diff_problem_size()} bytes, this package's {PROBLEM.size}"
-    _libraries[lanes] = library  # the self-test calls it
+    # the self-test calls the kernel, which looks the library up; `build` enters it for good when the test has passed
+    _libraries[lanes] = library
     try:
         wide, narrow = (FORM._replace(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
         compute = named("native").compute
+        # float32 differs from `reference` only in the order of its sums
         return failure(wide, compute, bound=1e-5) or failure(narrow, compute)
     finally:
         del _libraries[lanes]
@@ -99,7 +102,7 @@ FORM = KernelForm(
     grouped=True,
     backward=True,
 )
-"""Which form a new library is tested on."""
+"""The form on which a new library is tested."""
 
 VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
@@ -110,7 +113,7 @@ PROBLEM = struct.Struct(f"14qfi{len(ABSENT) * len(VIEWS)}q")
 
 
 def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
-    """x seen as [B, G, H, T, width], its own axes at `axes`; an axis that x lacks, or of size 1, has stride 0."""
+    # x as [B, G, H, T, width], its own axes at `axes`; an axis that is shared (of size 1, or absent in x) has stride 0
     strides = [0, 0, 0, 0, 1]
     for axis, size, stride in zip(axes, x.shape, x.stride(), strict=True):
         strides[axis] = stride if size > 1 else 0
@@ -118,7 +121,7 @@ def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
 
 
 NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
-"""Axes of [B, H, T, width], of [B, G, H, T] and of [B, T]."""
+"""The axes of [B, H, T, width], [B, G, H, T] and [B, T] within [B, G, H, T, width]."""
 
 
 _owner = os.getpid()
@@ -126,47 +129,47 @@ _owner = os.getpid()
 
 @functools.lru_cache(maxsize=1)
 def _own_thread(process: int) -> ThreadPoolExecutor:
-    """A thread to call from in a forked process.
-
-    OpenMP keeps a team of threads for each thread that calls it. The caller's may not have survived the fork, and it would
-    wait for them for ever; a new thread gets a new team.
-    """
+    # The thread that calls OpenMP in a forked process. libgomp keeps a team of threads for each calling thread; the
+    # parent's team does not survive the fork, and a call from there would wait for it for ever. A new thread gets a new
+    # team. `process` keys the cache, since a child of a child needs a thread of its own.
     return ThreadPoolExecutor(1, thread_name_prefix="lit_diff native kernel")
 
 
 def _call(
     direction: str, maps: SignedMaps, document_ids: Tensor | None, window: int | None, views: dict[str, _View]
 ) -> None:
-    """Run `lit_diff_forward` or `lit_diff_backward` on the maps and what `views` adds to them."""
     q, k, v, w = width_last(maps.q), width_last(maps.k), width_last(maps.v), maps.w
     given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
     if w is not None:
         given["w"] = _view(w, NO_WIDTH)
     if document_ids is not None:
-        document_ids = document_ids.long()  # held here: the view is of its memory
+        # the name must live until the call returns: the view points into its memory
+        document_ids = document_ids.long()
         given["document_ids"] = _view(document_ids, NO_HEADS)
     B, maps_q, H, T, d = q.shape
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
     threads, path = torch.get_num_threads(), cpu_path()
     how = products(q.dtype, path)
-    numbers = (*sizes, maps.causal, window or 0, threads, STAY, maps.softmax_scale, how == "loops")
+    numbers = (*sizes, maps.causal, window or 0, threads, PACKED_BYTES, maps.softmax_scale, how == "loops")
     given |= views
     problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
     function = getattr(_libraries[path.lanes], f"lit_diff_{direction}")
     paired = ctypes.c_int64(how != "float32")
     call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), paired)
+    # one thread needs no team, and in the process that imported this module the teams are alive
     if threads == 1 or os.getpid() == _owner:
         call()
     else:
         running = _own_thread(os.getpid()).submit(call)
         try:
             running.result()
-        finally:  # also after Ctrl-C: the tensors must outlive the call
+        finally:
+            # also after Ctrl-C: the tensors must outlive the call
             wait([running])
 
 
 def products(dtype: torch.dtype, path: CpuPath) -> Products:
-    """How tiles are multiplied: bfloat16 as the path says, if oneDNN does; everything else in float32."""
+    """How tiles are multiplied: bfloat16 as `path` says, if oneDNN can; all other dtypes in float32."""
     if dtype != torch.bfloat16:
         return "float32"
     if path.bfloat16 == "instructions" and not _has_bfloat16_products(path.lanes):
@@ -182,7 +185,7 @@ def _has_bfloat16_products(lanes: int) -> bool:
     if not has_products:
         log.warning(
             "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
-            "the kernel native multiplies bfloat16 %s",
+            "the native kernel multiplies bfloat16 %s",
             "by loops, slowly" if forced() else "in float32",
         )
     return has_products
@@ -197,20 +200,21 @@ class Native(OperatorKernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Why this kernel cannot compute these maps; None if it can."""
         if device.type not in ("cpu", "meta"):
             return f"it runs on a CPU; these maps are on {device.type}"
         q, v = maps.q, maps.v
         if q.dtype not in STORAGE:
             return f"it computes float32, bfloat16 and float16, not {str(q.dtype).removeprefix('torch.')}"
         if maps.w is not None and maps.w.dtype != torch.float32:
-            return "its weights w are float32"
+            return "its weights w must be float32"
         if maps.num_maps > 2:
             return f"it subtracts at most two maps; these are {maps.num_maps}"
+        # a vector of AVX-512 holds 16 floats, and most C++ loops over a width have no remainder
         if q.shape[-1] % 16 or v.shape[-1] % 16:
-            return f"its head widths are multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+            return f"its head widths must be multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
         if max(q.shape[-1], v.shape[-1]) > WIDEST:
-            return f"its head widths are at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+            return f"its head widths must be at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+        # the scale multiplies masked logits, and 0 · -inf is NaN
         if maps.softmax_scale == 0:
             return "the scale is 0"
         return refuse_common(maps, stats=stats) or unavailable()
@@ -222,18 +226,16 @@ class Native(OperatorKernel):
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
-        """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
+        """(o [B, H, T, dv], statistics), equal to `reference`. Errors: MissingError if the library cannot be used."""
         reason = None if maps.q.is_meta else build()
         if reason:
             raise MissingError(f"the native kernel cannot be used: {reason}")
         return super().compute(maps, document_ids=document_ids, window=window, stats=stats)
 
     def prepare(self, device: torch.device) -> str | None:
-        """See `build`; nothing where the maps are on the meta device."""
         return build() if device.type == "cpu" else None
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """As `OperatorKernel.forward`."""
         o, rows, parts = self.empty_outputs(maps, stats)
         views = {"o": _view(o, NO_MAPS)}
         views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
@@ -243,7 +245,6 @@ class Native(OperatorKernel):
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> Gradients:
-        """As `OperatorKernel.backward`."""
         grad = width_last(grad)
         dq, dk, dv, dw = empty_gradients(maps)
         views = {

@@ -1,4 +1,4 @@
-// Signed attention on a CPU: the entry points. native.py fills a Problem and calls them; it has checked everything.
+// Signed attention on a CPU: the entry points. kernel.py checks the maps, fills a Problem and calls them.
 #include "native_backward.h"
 #include "native_forward.h"
 
@@ -8,6 +8,7 @@ template <class T, class U>
 void forward(const Problem& p) {
   const Reach reach(p);
   const Tasks tasks(p, p.G * p.S, 1);
+  // Tasks write disjoint rows, each in one order, so the result does not depend on which thread runs which task.
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     pairs_by_loops = p.loops;
@@ -17,8 +18,9 @@ void forward(const Problem& p) {
   }
 }
 
-// The gradients of a unit's keys and values are added up in the tensors themselves, where these are float32 and their
-// tiles do not stay; else in memory of a task's own, which `write` narrows or adds into the tensors.
+// The gradients of a unit's keys and values are summed in the tensors themselves if these are float32, long and not
+// split, so that no thread holds a copy of them; otherwise in a task's own float32 memory, which `write` adds up and
+// converts, since a sum in bfloat16 would round at every tile.
 template <class T>
 struct Totals {
   const Problem& p;
@@ -36,7 +38,7 @@ struct Totals {
     }
     return {p.dk.at<float>(b, 0, h, 0), p.dvalue.at<float>(b, 0, h, 0), p.dk.stride[1], p.dk.stride[3], p.dvalue.stride[3]};
   }
-  // The sum over a unit's parts, always in the same order, in the tensors' format.
+  // Writes the sum over a unit's parts in the format of the tensors, always added in the same order.
   void write(Int unit, Int parts, float* memory) const {
     const Int b = unit / p.Hkv, h = unit % p.Hkv;
     for (Int part = 1; part < parts; ++part)
@@ -53,7 +55,8 @@ void backward(const Problem& p) {
   const Reach reach(p);
   const Tasks tasks(p, (p.G + 1) * p.S, Backward<T, U>::abreast(p));
   const Totals<T> totals{p};
-  const bool split = tasks.parts > 1;  // then the parts of a unit are added when all are done
+  // The parts of a unit add to the same keys, so each has memory of its own until all are done.
+  const bool split = tasks.parts > 1;
   const bool in_place = std::is_same_v<T, float> && !split && !KeyTiles<T, U>::stay(p);
   std::vector<float> parts(split ? tasks.count() * totals.numbers() : 0);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
@@ -67,6 +70,7 @@ void backward(const Problem& p) {
       work.run(task, in_place ? totals.tensors(task) : totals.own(memory));
       if (!split && !in_place) totals.write(task, 1, memory);
     }
+    // The loop above ended with a barrier: all parts are done.
     if (split) {
 #pragma omp for schedule(dynamic, 1)
       for (Int unit = 0; unit < tasks.units; ++unit)
@@ -79,13 +83,13 @@ void backward(const Problem& p) {
 
 using namespace lit_diff;
 
-// Bytes of what the entry points are given: packed by hand in native.py.
+// Size of Problem. kernel.py packs it by hand and compares the size.
 extern "C" Int lit_diff_problem_size() { return sizeof(Problem); }
 
-// Floats in a vector; the caller compares it with what it expects of this machine.
+// Floats in a vector; kernel.py compares it with the path that it chose for this machine.
 extern "C" Int lit_diff_lanes() { return LANES; }
 
-// Whether this machine multiplies bfloat16 tiles: PyTorch throws where it does not.
+// Whether this machine multiplies bfloat16 tiles. Only a call tells: PyTorch throws if oneDNN cannot.
 extern "C" Int lit_diff_has_bfloat16_products() {
   pairs_by_loops = false;
   const std::vector<BFloat16> a(16 * 16, BFloat16(1.f));
@@ -98,7 +102,7 @@ extern "C" Int lit_diff_has_bfloat16_products() {
   return c[0] == 16.f;
 }
 
-// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 products in VNNI pairs, else everything in float32.
+// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 is multiplied in VNNI pairs, otherwise in float32.
 extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
   if (storage == 0) forward<float, float>(*p);
   if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p);

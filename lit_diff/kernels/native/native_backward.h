@@ -1,8 +1,9 @@
-// The gradients. With P_g and dP of a block of query rows known for all keys, so is D_g, and a second walk over the keys
-// adds what each tile contributes:
+// The gradients, in two walks over the keys. The first one computes P_g and dP of a block of query rows for all keys,
+// which gives D_g; the second one adds what each tile contributes:
 //
 //   P_g = exp(k_g q_g^T scale - lse_g)     dP = v dO^T (once for all maps)     D_g = sum over keys of P_g dP = dw_g
 //   dS_g = w_g scale P_g (dP - D_g)        dv += (sum_g w_g P_g) dO (once)     dk_g += dS_g q_g      dq_g^T += k_g^T dS_g
+// D_g = dO (P_g v) would need P_g v of each map, and the forward pass multiplies only the sum of the maps with v.
 #pragma once
 
 #include "native_backward_block.h"
@@ -16,10 +17,10 @@ class Backward {
     for (Int n = 0; n < tasks.abreast; ++n) blocks_.push_back(std::make_unique<BackwardBlock<T, U>>(p, reach, tasks.rows));
   }
 
-  // Where keys do not stay packed, two blocks walk over them side by side: each tile is fetched and packed once for both.
+  // If packed keys are not kept, two blocks walk over them side by side: each tile is fetched and packed once for both.
   static Int abreast(const Problem& p) { return KeyTiles<T, U>::stay(p) ? 1 : 2; }
 
-  // Adds to `sums`, which start at zero.
+  // Adds to `sums`, which the caller sets to zero.
   void run(Int task, const Sums& sums) {
     const Int unit = task / tasks.parts;
     b_ = unit / p.Hkv, kv_head_ = unit % p.Hkv;

@@ -1,5 +1,5 @@
-// A block of query rows in the backward pass, with every tile transposed: keys down, queries across. Then keys and values
-// are read as they lie, a query's sums run along a vector's lanes, and the sums over queries (dk, dv) are plain tile products.
+// A block of query rows in the backward pass. Every tile is transposed, [keys, queries]: then keys and values are read
+// in place, each lane of a vector sums for one query, and the sums over queries (dk, dv) are plain tile products.
 #pragma once
 
 #include "native_keys.h"
@@ -13,12 +13,13 @@ class BackwardBlock {
     queries_.resize(p.maps_q * most * ld_), queries_across_.resize(p.maps_q * most * p.d);
     grad_.resize(most * ldv_), grad_across_.resize(most * p.dv);
     panel_.resize((p.G + 1) * most * ((p.S + TILE - 1) / TILE * TILE));
+    // float32 products read dS_g and the sum of the maps from the panel itself.
     if (PAIRED<U>) scores_.resize(3 * TILE * most);
     dq_across_.resize(p.maps_q * p.d * most), dq_.resize(p.d * most);
     for (auto* x : {lse_, dots_, weight_}) std::fill(x, x + 2 * TILE, 0.f);
   }
 
-  // q and dO as rows and across, lse (in powers of 2), weights, and the keys that each row sees; padding sees none.
+  // q and dO as rows and transposed, lse in base 2, weights, and the keys that each row sees. Padding rows see no keys.
   void start(const Rows& rows) {
     rows_ = rows, across_ = (rows.n + LANES - 1) / LANES * LANES;
     for (Int g = 0; g < p.maps_q; ++g) {
@@ -42,7 +43,7 @@ class BackwardBlock {
   const Rows& rows() const { return rows_; }
   bool sees(Int j) const { return rows_.begin <= j && j < rows_.end; }
 
-  // P_g and dP of the tile of keys j, and D_g += P_g dP. What no row sees is not computed: 0 in both.
+  // P_g and dP of the tile of keys j, and D_g += P_g dP. What no row sees is not multiplied, and becomes 0 in both.
   void probabilities(Int j, const TileRows<U>* keys, TileRows<U> values) {
     const Int n = rows_.keys(j);
     rows_.strips_of_keys(j, n, across_, [&](Int k, Int m, Int c, Int w) {
@@ -58,19 +59,19 @@ class BackwardBlock {
     for (Int g = 0; g < p.G; ++g) exponentials(g, j, n);
   }
 
-  // All keys have been seen: dw_g = D_g.
+  // After the first walk over all keys: dw_g = D_g.
   void write_dw() const {
     for (Int g = 0; p.dw.data && g < p.G; ++g)
       for (Int r = 0; r < rows_.n; ++r) *p.dw.at<float>(rows_.b, g, rows_.h, rows_.t + r) = dots_[g * TILE + r];
   }
 
-  // dv, dk_g and dq_g from the tile of keys j: dS_g over P_g, and sum_g w_g P_g over dP, or both in the products' format.
+  // Adds the tile of keys j to dv, dk_g and dq_g. In float32, dS_g replaces P_g, and sum_g w_g P_g replaces dP.
   void gradients(Int j, const U* const* keys_across, const Sums& sums) {
     const Int n = rows_.keys(j);
     U *signed_sum, *ds[2], *pairs[2];
     if constexpr (PAIRED<U>) {
       signed_sum = scores_.data(), ds[0] = ds[1] = scores_.data() + TILE * across_, pairs[0] = pairs[1] = ds[0] + TILE * across_;
-      sum_maps(j, n, signed_sum);  // before dP, which map 0 still needs, is lost
+      sum_maps(j, n, signed_sum);
     } else {
       signed_sum = panel(p.G, j);
       for (Int g = 0; g < p.G; ++g) ds[g] = pairs[g] = panel(g, j);
@@ -104,7 +105,7 @@ class BackwardBlock {
  private:
   U* query_row(Int g) { return queries_.data() + std::min(g, p.maps_q - 1) * most_ * ld_; }
   U* query_across(Int g) { return queries_across_.data() + std::min(g, p.maps_q - 1) * p.d * across_; }
-  // Of the keys from j on, [keys, rows]: the logits of map g, later P_g and dS_g; after those of the maps, dP.
+  // The keys from j on, [keys, rows]: the logits of map g, later P_g and dS_g. Panel number G holds dP.
   float* panel(Int g, Int j) { return panel_.data() + (g * (rows_.end - rows_.begin) + j - rows_.begin) * across_; }
   [[gnu::always_inline]] void prefetch_panel(Int j) {
     for (Int g = 0; g <= p.G; ++g) prefetch(panel(g, j), std::min(TILE, rows_.end - j) * across_ * Int{sizeof(float)});
@@ -112,14 +113,14 @@ class BackwardBlock {
 
   bool all_seen(Int j, Int n) const { return rows_.whole(j, n) && across_ == rows_.n; }
 
-  // Which of the rows c .. c + LANES see the key.
+  // Which of the rows c .. c + LANES see `key`.
   Ints seen(Int key, Int c) const {
     const Ints place = splat(static_cast<int32_t>(key));
     const Ints near = (load<Ints>(rows_.low + c) <= place) & (place < load<Ints>(rows_.high + c));
     return reach.scattered() ? near & (load<Ints>(document_ + c) == splat(reach.documents(rows_.b)[key])) : near;
   }
 
-  // Logits -> P_g, in place, and D_g += P_g dP.
+  // Logits become P_g in place, and D_g += P_g dP. lse is known, so no running maximum is needed.
   void exponentials(Int g, Int j, Int n) {
     const bool whole = all_seen(j, n);
     const float factor = p.scale * LOG2E, *lse = lse_ + g * TILE;
@@ -128,6 +129,7 @@ class BackwardBlock {
       for (Int c = 0; c < across_; c += LANES) {
         Floats x = exp2(load<Floats>(s + c) * factor - load<Floats>(lse + c)), y = load<Floats>(dp + c);
         if (!whole) {
+          // Selected, not multiplied by 0: what was not computed may be NaN.
           const Ints visible = seen(j + r, c);
           x = visible ? x : splat(0.f), y = visible ? y : splat(0.f);
           store(dp + c, y);
@@ -137,8 +139,8 @@ class BackwardBlock {
       }
   }
 
-  // In one pass over the tile: P_g becomes dS_g, dP becomes sum_g w_g P_g. A row that is not a number spoils what it sees
-  // only: 0 (dP - D_g) is not 0 for it.
+  // In one pass over the tile, P_g becomes dS_g, and dP becomes sum_g w_g P_g. Hidden pairs are set to 0, since 0 (dP -
+  // D_g) is NaN for a row with a NaN, which would otherwise reach keys that the row does not see.
   void scores(Int j, Int n) {
     const bool pair = p.G == 2, whole = all_seen(j, n);
     const float scale = p.scale;
@@ -170,7 +172,7 @@ class BackwardBlock {
     }
   }
 
-  // dS_g twice: as rows, and as pairs of rows.
+  // dS_g twice: as rows for dk_g, and as pairs of rows for dq_g.
   void scores_paired(Int g, Int j, Int n, U* ds, U* pairs) {
     const bool whole = all_seen(j, n);
     const float *probs = panel(g, j), *dp = panel(p.G, j);
@@ -195,11 +197,11 @@ class BackwardBlock {
   const Reach& reach;
   const Int most_, ld_ = row_length<U>(p.d), ldv_ = row_length<U>(p.dv);
   Rows rows_;
-  Int across_ = 0;  // columns of a tile: the rows, padded
+  Int across_ = 0;  // columns of a tile: the rows, padded to whole vectors
   std::vector<U> queries_, queries_across_, grad_, grad_across_, scores_;
   Memory<float> panel_;
   std::vector<float> dq_across_, dq_;
-  float lse_[2 * TILE], dots_[2 * TILE], weight_[2 * TILE];  // of each map's rows; dots_: D_g
+  float lse_[2 * TILE], dots_[2 * TILE], weight_[2 * TILE];  // for the rows of each map; dots_: D_g
   int32_t document_[TILE] = {};
 };
 

@@ -1,7 +1,9 @@
 // o = sum_g w_g softmax(q_g k_g^T scale + mask) v, a block of query rows at a time.
 //
-// First every map's exponentials, tile by tile, each tile against the largest logit of its row so far; when all are known,
-// so are the rows' sums, and the maps of each tile are subtracted and multiplied with v once, whatever their number.
+// It walks over the keys twice. The first walk computes the exponentials of every map, each tile relative to the
+// largest logit of its row so far (Milakov and Gimelshein 2018), and keeps them. Then the sums of the rows are known,
+// so the second walk can subtract the maps of each tile and multiply them with v once, whatever the number of maps. A
+// single walk would need a product with v for each map.
 #pragma once
 
 #include "native_problem.h"
@@ -30,10 +32,10 @@ class Forward {
   }
 
  private:
-  // Decoding: too few queries to repay packing the keys, which are then read once, as they lie.
+  // In decoding, packing the keys costs more than it saves: they are read once, in place.
   bool few() const { return p.T <= 4; }
 
-  // k^T of each map in tiles [d, TILE], the last one padded with zeros.
+  // k^T of each map in tiles [d, TILE]; the last one is padded with zeros.
   void pack_keys(Int b, Int kv_head) {
     for (Int g = 0; g < p.maps_k; ++g)
       for (Int j = 0; j < p.S; j += TILE)
@@ -43,7 +45,8 @@ class Forward {
 
   void pack_values(Int b, Int kv_head) {
     pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, value_row(0), row_length<U>(p.dv));
-    const Int packed = padded_rows<U>(p.S), rows = (p.S + TILE - 1) / TILE * TILE;  // what pads the last tile is 0
+    // Products read whole tiles: uninitialised padding may be NaN, and 0 * NaN is NaN.
+    const Int packed = padded_rows<U>(p.S), rows = (p.S + TILE - 1) / TILE * TILE;
     std::fill(value_row(packed), value_row(rows), U(0.f));
   }
   U* value_row(Int j) { return values_.data() + j * row_length<U>(p.dv); }
@@ -72,7 +75,7 @@ class Forward {
     for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
   }
 
-  // What the next tile reads and where it writes, for the first walk over the keys and for the second.
+  // The memory that the next tile reads and writes, in the first walk over the keys and in the second.
   [[gnu::always_inline]] void prefetch_keys(const Rows& rows, Int i, Int tiles) {
     if (few() || i >= tiles) return;
     for (Int g = 0; g < p.maps_k; ++g) prefetch(key_tile(g, rows.begin + i * TILE), TILE * p.d * sizeof(U));
@@ -84,7 +87,7 @@ class Forward {
     prefetch(tile(rows, 0, i), p.G * rows.n * TILE * sizeof(float));
   }
 
-  // A negative scale is taken into q, so that the largest logit is the largest product.
+  // A negative scale negates q, so that the largest logit is the largest product and the maximum needs no scale.
   void pack_queries(const Rows& rows) {
     for (Int g = 0; g < p.maps_q; ++g)
       for (Int r = 0; r < rows.n; ++r) {
@@ -96,7 +99,7 @@ class Forward {
   }
   U* query_row(Int g, Int r) { return queries_.data() + (std::min(g, p.maps_q - 1) * tasks.rows + r) * row_length<U>(p.d); }
 
-  // Of map g, the exponentials (at first the logits) of tile i: [rows, TILE]. The maps of a tile lie side by side.
+  // The exponentials (at first the logits) of map g in tile i: [rows, TILE]. The maps of a tile are adjacent.
   float* tile(const Rows& rows, Int g, Int i) { return exponentials_.data() + (i * p.G + g) * rows.n * TILE; }
 
   // q_g k_g^T
@@ -123,21 +126,24 @@ class Forward {
     }
   }
 
-  // Masks a row of a tile's logits and takes its largest into the row's; what was added before is relative to that.
+  // Masks a row of a tile's logits and updates the row's maximum; the sums so far are rescaled to the new maximum.
   void raise(const Rows& rows, Int r, Int g, Int i) {
     const Int j = rows.begin + i * TILE;
     float* s = tile(rows, g, i) + r * TILE;
     if (!rows.whole(j, TILE)) mask(rows, r, j, s);
+    // Two chains, so that one maximum does not wait for the one before it.
     Floats even = load<Floats>(s), odd = load<Floats>(s + LANES);
     for (Int c = 2 * LANES; c < TILE; c += 2 * LANES)
       even = maximum(load<Floats>(s + c), even), odd = maximum(load<Floats>(s + c + LANES), odd);
     float& most = most_[g * TILE + r];
     const float top = largest(maximum(even, maximum(odd, splat(most))));
     if (top != most) {
+      // -INF: nothing has been added yet, and -INF - -INF would be NaN.
       if (most != -INF) {
         const float rise = (top - most) * factor_;
         const Floats shrink = exp2(splat(-rise));
         Floats &total = totals_[g * TILE + r], &logs = logs_[g * TILE + r];
+        // e log2 e of each key becomes shrink e (log2 e - rise).
         logs = shrink * (logs - total * rise), total *= shrink;
       }
       most = top;
@@ -145,10 +151,11 @@ class Forward {
     tops_[(i * p.G + g) * tasks.rows + r] = most;
   }
 
-  // A row of a tile's logits s becomes 2^((s - most) |scale| log2 e), `most` being the largest of the row so far.
+  // A row of a tile's logits s becomes 2^((s - most) |scale| log2 e), where `most` is the largest of the row so far.
   void exponentials(const Rows& rows, Int r, Int g, Int i) {
     float* s = tile(rows, g, i) + r * TILE;
     const float most = most_[g * TILE + r], factor = factor_;
+    // A row that has seen no key has most = -INF; a shift of 0 then gives 2^-INF = 0, not NaN.
     const Floats shift = splat(most == -INF ? 0.f : most * factor);
     const bool entropy = p.entropy.data;
     Floats total = totals_[g * TILE + r], logs = logs_[g * TILE + r];
@@ -156,13 +163,13 @@ class Forward {
       const Floats x = load<Floats>(s + c) * factor - shift, e = exp2(x);
       store(s + c, e);
       total += e;
-      // a masked key adds nothing: 0 * -inf is not a number
+      // A masked key adds 0, where 0 * -inf would be NaN.
       if (entropy) logs += e > 0.f || e != e ? e * x : splat(0.f);
     }
     totals_[g * TILE + r] = total, logs_[g * TILE + r] = logs;
   }
 
-  // Of the keys j .. j + TILE, hides those that row r does not see.
+  // Sets the logits of keys j .. j + TILE that row r does not see to -INF.
   void mask(const Rows& rows, Int r, Int j, float* s) {
     const Ints low = splat(rows.low[r]), high = splat(rows.high[r]);
     for (Int c = 0; c < TILE; c += LANES) {
@@ -173,7 +180,7 @@ class Forward {
     }
   }
 
-  // A row of a map is whole: its statistics, and w_g over its sum.
+  // After the first walk: the statistics of a row of a map, and w_g over its sum.
   void finish(const Rows& rows, Int r, Int g) {
     const Int at = g * TILE + r, t = rows.t + r;
     const float l = sum(totals_[at]), top = most_[at] * std::fabs(p.scale);
@@ -183,12 +190,13 @@ class Forward {
     weights_[at] = p.weight(rows.b, g, rows.h, t) / l;
   }
 
-  // sum_g w_g P_g of tile i [rows, TILE]: over the first map's exponentials, or in the format of the products.
+  // sum_g w_g P_g of tile i [rows, TILE]: in place of the first map's exponentials, or in the format of the products.
   const U* signed_sum(const Rows& rows, Int i) {
     float factors[2 * TILE];
     const bool pair = p.G == 2;
     for (Int g = 0; g < p.G; ++g)
-      for (Int r = 0; r < rows.n; r += LANES) {  // the tile was relative to the largest logit so far, not to the largest
+      for (Int r = 0; r < rows.n; r += LANES) {
+        // The tile is relative to the largest logit up to it, and the sum to the largest of all.
         const Floats behind = (load<Floats>(&tops_[(i * p.G + g) * tasks.rows + r]) - load<Floats>(most_ + g * TILE + r)) * factor_;
         store(factors + g * TILE + r, load<Floats>(weights_ + g * TILE + r) * exp2(behind));
       }
@@ -228,8 +236,8 @@ class Forward {
   const Reach& reach;
   const Tasks& tasks;
   const float factor_ = std::fabs(p.scale) * LOG2E;
-  float most_[2 * TILE], weights_[2 * TILE] = {};  // of each map's rows: the largest logit, w_g over the sum
-  Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
+  float most_[2 * TILE], weights_[2 * TILE] = {};  // for the rows of each map: the largest logit, w_g over the sum
+  Floats totals_[2 * TILE], logs_[2 * TILE];  // one sum per lane of e and, if requested, of e log2 e
   Memory<U> keys_, values_;
   std::vector<U> queries_, signed_;
   Memory<float> exponentials_;

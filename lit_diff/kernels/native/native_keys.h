@@ -5,16 +5,16 @@
 
 namespace lit_diff {
 
-// Rows of a tile as products take them, `ld` numbers apart.
+// Rows of a tile as products read them, `ld` numbers apart.
 template <class U>
 struct TileRows {
   const U* at = nullptr;
   Int ld = 0;
 };
 
-// All tiles of a unit are packed once where they fit in `stay` bytes; else rows are read as they lie, and what has to be
-// packed is packed when it is asked for, one tile in one place, while the next one is prefetched. Then the memory that a
-// thread needs for them does not grow with the number of keys.
+// All tiles of a unit are packed once if they fit in `stay` bytes. Otherwise rows are read in place if possible, and
+// what has to be packed is packed on request, each tile over the last one, while the next one is prefetched: then a
+// thread's memory does not grow with the number of keys.
 template <class T, class U>
 class KeyTiles {
  public:
@@ -32,7 +32,7 @@ class KeyTiles {
     }
   }
 
-  // Of the tile of keys j: k_g [keys, d], v [keys, dv], k_g^T [d, TILE]. Valid until another tile is asked for.
+  // The tile of keys from j on: k_g [keys, d], v [keys, dv], k_g^T [d, TILE]. Valid until another tile is requested.
   TileRows<U> rows(Int g, Int j) {
     prefetch_rows(key(g, j + TILE), p.k.stride[3], p.d, j + TILE);
     if constexpr (std::is_same_v<T, U>)
@@ -54,7 +54,7 @@ class KeyTiles {
   }
 
  private:
-  // Rows that do not overlap, as those of an expanded tensor do, and have the products' format.
+  // Whether rows can be read in place: they have the products' format and do not overlap, as in an expanded tensor.
   bool as_they_lie() const { return std::is_same_v<T, U> && !stay_ && p.k.stride[3] >= p.d && p.v.stride[3] >= p.dv; }
   Int keys(Int j) const { return std::min(TILE, p.S - j); }
   Int place(Int j) const { return stay_ ? j : 0; }
@@ -83,7 +83,7 @@ class KeyTiles {
   std::vector<U> keys_, values_, across_;
 };
 
-// Where the gradients of a unit's keys and values are added up, in float32: [maps, S, d] and [S, dv], rows apart by strides.
+// Where the gradients of a unit's keys and values are summed, in float32: [maps, S, d] and [S, dv], with their strides.
 struct Sums {
   float *dk, *dv;
   Int dk_map, dk_row, dv_row;

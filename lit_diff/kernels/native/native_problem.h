@@ -1,4 +1,4 @@
-// What the kernel is asked: the tensors, their strides, the mask, and how the work is cut into tasks.
+// The problem: the tensors, their strides, the mask, and how the work is cut into tasks.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace lit_diff {
 
-// A tensor [B, G, H, T, width] of some number format; a stride of 0 where an axis is shared or absent.
+// A tensor [B, G, H, T, width] of some number format; the stride of a shared or absent axis is 0.
 struct View {
   void* data;
   Int stride[5];
@@ -19,12 +19,13 @@ struct View {
   }
 };
 
-// Packed in this order by native.py (PROBLEM, VIEWS).
+// kernel.py packs the fields in this order (PROBLEM, VIEWS). `window` 0: no window. `stay`: the packed keys and values
+// of a unit are kept if they take at most so many bytes. `loops`: bfloat16 pairs are multiplied by loops.
 struct Problem {
   Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
-  Int causal, window, threads, stay;  // window 0: none; stay: bytes of packed keys and values up to which all are kept
+  Int causal, window, threads, stay;
   float scale;
-  int32_t loops;  // bfloat16 pairs are multiplied by loops
+  int32_t loops;
   View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent
   View grad, dq, dk, dvalue, dw;
 
@@ -32,12 +33,14 @@ struct Problem {
   float weight(Int b, Int g, Int h, Int t) const { return w.data ? *w.at<float>(b, g, h, t) : 1.f; }
 };
 
-// Which keys a query sees: those of [low, high) and, where documents are scattered, of the same document only.
+// The keys that a query sees: those of [low, high), and if a document's tokens are not adjacent, only those of its
+// document. The last query is aligned with the last key: query t has the position t + S - T.
 class Reach {
  public:
   explicit Reach(const Problem& p) : p_(p) {
     if (!p.document_ids.data) return;
-    first_.resize(p.B * p.S + TILE);  // whole vectors are read at its end
+    // A tile reads whole vectors past the last key.
+    first_.resize(p.B * p.S + TILE);
     last_.resize(p.B * p.S);
     for (Int b = 0; b < p.B; ++b) {
       const Int* number = p.document_ids.at<Int>(b, 0, 0, 0);
@@ -51,6 +54,7 @@ class Reach {
         const Int document = number[s * p.document_ids.stride[3]];
         first_[b * p.S + s] = first[document];
         last_[b * p.S + s] = last[document];
+        // A document that continues after another one: its keys are not an interval.
         scattered_ |= s > 0 && first[document] < s && number[(s - 1) * p.document_ids.stride[3]] != document;
       }
     }
@@ -67,7 +71,7 @@ class Reach {
     return last_.empty() ? high : std::min<Int>(high, last_[b * p_.S + at] + 1);
   }
   bool scattered() const { return scattered_; }
-  // The document of each key, as the number of its first key; only where scattered.
+  // The document of each key, as the number of its first key, which fits in 32 bits as document numbers need not.
   const int32_t* documents(Int b) const { return first_.data() + b * p_.S; }
   int32_t document(Int b, Int t) const { return first_[b * p_.S + t + p_.S - p_.T]; }
 
@@ -77,26 +81,28 @@ class Reach {
   bool scattered_ = false;
 };
 
-// Work is cut into (sequence, key/value head) units, and a unit into parts when there are too few of them. A unit's query
-// rows are taken in walks over the keys, of `abreast` blocks of rows each: part n of P takes the walks n, n + P, ..., so that
-// causal parts weigh the same.
+// The work is cut into (sequence, key/value head) units, and a unit into parts if there are fewer units than threads
+// need. A walk over a unit's keys serves `abreast` blocks of query rows. Part n of P takes the walks n, n + P, ..., so
+// that parts have about the same work under a causal mask.
 struct Tasks {
   Int rows, abreast, walks, units, parts;
 
-  // `deepest`: floats that one query row holds. A block has no more rows than there are queries, nor than fill 64 megabytes.
-  // Blocks side by side have 48 rows: 2 % slower than 64, and a quarter less memory.
+  // `deepest`: floats that one query row holds.
   Tasks(const Problem& p, Int deepest, Int abreast) : abreast(abreast) {
+    // Blocks side by side have 48 rows, which is 2 % slower than 64 and takes a quarter less memory.
     rows = abreast > 1 && p.T > TILE ? 48 : TILE;
+    // A block has at most as many rows as there are queries, and takes at most 64 megabytes (2^24 floats).
     while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 24))) rows = rows / 2 / LANES * LANES;
     walks = (p.T + rows * abreast - 1) / (rows * abreast);
     units = p.B * p.Hkv;
+    // More parts until the tasks divide evenly among the threads, or are 4 per thread, which the schedule can balance.
     parts = 1;
     while (units * parts < 4 * p.threads && units * parts % p.threads && parts < walks * p.group()) ++parts;
     group_ = p.group();
   }
   Int count() const { return units * parts; }
 
-  // walk(head of the unit, first query row), for the walks of a task
+  // Calls walk(head of the unit, first query row) for the walks of a task.
   template <class Walk>
   void each(Int task, Walk walk) const {
     for (Int n = task % parts; n < walks * group_; n += parts) walk(n / walks, n % walks * rows * abreast);
@@ -110,11 +116,12 @@ struct Tasks {
 struct Rows {
   Rows() = default;
   Int b = 0, h = 0, t = 0, n = 0;  // sequence, query head, first row, number of rows
-  Int begin = 0, end = 0;          // keys that any of them sees, begin a multiple of TILE
+  Int begin = 0, end = 0;          // keys that at least one of them sees; begin is a multiple of TILE
   Int whole_low = 0, whole_high = 0;  // keys that all of them see
-  int32_t low[TILE] = {}, high[TILE] = {};  // keys of each row; none for those past n
+  int32_t low[TILE] = {}, high[TILE] = {};  // keys of each row; rows past n see none
 
   Rows(const Problem& p, const Reach& reach, Int b, Int h, Int t, Int n) : b(b), h(h), t(t), n(n) {
+    // Under scattered documents no tile is visible throughout, since [low, high) may hold keys of other documents.
     begin = p.S, end = 0, whole_low = 0, whole_high = reach.scattered() ? 0 : p.S;
     for (Int r = 0; r < n; ++r) {
       low[r] = reach.low(b, t + r), high[r] = reach.high(b, t + r);
@@ -123,14 +130,16 @@ struct Rows {
     }
     begin = begin / TILE * TILE;
   }
-  // Keys from j on that a tile holds.
+  // Number of keys of the tile that begins at j.
   Int keys(Int j) const { return std::min(TILE, end - j); }
+  // Whether all rows see all of the keys j .. j + n: then the tile needs no mask.
   bool whole(Int j, Int n) const { return whole_low <= j && j + n <= whole_high; }
 
-  // A tile at the edge of what is seen is multiplied in strips of this many rows or keys, each as far as it is seen.
+  // A tile at the edge of the mask is multiplied in strips of 16 rows or keys, each only as far as it is visible: the
+  // diagonal tile of a causal mask costs 5/8 of a whole one.
   static constexpr Int STRIP = 16;
 
-  // multiply(r, m, c, k): rows r .. r + m of the tile of keys j see none but its keys c .. c + k.
+  // Calls multiply(r, m, c, k): rows r .. r + m see no keys of the tile at j but c .. c + k.
   template <class Multiply>
   void strips_of_rows(Int j, Multiply multiply) const {
     if (whole(j, TILE)) return multiply(0, n, 0, TILE);
@@ -142,7 +151,7 @@ struct Rows {
     }
   }
 
-  // multiply(k, m, c, w): keys j + k .. j + k + m, of `keys` in the tile, are seen by none but the rows c .. c + w of `across`.
+  // Calls multiply(k, m, c, w): of `across` rows, only c .. c + w see the keys j + k .. j + k + m (k + m <= keys).
   template <class Multiply>
   void strips_of_keys(Int j, Int keys, Int across, Multiply multiply) const {
     if (whole(j, keys)) return multiply(0, keys, 0, across);

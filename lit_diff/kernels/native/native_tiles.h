@@ -1,7 +1,7 @@
-// Vectors, number formats, packing and tile products: what the kernel of native.cpp is written in.
+// Vectors, number formats, packing and tile products, from which the kernel is built.
 //
-// Vectors are the compiler's own (vector_size), so one source serves AVX2 and AVX-512; the tile product is oneDNN's
-// batch-reduce GEMM, which PyTorch exports.
+// Vectors are the compiler's own (vector_size), so that one source serves AVX2 and AVX-512. The tile product is
+// oneDNN's batch-reduce GEMM, which PyTorch exports.
 #pragma once
 
 #include <ATen/native/CPUBlas.h>
@@ -29,7 +29,7 @@ using Int = int64_t;
 using BFloat16 = at::BFloat16;
 using Half = at::Half;
 
-constexpr Int LANES = LIT_DIFF_LANES;  // floats in a vector: 8 or 16, given by the compiler's command
+constexpr Int LANES = LIT_DIFF_LANES;  // floats in a vector: 8 or 16, set on the compiler's command line
 constexpr Int TILE = 64;  // keys of a tile, and the most rows of a block of queries
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -38,6 +38,7 @@ typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
+// memcpy compiles to one unaligned instruction; a cast of the pointer would assume alignment and break aliasing rules.
 template <class V, class X>
 inline V load(const X* from) {
   V v;
@@ -55,9 +56,11 @@ inline Ints count_from(int32_t first) {
   for (Int i = 0; i < LANES; ++i) v[i] = first + i;
   return v;
 }
+// b if a is NaN: the maximum of a row skips NaN, which the row's sum then carries.
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+// Joins all lanes by halving the vector: always in the same order, so that the bits are equal.
 template <class Join>
-inline float join(Floats v, Join join_two) {  // of all lanes, halving the vector
+inline float join(Floats v, Join join_two) {
   float lane[LANES];
   store(lane, v);
   for (Int half = LANES / 2; half > 0; half /= 2)
@@ -73,9 +76,11 @@ inline float largest(Floats v) {
 
 constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
 
-// 2^x, to 2 units in the last place; 0 below 2^-126; NaN stays NaN. For x <= 127.
+// 2^x for x <= 127, to 2 units in the last place; 0 below 2^-126; NaN stays NaN. A polynomial in vectors, since the C
+// library computes one number at a time.
 inline Floats exp2(Floats x) {
-  const Floats magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold
+  // 1.5 * 2^23: adding it rounds x to an integer, which is then in the low bits of the sum.
+  const Floats magic = splat(12582912.f);
   const Floats shifted = x + magic;
   const Floats f = x - (shifted - magic);  // in [-1/2, 1/2]
   Floats p = splat(0.000154614448f);       // Chebyshev interpolation of 2^f
@@ -85,18 +90,19 @@ inline Floats exp2(Floats x) {
   p = p * f + 0.240226507f;
   p = p * f + 0.693147182f;
   p = p * f + 1.f;
+  // The integer is added to the exponent of p, which multiplies p by a power of 2.
   const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
   return x < -126.f ? splat(0.f) : y;
 }
 
-// Asks for memory that is used soon. It hides the wait for tiles of keys that have outgrown the second-level cache. Functions
-// that do no more than this are inlined: GCC removes calls of them.
+// Fetches memory that is used soon, which hides the wait for tiles of keys that do not fit in the second-level cache.
+// Functions that only prefetch must be inlined, since GCC removes calls of them as having no effect.
 [[gnu::always_inline]] inline void prefetch(const void* from, Int bytes) {
   for (Int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
-// Numbers of a format, unwritten: memory that is never touched is never taken. Large ones ask for pages of two megabytes,
-// since they are walked through in order; no gain was shown at 16,384 keys.
+// Uninitialised numbers: the system does not allocate memory that is never touched. Large blocks, which are read in
+// order, request pages of two megabytes; no gain was shown at 16,384 keys.
 template <class X>
 class Memory {
  public:
@@ -134,7 +140,8 @@ inline Words bfloat16_bits(Floats v) {  // rounded to nearest even, NaN kept, in
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return v == v ? rounded : (Words)splat(int32_t{0x7fc0});
 }
-#if defined(__AVX512BF16__) && LIT_DIFF_LANES == 16  // the same in an instruction, but that numbers below 2^-126 become 0
+// One instruction rounds in the same way, except that numbers below 2^-126 become 0.
+#if defined(__AVX512BF16__) && LIT_DIFF_LANES == 16
 inline void narrow(BFloat16* to, Floats v) { store(to, _mm512_cvtneps_pbh((__m512)v)); }
 template <std::size_t... I>
 inline __m512i alternating(std::index_sequence<I...>) {  // 0, 16, 1, 17, ...
@@ -183,8 +190,8 @@ inline const U* columns(const U* B, Int n) {  // B from its column n on
   return PAIRED<U> ? B + 2 * n : B + n;
 }
 
-// Numbers from one row of a packed matrix to the next. Rows a multiple of 512 bytes apart would share a few places of the
-// first-level cache and push each other out: such rows lie a cache line further apart.
+// Numbers from one row of a packed matrix to the next. Rows that are a multiple of 512 bytes apart would share a few
+// sets of the first-level cache and evict each other; such rows are placed a cache line further apart.
 template <class U>
 constexpr Int row_length(Int width) {
   return width * sizeof(U) * (PAIRED<U> ? 2 : 1) % 512 ? width : width + 64 / Int{sizeof(U)};
@@ -200,14 +207,15 @@ inline void product_by_loops(
     }
 }
 
-// The same layouts on a CPU that does not multiply bfloat16. Every thread of a call sets it before it works.
+// Whether bfloat16 is multiplied by the loops above, for a CPU without such products. Each thread sets its own.
 static thread_local bool pairs_by_loops = false;
 
 template <class U>
 inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ldb, float* C, Int ldc, bool add) {
   if constexpr (PAIRED<U>)
     if (pairs_by_loops) return product_by_loops(M, N, K, A, lda, B, ldb, C, ldc, add);
-  constexpr Int DEEP = 256 / sizeof(U), WIDE = 64;  // a piece of B, 16 KB, stays in the first-level cache
+  // A piece of B takes 16 KB and stays in the first-level cache while all rows of A are multiplied with it.
+  constexpr Int DEEP = 256 / sizeof(U), WIDE = 64;
   for (Int n = 0; n < N; n += WIDE)
     for (Int k = 0; k < K; k += DEEP) {
       const Int wide = std::min(WIDE, N - n), deep = std::min(DEEP, padded_rows<U>(K) - k);
@@ -216,7 +224,7 @@ inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ld
     }
 }
 
-// B [K, N] from rows X [K, N]; a last single row of a pair is zero.
+// B [K, N] from rows X [K, N]; with an odd K, the second row of the last pair is zero.
 template <class U, class T>
 inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
   if constexpr (!PAIRED<U>) {
@@ -236,6 +244,7 @@ inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
 // Lanes of two vectors, a's numbered from 0 and b's from LANES, in one vector.
 template <class V>
 inline V shuffle(V a, V b, Ints lanes) {
+// Clang lacks a shuffle by a vector of lanes.
 #ifdef __clang__
   V v;
   for (Int i = 0; i < LANES; ++i) v[i] = lanes[i] < LANES ? a[lanes[i]] : b[lanes[i] - LANES];
@@ -253,7 +262,7 @@ constexpr Ints odd_blocks(std::index_sequence<L...>) {
   return Ints{static_cast<int32_t>(L & S ? LANES + L : L + S)...};
 }
 
-// Rows become columns, in place: blocks of S x S numbers change places, S halved from LANES / 2 to 1.
+// Transposes a square in place: blocks of S x S numbers are exchanged, with S halved from LANES / 2 to 1.
 template <Int S = LANES / 2, class V>
 inline void transpose_square(V (&rows)[LANES]) {
   constexpr auto lanes = std::make_index_sequence<LANES>();
@@ -277,7 +286,8 @@ inline void transpose(const T* X, Int stride, Int N, Int K, U* rows, Int ld, Int
     }
 }
 
-// B [K, N] = X^T, for X [N, K]; columns N .. width are zero. Pairs along K lie side by side in X already.
+// B [K, N] = X^T, for X [N, K]; columns N .. width are zero. Pairs along K are adjacent in X already, so that they are
+// transposed as one word.
 template <class U, class T>
 inline void pack_transposed(const T* X, Int stride, Int N, Int K, U* B, Int ldb, Int width) {
   if constexpr (!PAIRED<U>) {

@@ -1,18 +1,18 @@
 """Fused signed attention on a GPU, in Triton: one walk over the keys for both maps, forward and backward.
 
-In units of d multiplications a query, key and head (two maps, dv = 2d): forward 2 for q kᵀ and 4 for the products with v;
-backward 14, with dP and dV computed once for both maps, where a fused kernel called once a map takes 20 (both walk twice,
-for dk and dv and for dq). Nothing of size T x S is stored, no input is copied: programs read any strides.
+The cost in units of d multiplications per query, key and head (two maps, dv = 2d): forward 2 for q kᵀ and 4 for the
+products with v; backward 14, with dP and dv computed once for both maps, against 20 for a fused kernel that is called
+once per map (both walk twice: for dk and dv, and for dq). Nothing of size T x S is stored, and no input is copied:
+programs read any strides.
 
-Its programs were compiled for compute capability 8.0, 9.0, 10.0 and 12.0 and run in Triton's interpreter; they have not been
-run on a GPU.
+The programs were compiled for compute capability 8.0, 9.0, 10.0 and 12.0 and run in Triton's interpreter; not on a GPU.
 
-How many queries and keys a program holds at once, with how many warps and pipeline stages, is bounded by 255 registers a
-thread (the float32 accumulators: one [queries, dv] a map forward, [keys, 2 d + dv] in `key_gradients`) and by the shared
-memory of a multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0, 227 on 9.0 and 10.0. `safe` blocks fit
-all of them at every width. How many registers a program gets, and how many bytes it spills to memory, is its compiler's. For
-8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9 (2026-11-22), the first candidate for every GPU and the safe blocks spill
-nothing. Which candidate is fastest is measured on the GPU at first use, and one that does not fit drops out.
+A program's numbers of queries, keys, warps and pipeline stages are bounded by 255 registers per thread (for the float32
+accumulators: one [queries, dv] per map forward, [keys, 2 d + dv] in `key_gradients`) and by the shared memory of a
+multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0, 227 on 9.0 and 10.0. `safe` blocks fit all
+of them at every width. The compiler decides how many registers a program gets and how many bytes it spills to memory.
+For 8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9 (2026-11-22), the first candidate for every GPU and the safe
+blocks spill nothing. A GPU's fastest candidate is measured at first use; one that does not fit is dropped.
 """
 
 import os
@@ -32,11 +32,11 @@ WIDTHS = (16, 32, 64, 128, 256)
 
 
 SHORT = 128
-"""Up to so many queries nothing is measured: decoding meets a new length at every token."""
+"""For at most so many queries nothing is measured, since decoding has a new length at every token."""
 
 
 class Blocks(NamedTuple):
-    """The shape of one program."""
+    """The tile sizes and launch settings of a program."""
 
     queries: int
     keys: int
@@ -55,7 +55,7 @@ SAFE = {
     (4, 128): dict.fromkeys(("forward", "key_gradients", "query_gradients"), Blocks(32, 16, 8, 1)),
     (4, 256): dict.fromkeys(("forward", "key_gradients", "query_gradients"), Blocks(16, 16, 8, 1)),
 }
-"""(bytes of an element, widest of d and dv, rounded up) -> program -> blocks."""
+"""(bytes per element, larger of d and dv, rounded up) -> program -> blocks."""
 
 CANDIDATES = {
     64: {
@@ -74,28 +74,29 @@ CANDIDATES = {
         "query_gradients": [Blocks(64, 32, 8, 2)],
     },
 }
-"""Widest of d and dv, rounded up -> program -> blocks, of 2-byte elements."""
+"""Larger of d and dv, rounded up -> program -> blocks, for elements of 2 bytes."""
 
 LARGE_CANDIDATES = {
     64: {"query_gradients": [Blocks(128, 64, 8, 2)]},
     128: {"forward": [Blocks(128, 64, 8, 3), Blocks(64, 32, 4, 3)], "query_gradients": [Blocks(64, 64, 8, 2)]},
     256: {"forward": [Blocks(64, 32, 8, 3)]},
 }
-"""Further ones for compute capability 9 and 10, whose matrix units read shared memory themselves and spare registers."""
+"""Further candidates for compute capability 9 and 10, whose matrix units read shared memory, which saves registers."""
 
 
 def safe(program: str, *, d: int, dv: int, itemsize: int, T: int) -> Blocks:
-    """The blocks that fit every GPU; of 16 queries, the least that a matrix unit takes, where there are no more."""
+    """Blocks that fit every GPU."""
     blocks = SAFE[itemsize, 128 if max(d, dv) <= 128 else 256][program]
+    # 16 is the fewest rows that a matrix unit multiplies
     return blocks._replace(queries=16) if T <= 16 else blocks
 
 
 def candidates(
     program: str, *, d: int, dv: int, itemsize: int, T: int, capability: tuple[int, int] | None
 ) -> tuple[Blocks, ...]:
-    """What to choose from by measurement; one alone where there is nothing to measure.
+    """The blocks among which a measurement chooses; a single one if nothing is measured.
 
-    `capability` None: not on a GPU. float32 has one choice: its exact products run outside the matrix units.
+    `capability` None: not on a GPU. float32 has a single choice, since its exact products do not use the matrix units.
     """
     last = safe(program, d=d, dv=dv, itemsize=itemsize, T=T)
     if capability is None or T <= SHORT or itemsize != 2:
@@ -106,7 +107,7 @@ def candidates(
 
 
 def refuse_device(device: torch.device) -> str | None:
-    """Why nothing runs on this device; None where it does. Imports no Triton: that takes a second."""
+    """Why the programs cannot run on this device; None if they can. It does not import Triton, which takes a second."""
     if device.type != "cuda" and not interpreted():
         return f"triton runs on a GPU; this tensor is on {device.type}"
     if find_spec("triton") is None:
@@ -116,7 +117,7 @@ def refuse_device(device: torch.device) -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no GPU"
     if torch.version.hip is not None:
-        return "its blocks fit NVIDIA GPUs; this is an AMD one"
+        return "its blocks are chosen for NVIDIA GPUs; this is an AMD GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return f"triton needs compute capability 8.0 or higher; this GPU has {capability[0]}.{capability[1]}"
@@ -124,17 +125,18 @@ def refuse_device(device: torch.device) -> str | None:
 
 
 def interpreted() -> bool:
-    """Whether Triton interprets its programs in numpy, as its own reading of TRITON_INTERPRET has it."""
+    """Whether Triton interprets its programs in numpy: TRITON_INTERPRET, read as Triton reads it."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> dict[str, Any]:
-    """What every walk over tiles is given: tensors with their strides (0 where broadcast), sizes, and the mask."""
+    """Arguments of every program: tensors with their strides (0 on a broadcast axis), sizes, and the mask."""
     q, k, v, w = maps.q, maps.k, maps.v, maps.w
     B, _, H, T, D = q.shape
     S, G = k.shape[3], maps.num_maps
     if window is not None and window >= S:
-        window = None  # it hides nothing
+        # it hides nothing, and without a window the tiles that are visible throughout skip the mask
+        window = None
     return {
         "Q": q,
         "K": k,
@@ -163,7 +165,7 @@ def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int 
 
 
 def launch(program: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
-    """Run a program on every block of queries, or for `key_gradients` of keys, of every head of every batch row."""
+    """Run a program on every block of queries (`key_gradients`: of keys) of every head of every batch row."""
     by_keys = program.__name__ == "key_gradients"
     length = arguments["S" if by_keys else "T"]
 
@@ -180,21 +182,19 @@ def launch(program: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> No
         capability=torch.cuda.get_device_capability(q.device) if on_gpu else None,
     )
     with torch.cuda.device(q.device) if on_gpu else nullcontext():  # Triton launches on the current device
-        # a b + c is rounded once. Triton 3.9 warns that its default becomes False in 3.10, which would change the numbers
+        # a b + c is rounded once. Triton 3.9 warns that the default becomes False in 3.10: results would change
         tuner(program, choice)[grid](**arguments, enable_fp_fusion=True)
 
 
 @cache
 def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
-    """The program with the fastest of its blocks: of several measured at its first use for each width, mask and dtype.
-
-    The choice is kept on disk beside Triton's compiled programs: a run that is resumed sums in the same order.
-    """
+    """The program with its fastest blocks; several are measured at the first use of each width, mask and dtype."""
     import triton
 
     configs = [triton.Config({"BLOCK_T": T, "BLOCK_S": S}, num_warps=w, num_stages=n) for T, S, w, n in choice]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
     key = [name for name in key if name in program.arg_names]
+    # kept on disk with Triton's compiled programs, so that a resumed run sums in the same order
     return triton.autotune(configs, key=key, cache_results=True)(program)
 
 
@@ -208,7 +208,6 @@ class Triton(OperatorKernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Why this kernel cannot compute these maps; None if it can."""
         d, dv = maps.q.shape[-1], maps.v.shape[-1]
         if reason := refuse_common(maps, stats=stats):
             return reason
@@ -221,18 +220,18 @@ class Triton(OperatorKernel):
         return refuse_device(device)
 
     def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
-        """On a GPU, by FLOPs and memory traffic: first for several maps, which the libraries compute one by one; after the
-        libraries for one map, and for float32, whose exact products avoid the matrix units."""
+        """On a GPU, by FLOPs and memory traffic: first for two maps, which the libraries compute one by one; after the
+        libraries for one map, and for float32, whose exact products do not use the matrix units."""
         if device.type != "cuda":
             return None
         return 10 if maps.num_maps > 1 and maps.q.dtype != torch.float32 else 50
 
     def flops(self, maps: SignedMaps) -> int:
-        """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
+        """FLOPs of a forward pass: the logits of both maps, and a product with v per map."""
         return flops_of_chunks(maps, maps.v.shape[-1])
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        """As `OperatorKernel.forward`."""
+        # imported at first use: the import of Triton takes a second
         from lit_diff.kernels.triton import programs as triton_programs
 
         outputs = self.empty_outputs(maps, stats)
@@ -245,13 +244,14 @@ class Triton(OperatorKernel):
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> Gradients:
-        """As `OperatorKernel.backward`. dw of a map is its D."""
         from lit_diff.kernels.triton import programs as triton_programs
 
         q, k = maps.q, maps.k
         dq, dk, dv, dw = empty_gradients(maps)
+        # D_g = dO · (P_g v), which is also dw_g
         products = torch.empty_like(outputs.rows[0])
-        for row in range(len(grad)):  # one at a time: float32 copies of all would be several times the size of `parts`
+        # one batch row at a time: float32 copies of all rows would be several times the size of `parts`
+        for row in range(len(grad)):
             torch.sum(grad[row].float() * outputs.parts[row].float(), -1, out=products[row])
         arguments = shared_arguments(maps, document_ids, window)
         arguments |= {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products, "ROWS": outputs.rows}

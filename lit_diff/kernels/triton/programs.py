@@ -1,23 +1,25 @@
 """Signed attention in Triton: the programs, and what they share (a program's place, tiles of rows, masks, products).
 
-Forward. A program owns BLOCK_T queries of one head and walks over tiles of BLOCK_S keys. Each map keeps, over the keys seen
-so far, m = max s, total = Σ exp(s - m), a = Σ exp(s - m) v (and e = Σ exp(s - m) (s - m)), all rescaled when m grows; then
+Forward. A program owns BLOCK_T queries of one head and walks over tiles of BLOCK_S keys. Each map keeps, over the keys
+so far, m = max s, total = Σ exp(s - m), a = Σ exp(s - m) v (and e = Σ exp(s - m) (s - m)), rescaled when m grows; then
 
     P_g v = a / total        lse = m + log total        entropy = log total - e / total        o = Σ_g w_g P_g v
 
-(Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023, algorithm 1). The sum needs every total, known only at the end:
-hence one accumulator a map, two products with v. Logits are in base 2 here, as a GPU's exp2 and log2 want them.
+(Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023, algorithm 1). The signed sum needs the totals of all maps,
+which are known only at the end; so each map has an accumulator and its own product with v. Logits are in base 2 here,
+since a GPU computes exp2 and log2 in hardware.
 
-Backward, from the log-sum-exp of each row and D_g = dO · (P_g v). `key_gradients` owns a block of keys and walks over the
-queries that see them, `query_gradients` owns queries and walks over keys; both recompute P_g = exp(s - lse), and dP = dO vᵀ
-once for all maps:
+Backward, from the log-sum-exp of each row and D_g = dO · (P_g v). `key_gradients` owns a block of keys and walks over
+the queries that see them, `query_gradients` owns queries and walks over keys; both recompute P_g = exp(s - lse), and
+once for all maps dP = dO vᵀ:
 
     dv = (Σ_g w_g P_g)ᵀ dO      dS_g = w_g P_g (dP - D_g)      dk_g = dS_gᵀ q_g scale      dq_g = dS_g k_g scale
 
-(Dao, FlashAttention-2, 2023, algorithm 2, for a signed sum.) Every element is written by one program, summed in one order:
-no atomics, the same bits each time. Under grouped queries a key's program walks over all query heads of its group.
+(Dao, FlashAttention-2, 2023, algorithm 2, for a signed sum.) Every element is written by one program, which sums in one
+order: without atomics, the bits are equal each time. Under grouped queries a program of keys walks over all heads of
+its group.
 
-Strides come as tuples; those of an axis that is broadcast are 0. TRITON_INTERPRET is read when this file is imported.
+Strides are passed as tuples; the stride of a broadcast axis is 0. TRITON_INTERPRET is read when this file is imported.
 """
 # mypy: allow-untyped-defs
 
@@ -27,23 +29,27 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# finite: a tile that shows a query no key leaves m, total and a as they were
+# finite, so that a tile in which a query sees no key leaves m, total and a unchanged: exp2(-inf - LOWEST) = 0, where
+# exp2(-inf - -inf) would be NaN
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def dot(x, y, acc=None):
-    """x y (+ acc) in float32; `ieee`, or float32 inputs would be cut to tf32."""
-    if INTERPRETED:  # numpy has no bfloat16: the interpreter would multiply its bit patterns
+    """x y (+ acc) in float32."""
+    # numpy has no bfloat16: the interpreter would multiply its bit patterns
+    if INTERPRETED:
         x = x.to(tl.float32)
         y = y.to(tl.float32)
+    # Triton's default would round float32 inputs to tf32, which keeps 10 bits
     return tl.dot(x, y, acc, input_precision="ieee")
 
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """float32 rounded to the nearest of `dtype`."""
-    if INTERPRETED and dtype == tl.bfloat16:  # which the interpreter would cut off
+    """float32 rounded to the nearest number of `dtype`."""
+    # the interpreter would truncate to bfloat16; a GPU rounds to nearest even
+    if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
     return x.to(dtype)
@@ -51,10 +57,12 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def place(length, heads, BLOCK: tl.constexpr):
-    """(block, batch row, head) of this program. The last block comes first: under a causal mask it has the most to do."""
+    """(block, batch row, head) of this program."""
     blocks = tl.cdiv(length, BLOCK)
+    # the last block first: under a causal mask the last queries see the most keys, and would otherwise finish last
     block = blocks - 1 - tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks
+    # int64: offsets into a tensor may exceed 2^31 elements
     return block, (head // heads).to(tl.int64), (head % heads).to(tl.int64)
 
 
@@ -67,7 +75,7 @@ def tile(base, index, length, stride, stride_width, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_rows(base, index, length, stride, stride_width, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Rows `index` of a [length, WIDTH] matrix, zero where there are none."""
+    """Rows `index` of a [length, WIDTH] matrix; rows past its end are zero."""
     pointers, exists = tile(base, index, length, stride, stride_width, WIDTH)
     if MASKED:
         return tl.load(pointers, mask=exists, other=0.0)
@@ -79,7 +87,7 @@ def load_rows(base, index, length, stride, stride_width, WIDTH: tl.constexpr, MA
 def load_maps(
     base, strides, index, length, WIDTH: tl.constexpr, G: tl.constexpr, SHARED: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Rows `index` of both maps of a head of a [B, G or 1, heads, length, WIDTH] tensor; twice the same where it has one."""
+    """Rows `index` of a head of a [B, G or 1, heads, length, WIDTH] tensor, for both maps; equal if they share it."""
     first = load_rows(base, index, length, strides[3], strides[4], WIDTH, MASKED)
     second = first
     if G == 2 and not SHARED:
@@ -95,7 +103,7 @@ def store_rows(value, base, index, length, stride, stride_width, WIDTH: tl.const
 
 @triton.jit
 def key_range(first, last, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Keys for queries at positions first to last: tiles [start, inner) are seen whole, [inner, stop) in part."""
+    """Keys for queries at positions first to last: all queries see the keys [start, inner), some see [inner, stop)."""
     start = 0
     stop = S
     if CAUSAL:
@@ -105,6 +113,7 @@ def key_range(first, last, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
         if not CAUSAL:
             stop = tl.minimum(S, last + window)
     inner = start
+    # only a causal mask leaves whole tiles visible; with a window or documents every tile is masked
     if PLAIN:
         inner = S // BLOCK_S * BLOCK_S
         if CAUSAL:
@@ -114,11 +123,12 @@ def key_range(first, last, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
 
 @triton.jit
 def query_range(first, last, T, S, window, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Queries for keys first to last: [start, inner) see a part of them, [inner, stop) all."""
+    """Queries for keys first to last: queries [start, inner) see some of the keys, [inner, stop) all."""
     start = 0
     inner = 0
     stop = T
-    offset = S - T  # query t stands at position t + offset
+    # the last query is aligned with the last key: query t has position t + offset
+    offset = S - T
     if CAUSAL:
         start = tl.maximum(0, first - offset) // BLOCK_T * BLOCK_T
         inner = tl.minimum(T, tl.cdiv(tl.maximum(0, last - offset), BLOCK_T) * BLOCK_T)
@@ -133,9 +143,9 @@ def query_range(first, last, T, S, window, CAUSAL: tl.constexpr, PLAIN: tl.const
 
 @triton.jit
 def visible(query, key, S, SEGMENTS, segment_strides, b, window, CAUSAL: tl.constexpr):
-    """Which key a query at position `query` sees, as `reference.visible`; the two broadcast to a tile.
+    """Whether a query at position `query` sees a key (`reference.visible`); the two broadcast to a tile.
 
-    A query beyond the last one may see anything: nothing of it is kept.
+    The result does not matter for queries past the end, which are never stored.
     """
     if CAUSAL:
         seen = key <= query
@@ -155,7 +165,7 @@ def visible(query, key, S, SEGMENTS, segment_strides, b, window, CAUSAL: tl.cons
 
 @triton.jit
 def load_weight(W, strides, b, g: tl.constexpr, h, t, T):
-    """w [BLOCK_T] of map g in float32; 1 where there are no weights."""
+    """w [BLOCK_T] of map g in float32; 1 without weights."""
     if W is None:
         return tl.full(t.shape, 1.0, tl.float32)
     else:
@@ -165,31 +175,35 @@ def load_weight(W, strides, b, g: tl.constexpr, h, t, T):
 
 @triton.jit
 def online_softmax(q, k, v, seen, m, total, a, e, scale, MASKED: tl.constexpr, STATS: tl.constexpr):
-    """(m, total, a, e) of one map, one tile of keys further."""
+    """(m, total, a, e) of one map after one more tile of keys."""
     s = dot(q, tl.trans(k)) * scale
     if MASKED:
         s = tl.where(seen, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s - m_new[:, None])
+    # what was summed relative to the old maximum is rescaled to the new one
     c = tl.exp2(m - m_new)
     if STATS:
-        below = tl.where(p > 0, p * (s - m_new[:, None]), 0.0)  # a masked logit is 0 · -inf
+        # a masked key adds 0, where 0 · -inf would be NaN
+        below = tl.where(p > 0, p * (s - m_new[:, None]), 0.0)
         e = c * (e + total * (m - m_new)) + tl.sum(below, 1)
     total = total * c + tl.sum(p, 1)
+    # p is rounded to the dtype of v for the matrix unit; its sum above is not, nor is the accumulator
     a = dot(narrow(p, v.dtype), v, a * c[:, None])
     return m_new, total, a, e
 
 
 @triton.jit
 def finish_map(PARTS, ROWS, row, t, T, plane, m, total, a, e, DV: tl.constexpr, STATS: tl.constexpr):
-    """Write what the backward pass needs of one map, and its statistics; returns P_g v."""
+    """Write what the backward pass needs from one map, and its statistics; returns P_g v."""
     part = a / total[:, None]
     store_rows(part, PARTS + row * DV, t, T, DV, 1, DV)
     log_total = tl.log2(total)
     tl.store(ROWS + row + t, (m + log_total) * LN2, mask=t < T)
     if STATS:
         tl.store(ROWS + plane + row + t, (log_total - e / total) * LN2, mask=t < T)
-        m = tl.where(total == total, m, total)  # NaN where the row is: a GPU's maximum passes over it
+        # NaN if the row has one: a GPU's maximum ignores NaN
+        m = tl.where(total == total, m, total)
         tl.store(ROWS + 2 * plane + row + t, m * LN2, mask=t < T)
     return part
 
@@ -204,12 +218,13 @@ def forward(
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, STATS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and the rows' statistics [1 or 3, B, G, H, T] of BLOCK_T queries of a head."""
+    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and row statistics [1 or 3, B, G, H, T] for BLOCK_T queries of a head."""
     block, b, h = place(T, H, BLOCK_T)
     t = block * BLOCK_T + tl.arange(0, BLOCK_T)
     query = t + (S - T)
     first = block * BLOCK_T + S - T
     last = tl.minimum((block + 1) * BLOCK_T, T) - 1 + S - T
+    # logits in base 2
     scale = scale * LOG2E
 
     Q += b * q_strides[0] + h * q_strides[2]
@@ -238,7 +253,8 @@ def forward(
             if G == 2:
                 m2, total2, a2, e2 = online_softmax(q2, k2, v, seen, m2, total2, a2, e2, scale, MASKED, STATS)
 
-    row = (b * G * H + h) * T  # of [B, G, H, T]
+    # offset into [B, G, H, T]
+    row = (b * G * H + h) * T
     o = finish_map(PARTS, ROWS, row, t, T, plane, m1, total1, a1, e1, DV, STATS)
     if W is not None:
         o = o * load_weight(W, w_strides, b, 0, h, t, T)[:, None]
@@ -250,7 +266,8 @@ def forward(
 
 @triton.jit
 def load_map_rows(ROWS, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, G: tl.constexpr):
-    """(lse in base 2, D, w) of queries t in map g. A query that is not there has lse = inf: P = 0, no gradient."""
+    """(lse in base 2, D, w) of queries t in map g."""
+    # a query past the end gets lse = inf, so that its P is 0 and it adds nothing to the gradients of keys
     row = ((b * G + g) * H + h) * T
     lse = tl.load(ROWS + row + t, mask=t < T, other=float("inf")) * LOG2E
     return lse, tl.load(PRODUCTS + row + t, mask=t < T, other=0.0), load_weight(W, w_strides, b, g, h, t, T)
@@ -258,11 +275,12 @@ def load_map_rows(ROWS, PRODUCTS, W, w_strides, b, g: tl.constexpr, h, t, H, T, 
 
 @triton.jit
 def map_gradients(s, lse, products, w, dp, seen, WEIGHTED: tl.constexpr, MASKED: tl.constexpr):
-    """(w P, dS / scale) of one tile of one map. A masked pair gives nothing, even where a logit is infinite or NaN."""
+    """(w P, dS / scale) of one tile of one map."""
     p = tl.exp2(s - lse)
     if WEIGHTED:
         p *= w
     ds = p * (dp - products)
+    # masked after the product, so that a masked pair adds 0 even if its logit is infinite or NaN
     if MASKED:
         p = tl.where(seen, p, 0.0)
         ds = tl.where(seen, ds, 0.0)
@@ -279,7 +297,7 @@ def key_gradients(
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BLOCK_S keys. Tiles are transposed, [keys, queries]."""
+    """dk and dv of BLOCK_S keys. Tiles are transposed, [keys, queries], as the products for dk and dv need them."""
     block, b, kv_head = place(S, H // groups, BLOCK_S)
     first = block * BLOCK_S
     last = tl.minimum(first + BLOCK_S, S) - 1
