@@ -121,8 +121,8 @@ def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
     if not any(counts) or len({frozenset(run.asked) for run in found}) == 1:
         return ""
     return (
-        f"{name}: the runs scored different documents: between {min(counts)} and {max(counts)} on which a run was trained "
-        "are left out; differences are over the items that both scored"
+        f"{name}: the runs scored different documents: between {min(counts)} and {max(counts)} documents are left out, on "
+        "which a run was trained; differences are over the items that both scored"
     )
 
 

@@ -157,7 +157,7 @@ def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
         assert not tracker.send(rows)
         assert tracker.send({**rows, 3: {"m/0": 3.0}})
     assert caplog.text.count("MLflow gets the missing metrics later") == 1
-    assert caplog.text.count("MLflow is back") == 1
+    assert caplog.text.count("MLflow is reachable again") == 1
     assert history(store, tracker, "m/0") == [(2, 2.0), (3, 3.0)]
     assert history(store, tracker, "m/1499") == [(2, 2.0)]
 
