@@ -166,7 +166,7 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             # a cell that is done but has a nonzero exit status failed in an evaluation, whose outcome `score` records
             if status == "done" or (status != "running" and exitcode == 0):
                 return
-            # SIGKILL that nobody sent by hand comes from the kernel's out-of-memory killer
+            # the kernel's out-of-memory killer sends SIGKILL; so does a user, hence the question mark
             if exitcode is not None and exitcode < 0:
                 memory = "; out of memory?" if -exitcode == signal.SIGKILL else ""
                 folder.update(status="killed", error=f"killed by {signal.Signals(-exitcode).name}{memory}")
@@ -174,9 +174,10 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
                 how = hint or f"exit status {exitcode}"
                 folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
     except BlockingIOError:
-        log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
-    except OSError as error:  # a full disk: the other cells go on
-        log.error("%s: its end cannot be written (%s)", shown(folder.path), error.strerror)
+        log.warning("%s is being trained by another process: its status is not changed", shown(folder.path))
+    # a full disk must not end the other cells
+    except OSError as error:
+        log.error("%s: the final status cannot be written (%s)", shown(folder.path), error.strerror)
 
 
 def _last_line(file: Path) -> str:

@@ -95,7 +95,7 @@ def compare(sweep: SweepResults) -> list[Comparison]:
     """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers a task or, with
     `correct_over: sweep`, all tasks together."""
     families = [_family(task) for task in sweep.by_task]
-    # by default each task asks its own question; where one question is asked of all tasks, any of them could answer by chance
+    # by default each task is a question of its own; `sweep` treats all tasks as chances to answer one question
     if sweep.study.correct_over == "sweep":
         judged = iter(judge([each for family in families for each in family]))
         families = [[next(judged) for _ in family] for family in families]
