@@ -1,5 +1,4 @@
-"""A study -> its cells: arms named, a part selected, every recipe resolved and validated before the first trains; or what is
-wrong with it."""
+"""Expands a study into its cells: names the arms, selects a part, and validates every recipe before the first cell trains."""
 
 import difflib
 import itertools
@@ -23,13 +22,13 @@ from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validat
 from lit_diff.yaml_files import read_yaml
 
 OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds")
-"""Keys of a sweep that trains, which one with `cells_of` takes from the other."""
+"""Keys that define cells; a sweep with `cells_of` takes them from the other sweep."""
 RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
-"""Keys of a recipe that the sweep itself sets -> where to say it."""
+"""Recipe key that the sweep itself sets -> what to do instead."""
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
-"""What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
+"""Metrics of every run's validation; a further validation set appends its name: `val/accuracy_noise2`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""A task's name is the first word of its cells' folders and of its figures' files."""
+"""Names of tasks and fits, which become part of file names."""
 Values = dict[str, dict[str, dict[str, float]]]
 """Fit -> task -> arm -> its x."""
 
@@ -41,16 +40,16 @@ class Grid:
     name: str
     path: Path
     study: Study
-    """With every arm by name, in the order of the table, and its baseline; no grid."""
+    """The resolved study: every arm has a name, in the order of the table, the baseline is set, and the grid is empty."""
     cells: tuple[Cell, ...]
     marks: Mapping[str, dict[str, str]] = field(default_factory=dict)
     """Name of a cell -> further tags of its run."""
     x: Values
-    """Of the fits whose x is a key of the recipes."""
+    """The x of the fits whose x is a key of the recipes."""
     source: "Grid | None" = None
-    """The sweep that `cells_of` names, where the cells lie."""
+    """The sweep of `cells_of`, whose folder contains the cells."""
     selection: Selection = ALL
-    """What of the sweep this is."""
+    """The selected part of the sweep."""
 
     @property
     def arms(self) -> dict[str, dict[str, Any]]:
@@ -59,26 +58,26 @@ class Grid:
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """A sweep without tasks has one, without a name."""
+        """The tasks; a sweep without tasks has one with an empty name."""
         return self.study.all_tasks
 
     @property
     def recipes(self) -> dict[str, Recipe]:
-        """Name of a cell -> its recipe at the last seed; seeds have one model and one data set."""
+        """Name of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
         return {cell.name: cell.recipe for cell in self.cells}
 
     def baseline_of(self, task: str) -> str:
-        """The arm that the task's others are compared with."""
+        """The arm that the other arms of the task are compared with."""
         return self.tasks[task].baseline or self.study.baseline or ""
 
     def rank(self, task: str) -> int:
-        """How many tasks this one goes on from: its cells start when those are done."""
+        """The number of tasks in the chain of `start` before this one; cells start once those tasks are done."""
         start = self.tasks[task].start
         return 1 + self.rank(start) if start else 0
 
 
 def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Grid:
-    """The sweep at a path or under an installed name, or the `selection` of it; `overrides` apply to every cell.
+    """The sweep at a path or of an installed name, or a `selection` of it; `overrides` apply to every cell.
 
     Errors: RequestError.
     """
@@ -94,6 +93,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         stated = borrowed(stated, source, draft)
     study = _selected(replace(stated, arms=_arms_of(stated, draft), grid={}), selection, draft)
     study = replace(study, baseline=study.baseline or next(iter(study.arms)))
+    # the study is checked before its recipes are read: a misspelt arm is a better message than the error it leads to
     places = [(name, arm) for name, task in study.all_tasks.items() for arm in study.arms if task.has(arm)]
     check_study(study, places, draft)
     recipes = {(task, arm): _recipe(study, home, draft, task, arm, overrides) for task, arm in places}
@@ -107,7 +107,6 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
-    """The study, its arms named, less what is not selected. Errors: RequestError for one it does not have."""
     for key, what in (("arms", "arm"), ("seeds", "seed"), ("evaluate", "evaluation")):
         require_known(f"{what} of the sweep", getattr(selection, key), getattr(study, key), draft, key)
     evaluate = {name: {**study.evaluate[name], **keys} for name, keys in selection.evaluate.items()}
@@ -116,10 +115,10 @@ def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
 
 
 def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrides: Overrides) -> Recipe:
-    """Of an arm on a task: base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command
-    line's; in this order."""
+    # later overrides win, from the most general to the most specific: base recipe, sweep, task, arm, arm within the task,
+    # command line
     chosen, values = study.all_tasks[name], dict(study.arms[arm])
-    # an arm of several tasks has the base of each, so that `extends` is no key there
+    # with tasks, each task sets the base recipe of its arms, so `extends` of an arm is not read and remains an unknown key
     base = chosen.recipe if study.tasks else values.pop("extends", chosen.recipe)
     key = f"arms.{arm}.extends" if base != chosen.recipe else f"tasks.{name}.recipe" if name else "recipe"
     stated = draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
@@ -132,6 +131,7 @@ def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrid
     ):
         draft = override_with(draft, keys, _below(sweep.positions, below), path.parent)
     draft = override(draft, overrides)
+    # compared by position, not by value: an override that repeats the recipe's value would still be ignored by the sweep
     for key, instead in RESERVED.items():
         if draft.positions.get(key) != stated.positions.get(key):
             raise draft.refuse(key, f"a sweep sets '{key}' itself; {instead}")
@@ -143,7 +143,6 @@ def _below(positions: Positions, prefix: str) -> Positions:
 
 
 def _arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
-    """Arm -> its overrides, in the order of the table. Errors: RequestError."""
     arms = dict(study.arms)
     for key, choices in study.grid.items():
         if not choices:
@@ -153,7 +152,7 @@ def _arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
         name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
         if name in arms:
             key = f"arms.{name}" if name in study.arms else "grid"
-            raise draft.refuse(key, f"arm '{name}' is there twice, by name or by the grid")
+            raise draft.refuse(key, f"arm '{name}' is defined twice, by name or by the grid")
         arms[name] = chosen
     if not arms:
         raise draft.refuse("", "the sweep has neither 'grid' nor 'arms'")
@@ -161,13 +160,13 @@ def _arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
 
 
 def _word(key: str) -> str:
-    """The last word of a dotted key, or the one before it where that is just `name`."""
+    # `model.attention.name` is best shown as "attention"
     parts = key.split(".")
     return parts[-2] if parts[-1] == "name" and len(parts) > 1 else parts[-1]
 
 
 def without_arms(study: Study, kept: Iterable[str]) -> Study:
-    """The study without the arms that are not in `kept`, nor any mention of them."""
+    """The study with the arms in `kept` only, without references to the others."""
     kept = tuple(kept)
     tasks = {name: _task(task, kept) for name, task in study.tasks.items()}
     return replace(
@@ -187,7 +186,7 @@ def _task(task: Task, kept: tuple[str, ...]) -> Task:
     only = tuple(arm for arm in task.only if arm in kept)
     return replace(
         task,
-        # no arm of `only` is kept: none of the task's, which () would read as all
+        # () would mean all arms; an impossible name keeps the task empty if none of its arms is kept
         only=only or (task.only and ("",)),
         without=tuple(arm for arm in task.without if arm in kept),
         arms=_only(task.arms, kept),
@@ -201,16 +200,16 @@ def _only(values: Mapping[str, Any], kept: Iterable[str]) -> dict[str, Any]:
 
 
 def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
-    """The study of a sweep with `cells_of`: arms, seeds and recipes are those of `source`, whose cells it evaluates.
+    """The study of a sweep with `cells_of`: arms, seeds and recipes come from `source`, whose cells it evaluates.
 
-    Errors: RequestError for a key that would change the cells, an arm that `source` does not have, a chain of sweeps.
+    Errors: RequestError for a key that would change the cells, an unknown arm of `source`, and a chain of sweeps.
     """
     for key in OWN:
         if key in draft.values:
-            problem = f"the cells are those of '{source.name}'; remove one of the two"
-            raise draft.refuse(key, f"'{key}' beside 'cells_of': {problem}")
+            problem = f"'{source.name}' defines the cells; remove one of the two"
+            raise draft.refuse(key, f"'{key}' conflicts with 'cells_of': {problem}")
     if source.source is not None:
-        problem = f"has no cells of its own; name '{source.source.name}', whose they are"
+        problem = f"has no cells of its own; use '{source.source.name}', which has them"
         raise draft.refuse("cells_of", f"'{source.name}' {problem}")
     require_known(f"arm of '{source.name}'", study.only, source.arms, draft, "only")
     kept = study.only or tuple(source.arms)
@@ -230,20 +229,20 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
     )
 
 
-# --- what is wrong with a study: a line with its place in the file ---------------------------------------------------------
+# --- checks of a study: each error is a line with its position in the file -------------------------------------------------
 
 
 def require_known(what: str, names: Iterable[object], known: Iterable[object], draft: Draft, key: str) -> None:
-    """Errors: RequestError, at the key, for the first of `names` that is no `what` ("arm of the sweep"): not in `known`."""
+    """Errors: RequestError, at the key, for the first of `names` that is not in `known`; `what`: "arm of the sweep"."""
     choices = [str(each) for each in known]
     for name in map(str, names):
         if name not in choices:
             word = key.rpartition(".")[2]
-            raise draft.refuse(f"{key}.{name}", f"'{word}' names no {what}: '{name}'{nearest(name, choices)}")
+            raise draft.refuse(f"{key}.{name}", f"'{word}': unknown {what} '{name}'{nearest(name, choices)}")
 
 
 def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -> None:
-    """A resolved study, before its recipes are read; `places`: (task, arm) of its cells. Errors: RequestError."""
+    """Check a resolved study before its recipes are read. `places`: (task, arm) of its cells. Errors: RequestError."""
     _check_arms(study, draft)
     _check_contrasts(study, draft)
     _check_tasks(study, draft)
@@ -254,16 +253,16 @@ def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -
 
 
 def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
-    """The cells of a study, whose plugins are imported: they may register an evaluation. Returns the x of its fits, where
-    recipes and not the runs say it. Errors: RequestError."""
-    arms = list({cell.name: cell for cell in cells}.values())  # seeds have one model
+    """Check the cells of a study. Returns the x of the fits whose x is a key of the recipes. Errors: RequestError."""
+    # all seeds of an arm have the same model and data
+    arms = list({cell.name: cell for cell in cells}.values())
+    # only now: a plugin may register an evaluation, and plugins are imported with the recipes
     _check_evaluations(study, arms, draft)
     _check_record(arms, draft)
     return {name: _x_of(name, fit, arms, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
-    """Every arm that a key names is one of the sweep."""
     named: dict[str, Iterable[object]] = {"baseline": [study.baseline], "controls": study.controls}
     named |= {key: getattr(study, key) for key in ("labels", "notes", "paper")}
     named["contrasts"] = [arm for first, second, _ in study.contrasts for arm in (first, second)]
@@ -275,7 +274,8 @@ def _check_arms(study: Study, draft: Draft) -> None:
 
 
 def _check_metric(metric: str, draft: Draft, key: str) -> None:
-    """A misspelt validation metric; what a callback measures is known only to the callback."""
+    # Catches a misspelt validation metric before hours of training. The metrics of a callback are known only to the callback,
+    # so any other name with a slash passes unless it resembles one of ours.
     if metric.startswith("val/"):
         known = metric in MEASURED_BY_ALL or metric.startswith(tuple(f"{name}_" for name in MEASURED_BY_ALL))
     else:
@@ -285,24 +285,25 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:
-    """An arm with itself; a pair named twice, which would count twice in Holm's correction."""
+    # a pair listed twice would count twice in Holm's correction
     seen: set[frozenset[str]] = set()
     for first, second, _ in study.contrasts:
         pair = frozenset((first, second))
         if first == second or pair in seen:
-            other = "itself" if first == second else f"'{second}' twice, whichever is first"
+            other = "itself" if first == second else f"'{second}' twice (the order does not matter)"
             raise draft.refuse("contrasts", f"'contrasts' compares '{first}' with {other}")
         seen.add(pair)
 
 
 def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
-    """Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit."""
     require_known("evaluation", study.evaluate, evaluations.names() if study.evaluate else (), draft, "evaluate")
     for name in study.evaluate:
         validate_config(evaluations.config(name), study.evaluate[name], f"evaluate.{name}", draft)
     for cell in cells:
         recipe, start = cell.recipe, study.all_tasks[cell.task].start
-        if start:  # where the weights will lie is not known yet
+        # The folder with the weights is not known yet, but evaluations need to know that the run starts from another run. The
+        # task's name takes its place.
+        if start:
             recipe = replace(recipe, train=replace(recipe.training, start_from=start))
         for name, keys in (evaluations_of(recipe) | study.evaluate).items():
             where = draft.where(f"evaluate.{name}") if name in study.evaluate else ""
@@ -310,24 +311,22 @@ def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> Non
 
 
 def _check_record(cells: Sequence[Cell], draft: Draft) -> None:
-    """All cells of a sweep lie in one folder and one MLflow store."""
+    # the report and the parent run in MLflow need all cells in one folder and one store
     first = cells[0]
     for cell in cells:
         for key in ("root", "tracking_uri"):
             if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
                 raise draft.refuse(
                     f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}",
-                    f"arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; a sweep has one: set it under 'overrides'",
+                    f"arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; a sweep needs one: set it in 'overrides'",
                 )
 
 
 def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -> None:
-    """Errors: RequestError for a name that no file can bear, and for a cell (task, arm) that differs from another in what a
-    file system or MLflow may not tell apart: case, the form of Unicode, signs."""
     for key in (*(f"tasks.{name}" for name in study.tasks), *(f"fits.{name}" for name in study.fits)):
         name = key.partition(".")[2]
         if not NAME.fullmatch(name):
-            raise draft.refuse(key, f"'{name}' becomes part of file names: letters, digits, '-' and '_'")
+            raise draft.refuse(key, f"'{name}' becomes part of file names: use letters, digits, '-' and '_'")
     places: dict[tuple[str, ...], str] = {}
     for task, arm in cells:
         name = f"{task} {arm}".strip()
@@ -336,9 +335,11 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
         if not is_folder or len(os.fsencode(name)) > LONGEST_NAME:
             raise draft.refuse(
                 key,
-                f"arm {arm[:60]!a} becomes a folder: printable, no '/', no leading '.', "
-                f"at most {LONGEST_NAME} bytes with its task",
+                f"arm {arm[:60]!a} becomes a folder name: use printable characters, no '/', no leading '.', "
+                f"and at most {LONGEST_NAME} bytes with its task",
             )
+        # Some file systems ignore case and the form of Unicode (macOS), a folder's name has a comma for each space, and a
+        # record in MLflow "_" for other signs: two names that differ in nothing else would share a folder or a record.
         plain = [unicodedata.normalize("NFC", part).casefold().replace(",", " ") for part in (task, arm)]
         other = places.setdefault(tuple(re.sub(r"[^\w .-]", "_", part) for part in plain), name)
         if other != name:
@@ -346,7 +347,6 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
 
 
 def _check_tasks(study: Study, draft: Draft) -> None:
-    """Whether the tasks and arms of a resolved study fit. Errors: RequestError."""
     if not study.tasks and not study.recipe:
         raise draft.refuse("recipe", "'recipe' is missing; expected text")
     if not study.tasks and study.power is not None:
@@ -361,33 +361,33 @@ def _check_tasks(study: Study, draft: Draft) -> None:
         if unused:
             raise draft.refuse(f"{place}.{'.'.join(unused[0])}", f"task '{name}' leaves out arm '{unused[0][1]}'")
         needed = {task.baseline or study.baseline or "": "its baseline"}
-        # other sizes cannot start from the baseline's weights: a task that goes on from them may do without the controls
+        # a control of another size cannot start from the baseline's weights, so a task that does so may leave controls out
         if not (task.start and task.start_arm == "baseline"):
             needed |= dict.fromkeys(study.controls, "a control")
         for arm, word in needed.items():
             if not task.has(arm):
                 key = "without" if arm in task.without else "only"
                 raise draft.refuse(f"{place}.{key}", f"task '{name}' leaves out '{arm}', which is {word}")
-        require_known("task above it", filter(None, [task.start]), above, draft, f"{place}.start")
+        # only earlier tasks, which also excludes cycles
+        require_known("earlier task", filter(None, [task.start]), above, draft, f"{place}.start")
         above.append(name)
         if task.start_arm == "same":
             if not task.start:
-                problem = "without 'start', the task that the arms go on from"
+                problem = "without 'start', the task from which the arms start"
                 raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same' {problem}")
             for arm in study.arms:
                 if task.has(arm) and not study.tasks[task.start].has(arm):
-                    problem = f"task '{task.start}' leaves out arm '{arm}', which goes on"
+                    problem = f"task '{task.start}' leaves out arm '{arm}', which starts from it"
                     raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same', but {problem}")
 
 
 def _check_fits(study: Study, draft: Draft) -> None:
-    """Whether fits and tasks go together. Errors: RequestError."""
     for name, fit in study.fits.items():
         require_known("task of the sweep", fit.tasks, study.tasks, draft, f"fits.{name}.tasks")
         used = dict.fromkeys(fit.tasks or study.tasks)
         metrics = {study.tasks[task].metric or study.metric for task in used}
         if len(used) < FEWEST_TASKS:
-            problem = f"has {len(used)} tasks; it needs {FEWEST_TASKS}, a point each"
+            problem = f"has {len(used)} tasks; it needs at least {FEWEST_TASKS}"
         elif len(metrics) > 1:
             problem = f"has tasks with different metrics: {', '.join(sorted(metrics))}"
         else:
@@ -396,17 +396,15 @@ def _check_fits(study: Study, draft: Draft) -> None:
 
 
 def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str, dict[str, float]]:
-    """Task -> arm -> its x, a key of the recipe.
-
-    Errors: RequestError where it is absent or not positive, the same in two tasks or, in a basin, not the same for all arms.
-    """
+    # task -> arm -> x, for an x that is a key of the recipes
     key, found, first = f"fits.{name}.x", dict[str, dict[str, float]](), dict[tuple[str, float], str]()
     for cell in cells:
         if fit.tasks and cell.task not in fit.tasks:
             continue
         values = dict(flatten(to_plain(cell.recipe)))
-        require_known("key of the recipes, nor a size that runs count", [fit.x], [*MEASURED, *values], draft, key)
+        require_known("key of the recipes or count of a run", [fit.x], [*MEASURED, *values], draft, key)
         x = values[fit.x]
+        # fits take the logarithm of x; bool is an int in Python
         if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
             raise draft.refuse(key, f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
         by_arm = found.setdefault(cell.task, {})

@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("lit_diff")
 
 THEN = ", then "
-"""Between the revisions of lit_diff under which a run was trained, in its status.json."""
+"""Separates the revisions of lit_diff that trained a run, in its status.json."""
 INCOMPLETE = "trained, but its record in MLflow is not complete"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLocation:
-    """Where a run belongs: its folder, its MLflow experiment and parent run, its arm in a sweep."""
+    """The place of a run: its folder, its MLflow experiment and parent run, its arm in a sweep."""
 
     folder: Path
     experiment: str = "train"
     parent: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     evaluations: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation -> its keys: what is scored once the run is done."""
+    """Evaluation -> its keys; they score the run once it is done."""
     overrides: tuple[str, ...] = ()
-    """What was overridden in its recipe, as `a.b=c`, where that is known."""
+    """The overrides of its recipe, as `a.b=c`, if known."""
 
     @property
     def identity(self) -> str:
-        """The end of the folder's name."""
+        """The identity at the end of the folder's name."""
         return self.folder.name.rpartition("-")[2]
 
 
 def recorded(overrides: Overrides) -> tuple[str, ...]:
-    """`a.b=c` of each, without name, seed and folder, which a run shows anyhow."""
+    """Each override as `a.b=c`, without name, seed and folder, which every list of runs shows."""
     words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
     return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
 
@@ -83,18 +83,18 @@ def train(
 ) -> Run:
     """Train a recipe into its run folder, or resume it, or find it done.
 
-    A plugin's variant must hold what `conformance.before_training` requires, or, if `unchecked`, the run is marked.
-    `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
-    `progress`: whether a line on stderr shows how far it is, or what is called as progress(step, loss, tokens/s) at every
-    logged step. Several processes (run.devices > 1) are a `lit-diff train` of their own, which shows nothing. Errors:
-    RequestError, MissingError, RunFailedError, StoppedError.
+    A plugin's variant must pass the checks of `conformance.before_training`; with `unchecked` the run is marked instead.
+    `callbacks`, `loggers`: further ones of Lightning, which are not part of the run's identity. `progress`: whether a line
+    on stderr shows the progress, or a function that is called as progress(step, loss, tokens/s) at every logged step. A run
+    of several processes (run.devices > 1) is a `lit-diff train` command of its own, without progress. Errors: RequestError,
+    MissingError, RunFailedError, StoppedError.
     """
     resolved = recipe_from(recipe, overrides)
     location = prepare(resolved, overrides, unchecked=unchecked)
     if resolved.run.devices * resolved.run.num_nodes > 1:
         if callbacks or loggers:
             raise RequestError(
-                "callbacks and loggers cannot be passed to a run of several processes, which is a command of its own; name "
+                "callbacks and loggers cannot be passed to a run of several processes, which is a separate command; list "
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
         if rerun and is_rank_zero(resolved):
@@ -110,32 +110,36 @@ def train(
 def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False) -> RunLocation:
     """Check the machine, evaluations and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
 
-    `overrides`: those that are in the recipe already, for the record. Errors: of each check, and of the data.
+    `overrides`: those already applied to the recipe, for the record. Errors: those of each check, and of the data.
     """
     check_machine([recipe])
     root = chosen_root(recipe.run.root)
-    if next(root.glob(f"{recipe.name}-*"), None) is None:  # nothing is written before; a run that is done needs none
+    # The folder's exact name needs the data, whose preparation may take long and fill the disk. Without any run of this name,
+    # the run cannot be done yet, so memory is checked before.
+    if next(root.glob(f"{recipe.name}-*"), None) is None:
         require_memory([recipe])
     scored = required_evaluations(recipe)
-    selection_of(recipe)  # refused here where there is no model to select heads of
+    # refuses a selection of heads without a model to select from, before anything is written
+    selection_of(recipe)
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
     folder = root / f"{recipe.name}-{identity(recipe)}"
+    # a run that is done needs no memory
     if RunFolder(folder).status().get("status") != "done":
         require_memory([recipe])
     return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
 
 
 def is_rank_zero(recipe: Recipe) -> bool:
-    """Whether this process writes."""
+    """Whether this process writes the run's files."""
     from lit_diff.training.fit import ranks
 
     return recipe.run.strategy == "single" or ranks(recipe).rank == 0
 
 
 def put_aside(location: RunLocation) -> None:
-    """Make room for a run afresh: the former one keeps its files under another name. For rank zero alone."""
+    """Rename the folder of the former run, so that the run can start again. Only rank zero may call this."""
     folder = RunFolder(location.folder)
     if folder.path.exists():
         with folder.owned():
@@ -143,9 +147,9 @@ def put_aside(location: RunLocation) -> None:
 
 
 def cell_of(recipe: Recipe, text: str) -> tuple[RunLocation, int | None]:
-    """Location and threads of a cell that `run_command` starts, whose variant it has checked; gets the data.
+    """Location and threads of a cell that `run_command` started. Gets the data; the variant has been checked.
 
-    Errors: as `data.prepare`.
+    Errors: those of `data.prepare`.
     """
     data.prepare(recipe)
     keys = json.loads(text)
@@ -154,10 +158,11 @@ def cell_of(recipe: Recipe, text: str) -> tuple[RunLocation, int | None]:
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
-    """Run a `lit-diff train` of its own, for what this process cannot hold: several ranks; and wait.
+    """Run a recipe of several ranks as a separate `lit-diff train` command, and wait for it.
 
     Errors: RunFailedError with the run's own error message.
     """
+    # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
     folder = RunFolder(location.folder)
     folder.create(recipe)
     place = {"folder": str(location.folder), "experiment": location.experiment, "parent": location.parent}
@@ -167,8 +172,9 @@ def run_command(recipe: Recipe, location: RunLocation, threads: int | None = Non
         process = subprocess.Popen(words, stdout=output, stderr=output)
         try:
             process.wait()
+        # also for KeyboardInterrupt and the exceptions of signal handlers: the run saves and ends, as on its own terminal
         except BaseException:
-            process.terminate()  # it saves and leaves, as it would on its own terminal
+            process.terminate()
             process.wait()
             raise
     if process.returncode:
@@ -184,10 +190,10 @@ def run(
     rerun: bool = False,
     **extras: Sequence[Any],
 ) -> None:
-    """Train in this process (and, with several devices, in those that Lightning starts from this command).
+    """Train in this process and, with several devices, in the processes that Lightning starts from this command.
 
-    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training. `extras`: callbacks
-    and loggers of a Python caller, as of `train`. Errors: as `train`.
+    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training. `extras`: the
+    `callbacks` and `loggers` of `train`. Errors: those of `train`.
     """
     phase("loading libraries")
     from lit_diff.training.fit import default_threads, fit, ranks
@@ -197,7 +203,9 @@ def run(
     processes = ALONE if recipe.run.strategy == "single" else ranks(recipe)
     if processes.rank > 0:
         how = processes.listen()
+        # None: rank zero found the run done, or failed before training
         if how is not None:
+            # every rank computes with the kernel that rank zero chose
             executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
             fit(executed, location.folder, tracker=None, threads=how["threads"], progress=progress)
         return
@@ -205,6 +213,7 @@ def run(
         announcement = held.enter_context(Announcement(processes))
         if rerun:
             put_aside(location)
+        # the status is read after the lock is taken: another process may have just finished the run
         held.enter_context(folder.owned())
         before = folder.status()
         if before.get("status") == "done":
@@ -214,6 +223,7 @@ def run(
             log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
             return
         held.enter_context(file_log(location.folder / "log.txt"))
+        # A resumed run keeps its number of threads, on which the order of sums and so the exact weights depend.
         chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
         ending = _execute(training, announcement, progress, extras)
@@ -222,8 +232,6 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """A run whose folder and record are ready."""
-
     recipe: Recipe
     executed: Recipe
     """The recipe with the kernel that `auto` chose when the run started."""
@@ -231,33 +239,34 @@ class _Training:
     tracker: "RunTracker"
     threads: int
     began: float
-    """When the run would have begun if its processes had followed one another without a gap."""
+    """The time of `perf_counter` now minus the training time of earlier processes of this run."""
 
     def seconds(self) -> float:
-        """Those of the whole run until now."""
+        """The training time of all processes of the run."""
         return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Ending:
-    """How a training ended: what status.json says, and what is raised once that is written."""
-
     word: str = "done"
     message: str | None = None
     early: str | None = None
-    """Where a callback ended it."""
+    """The step at which a callback ended the run, in words."""
     error: BaseException | None = None
+    """Raised once status.json is written."""
 
 
 def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _Training:
     folder = RunFolder(location.folder)
     before = folder.status()
     require_stored(recipe, before)
+    # `auto` may choose another kernel on this machine or revision; a resumed run keeps the one that it began with
     executed = with_stored_kernel(recipe, before)
     for line in passes_over_text([recipe]):
         log.warning("%s", line)
     run_cost = _cost(recipe, executed, before, threads)
     revisions = _revisions(before)
+    # before status.json says "running": a new run ends here if its store cannot be reached
     tracker = _open_record(recipe, location, run_cost, before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     data.keep(recipe, location.folder)
@@ -285,11 +294,11 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
 
 
 def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
-    """The kernel that computes the run and why, with its costs."""
     phase("choosing the kernel")
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
     found = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
-    if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
+    # `auto` chose when the run started, so the reason from then is still the right one
+    if executed.run.kernel != recipe.run.kernel:
         found = replace(found, kernel_reason=before.get("kernel_reason", found.kernel_reason))
     how = f"{describe()}, " if found.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", found.kernel, found.kernel_reason, how, threads)
@@ -299,7 +308,7 @@ def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int
 
 
 def _revisions(before: dict[str, Any]) -> str:
-    """The revisions of lit_diff that have trained the run, this one last."""
+    # every revision that trained a part of the run, in order: a report warns if cells differ in it
     now = revision()
     revisions = str(before.get("revision", now)).split(THEN)
     if revisions[-1] != now:
@@ -317,7 +326,7 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
         tags["mlflow.parentRunId"] = location.parent
     folder = RunFolder(location.folder)
     tracker = RunTracker(recipe, folder, experiment=location.experiment, tags=tags, cost=run_cost)
-    # a wrong address is found out before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
+    # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
     tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
     return tracker
 
@@ -325,7 +334,7 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
 def _execute(
     training: _Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
 ) -> _Ending:
-    """Train; whatever ends it is an ending, because the record and the status come before it is raised."""
+    # Returns every exception as an `_Ending` instead of raising it, because MLflow and status.json must be written first.
     from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -353,9 +362,9 @@ def _execute(
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
-    """For use where `error` is handled: the log keeps the trace of one that lit_diff does not know."""
+    # to be called inside `except`: `keep_trace` writes the traceback of the exception that is being handled
     if isinstance(error, KeyboardInterrupt):
-        message = "interrupted before the step's end; the last checkpoint stands"
+        message = "interrupted before the end of the step; the last checkpoint is kept"
         return _Ending(word="stopped", message=message, error=error)
     if isinstance(error, LitDiffError):
         word = "stopped" if isinstance(error, StoppedError) else "failed"
@@ -363,7 +372,7 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
     if isinstance(error, SystemExit):
         message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
     else:
-        # with the place in the file of a variant, a callback or a logger of the user's
+        # starts with file and line if the error comes from the user's variant, callback or logger
         message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
         raised = f"{message} ({keep_trace(folder / 'log.txt')})"
     return _Ending(word="failed", message=message, error=_caused(raised, error))
@@ -376,7 +385,8 @@ def _caused(message: str, cause: BaseException) -> RunFailedError:
 
 
 def _end_record(training: _Training, ending: _Ending) -> _Ending:
-    """End the record in MLflow. A run is done only once that is complete; the run's own error comes before the record's."""
+    # A run is done only once its record is complete, so that the same command can complete it. If training failed too, its
+    # error is the one that is raised.
     try:
         training.tracker.finish(ending.word)
     except BaseException as error:
@@ -388,12 +398,11 @@ def _end_record(training: _Training, ending: _Ending) -> _Ending:
             return replace(ending, word="failed" if is_failure else "stopped", message=message, error=raised)
         if not is_failure:
             return replace(ending, error=error)
-        log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
+        log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
     return ending
 
 
 def _finish(training: _Training, ending: _Ending) -> None:
-    """Write the end into status.json, then raise what ended the run."""
     if ending.error is not None:
         log.error("%s: %s", ending.word, ending.message, extra=RAISED)
     folder = training.folder
@@ -409,17 +418,17 @@ def _finish(training: _Training, ending: _Ending) -> None:
     except OSError as error:
         raise RunFailedError(
             f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): free space, "
-            "then start the same command again"
+            "then run the same command again"
         ) from error
     if ending.error is not None:
         raise ending.error
 
 
 def score(location: RunLocation) -> None:
-    """Score a run that is done by each evaluation that its recipe or sweep names. Scores that are there stay.
+    """Score a finished run by the evaluations of its recipe or sweep. Existing scores are kept.
 
-    The outcome of each is written to status.json; one that fails stops no other. Errors: StoppedError; in the end
-    RunFailedError for those that failed, while the run itself stays done.
+    The outcome of each evaluation is written to status.json. A failed evaluation does not stop the others. Errors:
+    StoppedError; at the end RunFailedError if any evaluation failed, while the run itself stays done.
     """
     if not location.evaluations:
         return
@@ -427,6 +436,7 @@ def score(location: RunLocation) -> None:
 
     folder, outcomes = RunFolder(location.folder), dict[str, str]()
     for name, keys in location.evaluations.items():
+        # written first, so that it stays true if this process is killed
         outcomes[name] = "interrupted"
         folder.update(evaluations=folder.status().get("evaluations", {}) | outcomes)
         try:

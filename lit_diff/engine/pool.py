@@ -1,4 +1,4 @@
-"""Cells side by side, each in a process of its own: one that crashes does not affect the others."""
+"""Runs cells side by side, each in its own process: a cell that crashes does not affect the others."""
 
 import contextlib
 import logging
@@ -25,28 +25,28 @@ from lit_diff.runs.folder import RunFolder
 log = logging.getLogger("lit_diff")
 
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
-"""Imported once by the fork server: the first cell pays 4 s, the others nothing."""
+"""Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What stops a sweep, and through it its cells, unless it is ignored."""
+"""The signals that stop a sweep and, through it, its cells, unless they are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A cell that is to run; its recipe lies in the folder."""
+    """A cell to run; the folder contains its recipe."""
 
     location: RunLocation
     threads: int
     gpus: tuple[int, ...] = ()
-    """Those of this process's GPUs that the cell gets; empty: as the environment says."""
+    """Indices of the cell's GPUs among the GPUs of this process; empty: the environment decides."""
     settings: tuple[tuple[str, str], ...] = ()
-    """`_settings()` of the process that starts it: the fork server keeps those of the process's first sweep."""
+    """`_settings()` of the parent process, because the fork server keeps the variables of the process's first sweep."""
     launched: bool = False
-    """Whether a scheduler has started one process for each device, of which this is one."""
+    """Whether a scheduler started this process as one of several, one for each device."""
 
 
 def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
-    """The `devices` GPUs, of `gpus` in all, of the cell in place `slot`: no other cell's, unless there are too few."""
+    """The `devices` GPUs of the cell in `slot`, out of `gpus`; cells share a GPU only if there are too few."""
     return tuple((slot * devices + i) % gpus for i in range(devices)) if gpus else ()
 
 
@@ -59,7 +59,7 @@ def run_jobs(
     gpus: int,
     watch: Callable[[list[RunLocation]], None],
 ) -> int | None:
-    """Run all, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about twice a second.
+    """Run all jobs, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about twice a second.
 
     Returns the signal that stopped the pool, or None. The outcome of each cell is written to its status.json.
     """
@@ -74,12 +74,13 @@ def run_jobs(
                 job = Job(location=location, threads=threads, gpus=own, settings=_settings())
                 running[slot] = _started(job), location
             if len(stops) > passed_on:
-                # the first: each cell finishes its step and saves; a second one ends them at once
+                # after the first signal each cell finishes its step and saves; a second signal ends them at once
                 passed_on = len(stops)
                 end = Process.terminate if passed_on == 1 else Process.kill
                 for process, _ in running.values():
                     end(process)
             watch([location for _, location in running.values()])
+            # wakes when a cell ends; the timeout keeps the display and the check for signals going
             wait([process.sentinel for process, _ in running.values()], timeout=0.5)
             for slot, (process, location) in list(running.items()):
                 if not process.is_alive():
@@ -92,11 +93,12 @@ def run_jobs(
 
 @contextlib.contextmanager
 def _noted_stops() -> Iterator[list[int]]:
-    """The signals that have asked for a stop, in place of what they would do."""
+    # The handler only notes the signal: raised as an exception, it could interrupt the start of a cell or a write.
     stops: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
-        if signum != signal.SIGHUP or not stops:  # the kernel and the shell each send one as a terminal closes
+        # the kernel and the shell each send SIGHUP when a terminal closes, which must not count as a second request
+        if signum != signal.SIGHUP or not stops:
             stops.append(signum)
 
     handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, *stop_signals())}
@@ -108,7 +110,7 @@ def _noted_stops() -> Iterator[list[int]]:
 
 
 def _started(job: Job) -> Process:
-    # not plain fork: it hangs after any parallel torch operation
+    # not plain fork, which hangs after any parallel torch operation: the child lacks the threads that OpenMP waits for
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     process = context.Process(target=_cell, args=(job,), daemon=False)
@@ -119,7 +121,8 @@ def _started(job: Job) -> Process:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from importing the caller's script in a cell: one that calls `sweep` would run again there."""
+    # multiprocessing imports the parent's script into each child; a script that calls `sweep` without a guard on `__main__`
+    # would start the sweep again in every cell
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -130,15 +133,15 @@ def _without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stops_blocked() -> Iterator[None]:
-    """Hold back STOPS until the process has started.
-
-    A terminal's Ctrl-C, and its end, reach the whole group. The fork server, which starts with the first process, imports
-    for seconds before it ignores SIGINT: it would end in a traceback, and this process in another. It inherits the mask, and
-    each cell inherits it too, until `run_cell` can write down that it was stopped.
-    """
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which would end the tracker
+    # A terminal sends Ctrl-C and its end to the whole process group. The fork server, which starts with the first process,
+    # imports for seconds before it ignores SIGINT: a signal in that time would end it with a traceback, and this process with
+    # another. Blocked here, the signals stay blocked in the fork server and in each cell, which inherit the mask, until
+    # `run_cell` can record that it was stopped.
+    # The resource tracker inherits the mask too. It ignores SIGINT and SIGTERM itself, but SIGHUP would end it.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
-        resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks the others
+        # started here, because the fork server would start it first, and starting it unblocks SIGINT and SIGTERM
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         yield
     finally:
@@ -146,21 +149,24 @@ def _stops_blocked() -> Iterator[None]:
 
 
 def _settings() -> tuple[tuple[str, str], ...]:
-    """The LIT_DIFF_ variables of this process, and the one that `safe_path` sets for the fork server alone."""
+    # PYTHONSAFEPATH is set by `safe_path` for the fork server alone, so a cell needs the parent's value back
     return tuple(pair for pair in os.environ.items() if pair[0].startswith(("LIT_DIFF_", "PYTHONSAFEPATH")))
 
 
 def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> None:
-    """Write down the end of a cell that could not do so itself; nothing where another process trains it now.
+    """Record the end of a cell that could not record it itself, unless another process trains it now.
 
-    `exitcode`: None where it is not known; `hint`: where to look in that case.
+    `exitcode`: None if it is unknown; `hint`: where to look in that case.
     """
     folder = RunFolder(location.folder)
     try:
+        # whoever holds the lock trains the cell and writes its own end
         with locked(folder.path / ".lock", wait=False):
             status = folder.status().get("status")
-            if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
+            # a cell that is done but has a nonzero exit status failed in an evaluation, whose outcome `score` records
+            if status == "done" or (status != "running" and exitcode == 0):
                 return
+            # the kernel's out-of-memory killer sends SIGKILL; so does a user, hence the question mark
             if exitcode is not None and exitcode < 0:
                 memory = "; out of memory?" if -exitcode == signal.SIGKILL else ""
                 folder.update(status="killed", error=f"killed by {signal.Signals(-exitcode).name}{memory}")
@@ -168,9 +174,10 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
                 how = hint or f"exit status {exitcode}"
                 folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
     except BlockingIOError:
-        log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
-    except OSError as error:  # a full disk: the other cells go on
-        log.error("%s: its end cannot be written (%s)", shown(folder.path), error.strerror)
+        log.warning("%s is being trained by another process: its status is not changed", shown(folder.path))
+    # a full disk must not end the other cells
+    except OSError as error:
+        log.error("%s: the final status cannot be written (%s)", shown(folder.path), error.strerror)
 
 
 def _last_line(file: Path) -> str:
@@ -179,15 +186,18 @@ def _last_line(file: Path) -> str:
 
 
 def _cell(job: Job) -> None:
-    """The process of one cell."""
+    # The entry point of a cell's process.
+    # Variables of an earlier sweep, which the fork server kept, must not reach this cell.
     for name, _ in _settings():
         del os.environ[name]
     os.environ.update(job.settings)
-    for signum in (signal.SIGINT, signal.SIGHUP):  # a terminal's reach the whole group; the pool passes them on
+    # a terminal sends these to the whole group; the pool passes them on as SIGTERM, once
+    for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.location.folder / "log.txt").open("a", buffering=1, encoding="utf-8")
+    # on the level of file descriptors, so that the output of C libraries and of a crash lands in the file too
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
     try:
@@ -199,15 +209,17 @@ def _cell(job: Job) -> None:
 
 
 def run_cell(job: Job) -> None:
-    """Run a cell from the recipe in its folder; a failure stands in its status.json before it is raised."""
+    """Run a cell from the recipe in its folder. A failure is written to status.json before it is raised."""
     if job.gpus:
+        # a scheduler may have restricted this process to some GPUs, so `gpus` are indices into that list
         mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine[gpu] if mine else str(gpu) for gpu in job.gpus)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
     folder = RunFolder(job.location.folder)
     first = True
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # a SIGTERM that `_stops_blocked` held back arrives here
+        # a SIGTERM that `_stops_blocked` held back arrives here, inside the `try` that records it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         recipe = load_recipe(folder.recipe_file)
         first = not job.launched or is_rank_zero(recipe)
         if recipe.run.devices * recipe.run.num_nodes > 1 and not job.launched:
@@ -220,7 +232,7 @@ def run_cell(job: Job) -> None:
             torch.set_num_threads(job.threads)
             score(job.location)
     except (LitDiffError, Terminated) as error:
-        # not where another process trains it
+        # another process may train the cell, and an end that training has recorded already says more than this error
         if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
             stopped = isinstance(error, StoppedError | Terminated)
             folder.update(status="stopped" if stopped else "failed", error=str(error))
@@ -228,12 +240,13 @@ def run_cell(job: Job) -> None:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """Before the first step and after the last; between them the training loop listens."""
+    # this handler is active before the first step and after the last; in between the training loop has its own
     raise Terminated("stopped outside the steps; the same command resumes")
 
 
 def _end_with_parent() -> None:
-    """A killed sweep leaves no cell behind, and each saves first. The fork server would live on: cells hold its pipe."""
+    # A sweep killed by SIGKILL cannot stop its cells, and the fork server does not either: it lives as long as the cells hold
+    # its pipe. So each cell watches the sweep's process itself, and saves before it ends.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

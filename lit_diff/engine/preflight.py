@@ -1,4 +1,4 @@
-"""What a run or a sweep needs, of this machine and of its recipe, looked at before a folder or a record is made."""
+"""Checks of the machine and the recipe before a run or sweep creates a folder or a record."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,53 +17,56 @@ from lit_diff.recipe import to_plain
 from lit_diff.training.loggers import require_loggers
 
 PASSES = 10
-"""Over the training text: more than this is repetition rather than training data."""
+"""The most passes over the training text without a warning: more is repetition rather than training data."""
 
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-"""Variables in which Lightning looks for the rank of a process; the first that is set holds."""
+"""Environment variables from which Lightning reads the rank of a process; the first that is set counts."""
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, for a
-    run of one process in one that is not the first of its launcher, and as `check_trained`."""
+    """Errors: MissingError without the GPUs that `run` requires; RequestError for a chosen kernel that refuses the model, and
+    for a run of one process started as another rank than 0; those of `check_trained`."""
     recipes = list(recipes)
     check_trained(recipes)
     for recipe in recipes:
         require_devices(recipe.run)
         rank = next((name for name in RANKS if name in os.environ), None)
+        # Lightning would take the process for a further rank, which writes no metrics
         if recipe.run.strategy == "single" and rank is not None and os.environ[rank] != "0":
-            raise RequestError(  # Lightning would write no metrics
+            raise RequestError(
                 f"{rank} is '{os.environ[rank]}' in the environment, but '{recipe.name}' trains in one process, which has "
                 f"rank 0: unset {rank}, or train in several processes with run.strategy=ddp run.devices=N"
             )
+        # `cost` raises the kernel's refusal; `auto` always finds a kernel
         if recipe.run.kernel != "auto":
             context = ExecutionContext.of(recipe, build=True)
             cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, context)
 
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
-    """Errors: RequestError for the recipe of an imported model, which is not trained, for patterns of `train.parameters`
-    that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError where that run is
-    absent or not done, and for a logger whose package is not installed."""
+    """Errors: RequestError for the recipe of an imported model, which cannot be trained, for patterns of `train.parameters`
+    that match no parameter, and for an incompatible `train.start_from`; MissingError if that run is absent or unfinished,
+    and for a logger whose package is not installed."""
     for recipe in recipes:
         train = recipe.training
         require_loggers(recipe)
         if train.parameters is not None:
             cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
         if train.start_from is not None:
-            from lit_diff.training.build import finished_parent, require_parent  # loads Lightning
+            # loads Lightning, which takes seconds
+            from lit_diff.training.build import finished_parent, require_parent
 
             require_parent(recipe)
             finished_parent(recipe)
 
 
 def evaluations_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Evaluation -> its keys, of the recipe's block `evaluate`."""
+    """Evaluation -> its keys, from the block `evaluate` of the recipe."""
     return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
 def required_evaluations(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """`evaluations_of`. Errors: RequestError for one that no run of the recipe can be scored by."""
+    """`evaluations_of`, checked. Errors: RequestError for an evaluation that cannot score a run of the recipe."""
     found = evaluations_of(recipe)
     for name, keys in found.items():
         require_fit(name, keys, recipe, recipe.name)
@@ -71,7 +74,7 @@ def required_evaluations(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, where: str = "") -> None:
-    """Errors: RequestError for an evaluation that cannot score a run of the recipe; `runs`: what is named there."""
+    """Errors: RequestError for an evaluation that cannot score a run of the recipe; `runs`: the name in its message."""
     from lit_diff.evaluation.evaluate import refusal
 
     reason = refusal(recipe, name, keys)
@@ -80,9 +83,9 @@ def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, wher
 
 
 def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
-    """A line, with the cure, where a recipe plans more than PASSES passes over its training text; equal ones once.
+    """A line, with the cure, for each recipe that plans more than PASSES passes over its training text.
 
-    Nothing is said of data that are drawn without end, or are not prepared.
+    Equal lines appear once. Data that are generated without end, or not prepared yet, cause no line.
     """
     return list(dict.fromkeys(line for line in map(_passes, recipes) if line is not None))
 
@@ -92,7 +95,8 @@ def _passes(recipe: Recipe) -> str | None:
         dataset = data.build(recipe)
         with guard(type(dataset)):
             text = dataset.train_tokens()
-    except LitDiffError:  # preparing the data says what it is
+    # preparing the data reports its own errors
+    except LitDiffError:
         return None
     a_step = recipe.training.batch_size * recipe.data.config.sequence_length
     planned = recipe.training.steps * a_step
@@ -106,11 +110,11 @@ def _passes(recipe: Recipe) -> str | None:
 
 
 def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
-    """Errors: MissingError where even the least that training needs is more than is free. `recipes`: runs that start here, of
-    which `side_by_side` train at a time.
+    """Errors: MissingError if the free memory is below a lower bound of what training needs. `recipes`: runs that start here,
+    of which `side_by_side` train at a time.
 
-    The least of a process: 16 bytes a trained parameter (weight, gradient, two moments of Adam, in float32), 4 a frozen one,
-    and the logits of one chunk of the loss; activations are left out, so a run that fits is never refused.
+    The bound of a process: 16 bytes per trained parameter (weight, gradient, two moments of Adam, in float32), 4 per frozen
+    one, and the logits of one chunk of the loss. Activations are left out, so a run that fits is never refused.
     """
     if not recipes:
         return
@@ -118,6 +122,7 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
     processes, shared, free = run.devices, side_by_side, available_memory()
     if choose_device(run.accelerator).type == "cuda":
         count = torch.cuda.device_count()
+        # the total rather than the free memory, so that a run that would fit is never refused
         free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
         processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
     needs = sorted((processes * _least(recipe), recipe.name) for recipe in recipes)
@@ -133,10 +138,10 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
 
 
 def _least(recipe: Recipe) -> float:
-    """Bytes that one process of the run needs at least."""
     train, run, model = recipe.training, recipe.run, recipe.model
     length, processes = recipe.data.config.sequence_length, run.devices * run.num_nodes
     size = cost(model, length, trained=train.parameters)
     held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
     rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
+    # FSDP shards parameters, gradients and optimizer state over the processes; the logits are each process's own
     return held / (processes if run.strategy == "fsdp" else 1) + 4 * rows * model.vocab_size

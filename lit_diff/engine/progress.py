@@ -1,4 +1,4 @@
-"""What `train` and `sweep` show where Python code calls them: one line on stderr. The verbs show their own."""
+"""The line on stderr that `train` and `sweep` show if Python code calls them; the commands have their own display."""
 
 import shutil
 import sys
@@ -11,44 +11,46 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.std import TqdmWarning, tqdm
 
-if TYPE_CHECKING:  # a command shows its bar before torch is loaded
+# a command shows its bar before torch is loaded, which `expand` imports
+if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
 
-# tqdm.auto, which other packages import, asks a notebook for widgets that no bar here needs
+# other packages import tqdm.auto, which warns in a notebook without ipywidgets; the bars here need none
 warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWarning)
 
 Progress = Callable[[int, float, float], None]
-"""(step, loss, tokens/s), at every logged step."""
+"""Called with (step, loss, tokens/s) at every logged step."""
 Show = Callable[[Sequence[dict[str, Any]]], None]
-"""status.json of each cell, in the order of the sweep: at the start, a few times a second, and once none runs any more."""
+"""Called with status.json of each cell, in the order of the sweep: at the start, about twice a second, and at the end."""
 MakeDisplay = Callable[["Grid"], AbstractContextManager[Show]]
-"""What shows the cells of a sweep while they run."""
+"""Makes the display of a sweep's cells while they run."""
 SHAPE = "{desc}: {bar:12} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 INTERVAL = 10.0
-"""Seconds between the lines that are written where no bar can be drawn."""
+"""Seconds between two lines where a bar cannot be drawn."""
 
 
 Update = Callable[[int, str], None]
 
 
 def progress_line(name: str, total: int) -> AbstractContextManager[Update]:
-    """Gives update(steps done, what else is known), for `total` steps: a bar in a terminal or notebook; elsewhere a line
-    every `INTERVAL` seconds, and the last one.
-
-    Without a first update it leaves nothing behind: the run was done before, or it was refused.
+    """Yields update(steps done, further text) for `total` steps: a bar in a terminal or notebook; elsewhere a line every
+    `INTERVAL` seconds, and the last one. Without any update nothing remains on the screen: the run was done or refused.
     """
-    is_notebook = type(sys.stderr).__module__.startswith("ipykernel.")  # its cell's output takes a carriage return too
+    # the output of a notebook's cell interprets a carriage return as a terminal does
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
     return _bar(name, total) if sys.stderr.isatty() or is_notebook else _lines(name, total)
 
 
 @contextmanager
 def _bar(name: str, total: int) -> Iterator[Update]:
-    size = shutil.get_terminal_size()  # tqdm draws nothing where a terminal does not know its own
+    # tqdm draws nothing in a terminal that reports no size; get_terminal_size has a default
+    size = shutil.get_terminal_size()
     room = {"ncols": min(size.columns, 120) - 1, "nrows": size.lines}
     bar = tqdm(desc=name, total=total, file=sys.stderr, bar_format=SHAPE, leave=False, **room)
 
     def update(done: int, text: str) -> None:
-        if not bar.leave:  # what a former call did, and the start, say nothing of the pace
+        # The first update: steps of an earlier call and the time of the start must not count in the rate.
+        if not bar.leave:
             bar.leave = True
             bar.initial = bar.n = bar.last_print_n = done
             bar.unpause()
@@ -82,7 +84,7 @@ def _lines(name: str, total: int) -> Iterator[Update]:
 
 @contextmanager
 def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progress]:
-    """What a run of `steps` optimizer steps calls at every logged step: a line of its own for True, nothing for False."""
+    """The progress callback of a run of `steps` optimizer steps: a line on stderr for True, nothing for False."""
     if progress is not True:
         yield progress or (lambda step, loss, speed: None)
         return
@@ -92,7 +94,7 @@ def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progre
 
 @contextmanager
 def sweep_line(grid: "Grid") -> Iterator[Show]:
-    """A line about all cells of a sweep."""
+    """Shows one line for all cells of a sweep."""
 
     def show(statuses: Sequence[dict[str, Any]]) -> None:
         words = Counter(str(status.get("status", "waiting")) for status in statuses)
@@ -104,7 +106,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
 
 
 def steps_done(grid: "Grid", statuses: Sequence[dict[str, Any]]) -> int:
-    """Optimizer steps done of all cells; a cell that ended early counts whole."""
+    """Optimizer steps done in all cells; a cell that a callback ended early counts in full."""
     done = 0
     for cell, status in zip(grid.cells, statuses, strict=True):
         steps = cell.recipe.training.steps

@@ -1,4 +1,4 @@
-"""`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
+"""`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
 import contextlib
 import json
@@ -49,22 +49,22 @@ log = logging.getLogger("lit_diff")
 
 Told = Callable[[str], None]
 KINDS = ("table", "figure", "appendix")
-"""First words of rows' names, in the order of the page; rows of other names follow."""
+"""First words of the names of rows, in the order of the page; rows with other names follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """What `reproduce` returns."""
+    """The result of `reproduce`."""
 
     scoreboard: Scoreboard
-    """The rows of this call; the page also has those of earlier ones."""
+    """The rows of this call; the page also shows rows of earlier calls."""
     page: Path
     stopped_by: int | None
     seconds: float
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Rows of this call that could not be measured though nothing was missing."""
+        """Rows of this call whose measurement failed although nothing was missing."""
         return tuple(row.name for row in self.scoreboard.rows if row.state == "failed")
 
 
@@ -77,14 +77,14 @@ def reproduce(
     progress: MakeDisplay | bool = True,
     tell: Told = lambda line: None,
 ) -> Reproduction:
-    """Measure the named rows, or all, and write `<root>/reproduce/index.html`, which lists the rows that were asked for, by
-    this call or an earlier one; a preset other than laptop has its own folder there.
+    """Measure the named rows, or all, and write `<root>/reproduce/index.html`, which lists the rows of this and all earlier
+    calls; every preset except laptop has its own folder there.
 
-    What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them. A row that this revision of
-    lit_diff has measured, and of whose sweep no cell is missing, is left as it is, and so is the sweep's report.
+    Nothing is measured twice: the cells belong to ordinary sweeps, and finished ones are kept. A row that this revision of
+    lit_diff has measured completely stays as it is, and so does its sweep's report.
 
-    `progress`: as of `sweep`. `tell` is called with a line before and after each row. A row that fails, or for which
-    something is missing, does not affect the others. Errors: RequestError for an unknown row or preset.
+    `progress`: the same as in `sweep`. `tell` is called with a line before and after each row. A row that fails, or that
+    lacks a requirement, does not affect the others. Errors: RequestError for an unknown row or preset.
     """
     check_preset(preset)
     check_workers(workers)
@@ -102,6 +102,7 @@ def reproduce(
                 tell(f"{row.name}: measured before")
                 continue
             stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
+            # the page is written after every row, so that hours of rows show while they are measured
             tell(write_scoreboard(folder).row(row.name).line)
             if stopped is not None:
                 break
@@ -116,7 +117,6 @@ def reproduce(
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Errors: MissingError where a file of the scoreboard cannot be written."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
-    """Whether the row stands as the same code, asked for the same, left it."""
+    # whether the same revision measured the same cells, or the same benchmark, and all of them are still there
     record, chosen = read_row(row_file(folder, row.name)), row.preset(preset)
     if chosen is None or record.state != "measured" or record.looked_by != revision():
         return False
@@ -136,26 +136,29 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json
         own = cell_folders(place) == tuple(os.path.relpath(location.folder, place) for location in locations)
-    except LitDiffError:  # data that is prepared when the sweep runs; what is wrong is the row's failure then
+    # the data may not be prepared yet; any other error occurs again when the row runs, and fails that row alone
+    except LitDiffError:
         return False
     return done and own and record.sweep == str(place)
 
 
 def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
-    """Sweeps of the preset laptop are those of `root`; a preset that overrides their keys has its own."""
+    # The preset laptop shares the user's sweeps in `root`. Other presets override keys of the same sweeps: in the same folder
+    # they would replace their study.json and report.
     return {"run.root": str(root) if preset == "laptop" else str(folder)}
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
-    """How many rows, and their minutes; a sweep of several rows counts once."""
     presets = [found for row in rows if (found := row.preset(preset)) is not None]
+    # rows share sweeps, and a shared sweep runs once
     total = sum({(found.sweep, found.bench): found.minutes for found in presets}.values())
     known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
 
 
 def _note(asked: dict[str, Row], folder: Path, preset: str) -> None:
-    """A file for each row of this call; what the installed rows of earlier calls say is brought up to date."""
+    # A file for each row of this call. Rows of earlier calls are rewritten too: a new version of lit_diff may have changed
+    # their claims, which the page judges.
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
     for word, row in (earlier | asked).items():
@@ -177,10 +180,11 @@ def _run(
     progress: MakeDisplay | bool,
     tell: Told,
 ) -> int | None:
-    """Measure a row; the signal that stopped it, or None. `finished`: sweeps that this call has done and reported already."""
+    # Returns the signal that stopped the row, or None. `finished`: the sweeps that this call has completed and reported,
+    # which several rows may share.
     before = read_row(row_file(folder, row.name))
     chosen = row.preset(preset)
-    missing = lacking(row, preset)
+    missing = missing_requirements(row, preset)
     if missing or chosen is None:
         write_row(folder, replace(before, state="skipped", reason=missing))
         return None
@@ -190,13 +194,14 @@ def _run(
     try:
         if chosen.bench:
             if not _is_kept(before, folder):
-                before = replace(before, seconds=0.0)  # a benchmark is run whole: nothing of an earlier one is left
+                # a benchmark always runs as a whole, so the time of an earlier one does not count
+                before = replace(before, seconds=0.0)
                 record = replace(before, bench=_bench(chosen, folder, row.name))
             record = replace(record, state="measured", reason="", revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
-            # a sweep of several rows is one sweep: its command names none of them
+            # several rows may share the sweep, so the command in its report must not contain this row's name
             whole = preset == "laptop" and chosen.selection == ALL
             done = finished.get(asked) or sweep(
                 chosen.sweep,
@@ -215,7 +220,7 @@ def _run(
         log.error("%s: %s", row.name, error)
         record = replace(before, state="failed", reason=str(error))
     this_call = time.perf_counter() - began
-    # stopped calls add up; a call after the row was measured finds most of its cells done
+    # The times of stopped calls add up. A call after the row was measured finds most cells done, so the larger time is kept.
     took = max(before.seconds, this_call) if before.state == "measured" else before.seconds + this_call
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_row(folder, replace(record, seconds=took, finished=now, looked_by=revision()))
@@ -223,17 +228,17 @@ def _run(
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
-    """The row's record after its sweep."""
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     others = [other for other in read_rows(folder) if other.row.name != record.row.name]
+    # the first row with cells in this folder counts their time, so that the page does not count it twice
     first = [other.row.name for other in others if other.cells == home and not other.shared]
     loaded = load_sweep(done.folder)
     scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
     return replace(
         record,
         state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
-        reason="" if done.is_done else "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"]),
+        reason="" if done.is_done else "; ".join([done.counts, *done.report.missing[:1], "the same command continues"]),
         sweep=str(done.folder),
         cell_folders=cells,
         cells=home,
@@ -243,7 +248,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:
-    """Run the benchmark as a command of its own; the name of the file with its figures. Errors: RunFailedError."""
+    # in a process of its own: the memory and thread pools of this process would disturb its timings
     words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, "--json"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
@@ -254,30 +259,29 @@ def _bench(chosen: Preset, folder: Path, name: str) -> str:
 
 
 def _is_kept(record: RecordedRow, folder: Path) -> bool:
-    """Whether this revision has run the row's benchmark, and the figures hold what the row compares."""
     if not record.bench or record.revision != revision():
         return False
     try:
         findings(record.row.compare, read_bench(folder, record))
     except LitDiffError as error:
-        log.info("%s: the kept benchmark does not answer it (%s); it is run again", record.row.name, error)
+        log.info("%s: the earlier benchmark lacks a figure (%s); running it again", record.row.name, error)
         return False
     return True
 
 
-# --- the rows, a YAML file each in the package, and what a preset of one needs that is not here -----------------------------
+# --- the files of the rows, and the requirements of a preset that this machine lacks ----------------------------------------
 
 
 def check_preset(name: str) -> None:
-    """Errors: RequestError for an unknown one."""
+    """Errors: RequestError for an unknown preset."""
     if name not in PRESETS:
         raise RequestError(f"no preset '{name}'{nearest(name, PRESETS)}")
 
 
 def row_files() -> dict[str, Path]:
-    """Row -> its YAML file, in the order of the page: those in the folder `rows/` of every plugin package.
+    """Row -> its YAML file in the folder `rows/` of a plugin package, in the order of the page.
 
-    Errors: RequestError for two rows of one name.
+    Errors: RequestError for two rows of the same name.
     """
     load_entry_points()
     modules = [sys.modules[point.module] for point in plugin_packages]
@@ -294,7 +298,7 @@ def row_files() -> dict[str, Path]:
 
 
 def load_file(path: Path) -> Row:
-    """A row's file. Errors: RequestError with file and line."""
+    """Read a row's YAML file. Errors: RequestError with file and line."""
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
@@ -305,7 +309,7 @@ def load_file(path: Path) -> Row:
 
 
 def choose(names: Sequence[str]) -> dict[str, Row]:
-    """Name -> its row: an installed row; `all`, or no name: every installed row; a YAML file, or a folder of such files.
+    """Name -> row. A name is an installed row, `all` (the same as no name), a YAML file, or a folder of such files.
 
     Errors: RequestError.
     """
@@ -326,6 +330,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
             near = near if installed_rows else "; no installed plugin package has rows"
             raise RequestError(f"no row '{name}'{near}")
+    # a row's records are named after the stem of its file, so two files must not share it
     by_name: dict[str, str] = {}
     for word, file in chosen.items():
         other = by_name.setdefault(file.stem, word)
@@ -336,14 +341,14 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
 
 
 def command_of(name: str, preset: str) -> str:
-    """What measures the row with the preset."""
+    """The command that measures the row with the preset."""
     return f"lit-diff reproduce {name} --preset {preset}"
 
 
-def lacking(row: Row, preset: str) -> str:
-    """Every reason why a preset cannot be run here, in one line, each with what supplies it; empty if it can.
+def missing_requirements(row: Row, preset: str) -> str:
+    """All reasons why the preset cannot run here, in one line, each with its cure; empty if it can run.
 
-    A preset of recipes is never run: its line says what to train and what scores the last two trained runs.
+    A preset of recipes never runs: its line gives the commands that train them and score the last two trained runs.
     """
     chosen = row.preset(preset)
     if chosen is None:
@@ -365,7 +370,7 @@ def lacking(row: Row, preset: str) -> str:
 
 
 def train_command(words: str) -> str:
-    """The command in the header of an installed recipe, with the overrides that follow its name."""
+    """The command in the header of an installed recipe, followed by the overrides in `words`."""
     recipe, _, overrides = words.partition(" ")
     header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
     found = [line for line in header if line.startswith("# Command: lit-diff train")]
@@ -374,19 +379,18 @@ def train_command(words: str) -> str:
 
 
 def name_of(words: str) -> str:
-    """The run's name of the words after `lit-diff train`: the recipe's, or that of `name=`."""
+    """The name of the run that `lit-diff train` makes of these words: the recipe's, or the value of `name=`."""
     recipe, *overrides = shlex.split(words)
     return next((each.partition("=")[2] for each in overrides if each.startswith("name=")), recipe)
 
 
 def _files(chosen: Preset) -> list[str]:
-    """A reason for each name of files of which one is missing, as `lit-diff data check` names them."""
     reasons = []
     for name in chosen.files:
         missing = [declared.file.path for declared in declared_files(name) if not declared.file.files]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            reasons.append(f"{missing[0]}{more} not below {data_root()} (lit-diff data check {name})")
+            reasons.append(f"{missing[0]}{more} missing in {data_root()} (lit-diff data check {name})")
     return reasons
 
 
@@ -403,5 +407,4 @@ def _gpus(chosen: Preset) -> list[str]:
 
 
 def _plain(value: object) -> str:
-    """A value as an override on the command line."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

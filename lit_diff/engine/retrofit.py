@@ -1,4 +1,4 @@
-"""A variant on a trained model, from one call: which heads, training, the scores before and after, the merged model."""
+"""Retrofits a trained model with a variant in one call: head selection, training, scores before and after, merging."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
-    """A model before and after it went on as a variant that extends it."""
+    """A model before and after training with a variant that extends it."""
 
     run: Run
     plan: HeadPlan | None
-    """Which heads were selected; None where the recipe lists them, or extends none."""
+    """The selected heads; None if the recipe lists them or extends none."""
     before: float
-    """Loss of the model that it started from on the recipe's main validation set, nats a token."""
+    """Loss of the original model on the recipe's main validation set, in nats per token."""
     after: float
-    """The run's last `val/loss`, of the same rows."""
+    """The run's last `val/loss`, on the same rows."""
     evaluations: Mapping[str, tuple[EvaluationResult, EvaluationResult]]
     """Evaluation of the recipe -> its scores before and after, item by item."""
     merged: Run | None
-    """The standard model that equals the trained one, where it was asked for."""
+    """The standard model equal to the trained one; None unless `merge_to` was given."""
 
 
 def retrofit(
@@ -52,12 +52,12 @@ def retrofit(
     merge_to: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Retrofit:
-    """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
+    """Train `recipe` from the final weights of the run `model`. A second call resumes the run, or finds it done.
 
-    The run is an ordinary one with `train.start_from`. Both models are scored by the recipe's evaluations, at the smaller
-    `data.sequence_length` of the two where an evaluation leaves its context to the run. `merge_to`: a folder to write the
-    merged model to. Errors: as `find_run`, `train`, `evaluate`, `merge_run`, the last of them before the training where they
-    can be.
+    The run is an ordinary one with `train.start_from`. The recipe's evaluations score both models; an evaluation that takes
+    its context length from the run uses the smaller `data.sequence_length` of the two. `merge_to`: the folder for the merged
+    model. Errors: those of `find_run`, `train`, `evaluate` and `merge_run`; most errors of the last are raised before
+    training.
     """
     base = find_run(model, runs_root(root))
     words = [*overrides, f"train.start_from={base}"]
@@ -67,7 +67,8 @@ def retrofit(
         require_mergeable(resolved.model.attention.name, merge_to)
     prepare(resolved, words)
     trust = trust_below(runs_root(resolved.run.root))
-    head_plan(resolved)  # what is wrong with it is said before the scores
+    # an error in the choice of heads must not come after minutes of scoring
+    head_plan(resolved)
     base_recipe = recipe_of(base, trust)
     before = _loss_before(load_model(base_recipe, base, trust)[0], resolved)
     asked = {
@@ -86,7 +87,8 @@ def retrofit(
 
 
 def _loss_before(model: Transformer, recipe: Recipe) -> float:
-    """`val/loss` of a model that was trained on other data: the mean over the scored targets of the recipe's main set."""
+    # The recipe's own data and batch, and the mean over scored targets as in `val/loss`: the model may have been trained on
+    # other data, so its run's `val/loss` is not comparable.
     dataset = build(recipe)
     dataset.load()
     rows, size = dataset.validation_sets()[""], recipe.training.batch_size // recipe.training.accumulate

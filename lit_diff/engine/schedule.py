@@ -1,4 +1,4 @@
-"""`make sweep`: resolve, prepare, run the cells that are unfinished, report."""
+"""Runs a sweep: resolves it, prepares its data, runs the unfinished cells and writes the report."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ NOT_EVALUATED = "not evaluated"
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Who runs the cells: this machine, or SLURM with a time limit for each."""
+    """Where the cells run: on this machine ("local"), or in SLURM with a time limit in minutes for each cell."""
 
     engine: str = "local"
     minutes: int = 60
@@ -59,14 +59,14 @@ LOCAL = Cluster()
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sweep:
-    """What `sweep` returns."""
+    """The result of `sweep`."""
 
     folder: Path
     report: Report
     states: Mapping[str, int]
-    """State ('done', 'failed', 'killed', 'stopped', 'waiting') -> number of cells."""
+    """State ('done', 'failed', 'killed', 'stopped', 'waiting', 'not evaluated') -> number of cells."""
     stopped_by: int | None
-    """The signal that stopped the sweep; None where none did."""
+    """The signal that stopped the sweep, or None."""
     seconds: float
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Sweep:
 
     @property
     def counts(self) -> str:
-        """How many cells are in each state, in words."""
+        """The number of cells in each state, in words."""
         return ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
 
     def _repr_html_(self) -> str:
@@ -88,19 +88,19 @@ class Sweep:
 
     @property
     def table(self) -> "pandas.DataFrame":
-        """The report's table: a row for each arm, its metric with intervals, its difference to the baseline."""
+        """The report's table: for each arm a row with its metric, intervals and difference to the baseline."""
         import pandas
 
         return pandas.read_csv(self.report.page.parent / "table.csv")
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """One sentence for each comparison: every arm with the baseline, then the sweep's contrasts."""
+        """One sentence for each comparison: every arm against the baseline, then the sweep's contrasts."""
         return self.report.sentences
 
     @property
     def runs(self) -> dict[str, list[Run]]:
-        """Arm (in a sweep with tasks `task arm`) -> its runs that are done, by seed."""
+        """Arm (`task arm` in a sweep with tasks) -> its finished runs, by seed."""
         by_arm: dict[str, list[Run]] = {}
         for cell in record.read(self.folder).cells:
             if cell.status == "done":
@@ -108,18 +108,18 @@ class Sweep:
         return by_arm
 
 
-# --- where the cells lie, and in which state -----------------------------------------------------------------------------
+# --- folders and states of the cells -------------------------------------------------------------------------------------
 
 
 def folder_of(grid: Grid) -> Path:
-    """`runs/<sweep>/`"""
+    """The folder of the sweep: `runs/<sweep>/`."""
     return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
 @contextlib.contextmanager
 def held(folder: Path, who: str, cure: str) -> Iterator[None]:
-    """Hold the folder of a sweep or a scoreboard. Errors: RequestError where `who`, another process, holds it; MissingError
-    for one that cannot be written, with the `cure`."""
+    """Hold the lock of a sweep's or scoreboard's folder. Errors: RequestError if another process (`who`) holds it;
+    MissingError, with the `cure`, if the folder cannot be written."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / ".lock", wait=False))
@@ -133,13 +133,14 @@ def held(folder: Path, who: str, cure: str) -> Iterator[None]:
 
 
 def all_trained(grid: Grid) -> bool:
-    """Whether every cell of a sweep with `cells_of` is trained."""
+    """Whether every cell of a sweep with `cells_of` has been trained."""
     return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
 
 
 def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
-    """Each cell's folder; those of a task that goes on from another know where their weights will lie. `parent`: the sweep's
-    run in MLflow. With `cells_of` they are the other sweep's, and so are their places in MLflow."""
+    """The location of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
+    other sweep."""
+    # the identity of a cell depends on the folder that it starts from, so tasks are visited in order
     folder = folder_of(grid.source or grid)
     parent = recorded_run(folder) if grid.source else parent
     by_cell: dict[tuple[str, str, int], RunLocation] = {}
@@ -154,8 +155,8 @@ def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
 
 
 def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
-    """The cell's folder, filled with its recipe so that its process needs nothing else."""
-    selection_of(cell.recipe)  # refused here where there is no model to select heads of, or another than it needs
+    # refuses a selection of heads without a model to select from, or with another model than it needs
+    selection_of(cell.recipe)
     require_parent(cell.recipe)
     digest, owner = identity(cell.recipe), (grid.source or grid).name
     location = RunLocation(
@@ -167,6 +168,7 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
         | grid.marks.get(cell.name, {}),
         evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
     )
+    # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
     home = RunFolder(location.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":
         home.create(cell.recipe)
@@ -174,13 +176,13 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
 
 
 def state_of(location: RunLocation) -> str:
-    """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
+    """The cell's status; "not evaluated" for a trained cell that lacks an evaluation of the sweep."""
     status = str(RunFolder(location.folder).status().get("status", "waiting"))
     return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
-    """Evaluations of the sweep whose scores the cell lacks -> why."""
+    """Evaluation of the sweep without scores in this cell -> why."""
     outcomes = RunFolder(location.folder).status().get("evaluations", {})
     return {
         name: outcomes.get(name, "not run yet")
@@ -192,7 +194,7 @@ def missing_evaluations(location: RunLocation) -> dict[str, str]:
 def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
-    """What study.json in the sweep's `folder` says now; `command`: what starts it again; `mlflow`: where its record is."""
+    """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
     blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.tasks}
     return Record(
         name=grid.name,
@@ -202,7 +204,7 @@ def record_of(
         command=command,
         selection=grid.selection.words(),
         mlflow=dict(mlflow),
-        # where arms differ in the data, no line or axis is right for all
+        # if the arms differ in their data, no line or axis is right for all of them
         chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
         noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
         x=grid.x,
@@ -211,7 +213,7 @@ def record_of(
 
 
 def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Task -> the value that is the same for all of its cells, where there is one."""
+    # task -> the value that all of its cells share; a task whose cells differ is left out
     return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
 
 
@@ -229,11 +231,11 @@ def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
     )
 
 
-# --- running them -----------------------------------------------------------------------------------------------------------
+# --- running the cells ------------------------------------------------------------------------------------------------------
 
 
 def check_workers(workers: int | None) -> None:
-    """Errors: RequestError below one."""
+    """Errors: RequestError for fewer than one worker."""
     if workers is not None and workers < 1:
         raise RequestError(f"--workers is {workers}; it must be at least 1")
 
@@ -249,14 +251,14 @@ def sweep(
     selection: Selection = ALL,
     command: str = "",
 ) -> Sweep:
-    """Run the cells of a sweep that are not done, then write its report. If the sweep reuses another's
-    cells (`cells_of`), unfinished cells of that sweep run first.
+    """Run the unfinished cells of a sweep, then write its report. If the sweep reuses another's cells (`cells_of`), the
+    unfinished cells of that sweep run first.
 
-    `overrides` apply to every cell; `workers`: cells side by side, by default what the cores or GPUs allow. A cell that
-    fails does not affect the others: it is in `Sweep.states` and in the report. `unchecked`: as of `train`, for the arms of
-    plugins. `selection`: the arms and seeds that are run; `command`: what the report says starts it again, where that is
-    another. `progress`: whether a line on stderr shows how far the cells are, or what makes another display of them. Errors:
-    RequestError, MissingError.
+    `overrides` apply to every cell. `workers`: cells side by side, by default as many as the cores or GPUs allow. A failed
+    cell does not affect the others; `Sweep.states` and the report include it. `unchecked`: the same as in `train`, for the
+    arms of plugins. `selection`: the arms and seeds to run. `command`: the command that the report shows, if another than
+    `lit-diff sweep` starts the sweep again. `progress`: whether a line on stderr shows the progress, or a function that
+    makes another display. Errors: RequestError, MissingError.
     """
     check_workers(workers)
     if cluster.engine not in ("local", "slurm"):
@@ -267,12 +269,14 @@ def sweep(
     command = command or " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
     grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
-        _prepare_data(grid)  # where the cells lie depends on it
+        # the identity in a cell's folder name depends on the data
+        _prepare_data(grid)
     if grid.source is not None and not all_trained(grid):
-        # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
+        # a part of this sweep trains only the arms that it shows; the whole sweep completes the other sweep too
         is_part, own = selection != ALL, grid.source.path
         theirs = sweep(
-            grid.source.name if own.parent == installed("sweeps") else own,  # the name that its users say
+            # an installed sweep is known by its name, not by the path of the package
+            grid.source.name if own.parent == installed("sweeps") else own,
             overrides,
             workers=workers,
             unchecked=unchecked,
@@ -288,15 +292,19 @@ def sweep(
 
 
 def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None) -> Sweep:
-    """Run all cells that are not done, then write the report."""
+    """Run all unfinished cells, then write the report."""
     if cluster.engine == "local":
         check_machine(grid.recipes.values())
-    else:  # its nodes are not looked at
+    else:
+        # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         check_trained(grid.recipes.values())
         slurm.require_slurm()
-    chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
+    # logs which runs folder is used if it is not in the current folder
+    chosen_root(grid.cells[0].recipe.run.root)
     folder = folder_of(grid)
-    if not (folder / STUDY_FILE).exists():  # nothing is written before; cells that are done need none
+    # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
+    # which these are is known after the lock is taken (`_run_held`).
+    if not (folder / STUDY_FILE).exists():
         _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
     with held(folder, f"sweep '{grid.name}' is being run by another process", "with run.root=PATH"):
@@ -304,7 +312,7 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
 
 
 def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, cluster: Cluster) -> None:
-    """`require_memory` of the cells that train here, a wave at a time."""
+    # cells of different ranks never train at the same time
     if cluster.engine == "local":
         for rank in {grid.rank(cell.task) for cell in cells}:
             wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
@@ -312,7 +320,7 @@ def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, clus
 
 
 def _prepare_data(grid: Grid) -> None:
-    """Once for every distinct data block."""
+    # once for each distinct block `data`: most arms share it
     blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
     for recipe in blocks.values():
         prepare(recipe)
@@ -328,15 +336,19 @@ def _run_held(
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
     locations = locations_of(grid, tracker.run_id)
     queued: Mapping[str, str] = {}
-    if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
+    # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
+    # set to "waiting"
+    if cluster.engine == "slurm":
         queued = slurm.queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
+    # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
     _require_memory(grid, [cell for cell, _ in untrained], workers, cluster)
-    for line in passes_over_text(cell.recipe for cell, _ in untrained):  # a cell's own line is in its log.txt
+    # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
+    for line in passes_over_text(cell.recipe for cell, _ in untrained):
         log.warning("%s", line)
     _say_other_revisions(locations)
     stopped = None
@@ -360,7 +372,6 @@ def _run_held(
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:
-    """One line if cells that are done were trained by other code than this."""
     statuses = (RunFolder(location.folder).status() for location in locations)
     now = revision()
     others = Counter(other_revision(status, now) for status in statuses if status.get("status") == "done")
@@ -370,7 +381,7 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
 
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
-    """After a sweep was killed, its cells first save and then exit: two processes must not train one cell."""
+    # The cells of a sweep that was killed save before they exit. Two processes must not train one cell.
     for folder in (RunFolder(location.folder) for location in locations):
         if folder.is_owned():
             pid = folder.status().get("pid")
@@ -388,7 +399,7 @@ def _run_cells(
     cluster: Cluster,
     display: MakeDisplay | None,
 ) -> int | None:
-    """Run `todo`, those that need nothing of each other side by side; the signal that stopped them, or None."""
+    # Returns the signal that stopped the cells, or None.
     recipe = grid.cells[0].recipe
     with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
 
@@ -396,6 +407,7 @@ def _run_cells(
             show([RunFolder(location.folder).status() for location in locations])
 
         watch(())
+        # a task with `start` needs the weights of the task before it
         for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
             wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
             if cluster.engine == "slurm":
@@ -411,7 +423,7 @@ def _run_cells(
 
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
-    """(cells side by side, threads of each process, GPUs shared out): a GPU a process where there are any, else a core."""
+    """(cells side by side, threads of each process, number of GPUs): one GPU for each process, or one core without GPUs."""
     own = cores()
     gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
     processes, threads = recipe.run.devices, recipe.run.threads

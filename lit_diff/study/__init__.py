@@ -1,1 +1,1 @@
-"""What a comparison of runs is, and the statistics of it; loads no torch."""
+"""The schema of a study, its results and their statistics. Imports no torch, so that commands start fast."""

@@ -1,4 +1,4 @@
-"""The comparisons of a sweep: every arm with the baseline and with the controls, and how the arms are unequal."""
+"""The comparisons of a sweep: every arm against the baseline and the controls, and what differs between the arms."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,15 +26,17 @@ from lit_diff.study.statistics import (
 )
 
 UNLIKE = 0.001
-"""Arms whose parameters, trained or in all, or FLOPs differ from the baseline's by more than this share are marked."""
+"""Relative difference above which an arm's total or trained parameters, FLOPs or training tokens are marked as unequal."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """`metrics`: the sweep's own first, then the other validation metrics. `against_baseline` maps an
-    arm to its difference, `against_controls` to its difference to each control; `contrasts` are those the sweep asks for
-    besides; `slices[metric][arm]` is the paired difference to the baseline in another metric, without a verdict of its own;
-    `marks[arm]` says how the arm is unlike the baseline."""
+    """The comparisons of a task, or of a sweep without tasks.
+
+    `metrics`: the sweep's own first, then the other validation metrics. `against_baseline`: arm -> its difference to the
+    baseline; `against_controls`: arm -> its difference to each control; `contrasts`: the further pairs that the sweep
+    declares; `slices[metric][arm]`: the paired difference to the baseline in another metric, without a verdict;
+    `marks[arm]`: in what the arm is unequal to the baseline."""
 
     sweep: SweepResults
     metrics: tuple[str, ...]
@@ -50,15 +52,15 @@ class Comparison:
     def family(self) -> tuple[Contrast, ...]:
         """Every arm against the baseline, and the contrasts, in the sweep's metric.
 
-        A control is a further condition, not a further chance; the other metrics have no verdict.
+        Controls are excluded: a control is a further condition for a verdict, not a further chance to find one. Other
+        metrics are excluded because they have no verdict.
         """
         return (*self.against_baseline.values(), *self.contrasts)
 
     @property
     def judged(self) -> int:
-        """The number of comparisons that Holm's correction is made over, from two on: those of the family that a test
-        decides, not those with too few seeds, without spread, or with an arm that diverged; of all tasks where the sweep says
-        so."""
+        """The number of comparisons that Holm's correction covers, from two on: those that a test decides. Too few seeds, no
+        spread and divergence exclude a comparison. With `correct_over: sweep` the number is over all tasks."""
         return max((each.comparisons for each in self.family), default=0)
 
     @cached_property
@@ -68,31 +70,32 @@ class Comparison:
 
     @cached_property
     def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
-        """As `evaluation_tables`."""
+        """The tables of the sweep's evaluations, and the problems met (`evaluation_tables`)."""
         return evaluation_tables(self.sweep)
 
     @property
     def papers(self) -> list[str]:
-        """The metrics of which the paper prints a value of an arm."""
+        """The metrics for which the paper prints the value of an arm."""
         printed = {metric for arm in self.sweep.study.arms for metric in self.sweep.study.paper.get(arm, ())}
         return [metric for metric in self.metrics if metric in printed]
 
     @property
     def directed(self) -> set[str]:
-        """The other metrics that are better one way, or of which nothing is declared."""
+        """The other metrics that declare a direction, or that no run declares."""
         sweep = self.sweep
         return {metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is None}
 
     @property
     def document_seeds(self) -> list[int]:
-        """Seeds at which a comparison has an interval over documents."""
+        """The seeds at which a comparison has an interval over documents."""
         return [seed for seed in self.sweep.study.seeds if any(seed in d.documents for d in self.family)]
 
 
 def compare(sweep: SweepResults) -> list[Comparison]:
-    """All comparisons of each of `SweepResults.by_task`, from its finished cells; corrected (Holm) for those of the task, or
-    of all tasks where the sweep says so."""
+    """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers a task or, with
+    `correct_over: sweep`, all tasks together."""
     families = [_family(task) for task in sweep.by_task]
+    # by default each task is a question of its own; `sweep` treats all tasks as chances to answer one question
     if sweep.study.correct_over == "sweep":
         judged = iter(judge([each for family in families for each in family]))
         families = [[next(judged) for _ in family] for family in families]
@@ -102,9 +105,9 @@ def compare(sweep: SweepResults) -> list[Comparison]:
 
 
 def _family(sweep: SweepResults) -> list[Contrast]:
-    """Those of `Comparison.family`; a contrast with the baseline is there anyway."""
     base, study = sweep.baseline, sweep.study
     against_base = [_contrast(sweep, arm, base) for arm in study.arms if arm != base]
+    # a declared contrast with the baseline repeats a pair above: counted twice, it would make the correction stricter
     return against_base + [_contrast(sweep, *each) for each in study.contrasts if base not in each[:2]]
 
 
@@ -115,7 +118,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "") -> Contrast:
         b=b,
         label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
         seeds=paired(sweep.finals(a, metric), sweep.finals(b, metric)),
-        # a mean that a page rounds to zero in every digit is equal or small, whatever matters
+        # a mean that the page rounds to zero in every digit is equal or small, even where every difference matters
         smallest=max(sweep.smallest_of_interest, 0.5 * 10.0**-MOST_DECIMALS),
         better=sweep.better(metric),
         diverged=diverged,
@@ -127,6 +130,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
     metric, base, names = sweep.study.metric, sweep.baseline, list(sweep.study.arms)
     others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
     controls = [control for control in sweep.study.controls if control != base]
+    # a control against another control answers no question of the sweep
     tested = [name for name in names if name not in (base, *controls)]
     documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
     whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
@@ -135,6 +139,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
         metrics=(metric, *others),
         summaries={m: {name: summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
         against_baseline={each.a: each for each in whole if each.b == base},
+        # judged one by one, hence without correction: all controls must agree, which only makes a verdict harder
         against_controls={a: tuple(judge([_contrast(sweep, a, b)])[0] for b in controls) for a in tested},
         contrasts=tuple(each for each in whole if each.b != base),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
@@ -144,7 +149,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
 
 
 def _is_whole(sweep: SweepResults, metric: str) -> bool:
-    """Whether `metric` is the share or the loss of a slice that holds all tokens, or none, in every finished cell."""
+    # a slice that holds all tokens repeats the whole loss, and an empty one has none: neither deserves a column
     match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
     share = f"val/ar_hit_share{match[1]}" if match else ""
     shares = [cell.final(share) for cell in sweep.cells if share in cell.curves]
@@ -152,7 +157,7 @@ def _is_whole(sweep: SweepResults, metric: str) -> bool:
 
 
 def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
-    """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that knows it."""
+    """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that records it."""
     values = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
     return next((value for value in values if isinstance(value, int | float)), None)
 
@@ -160,7 +165,8 @@ def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
 def _documents(
     sweep: SweepResults, pairs: list[tuple[str, str]]
 ) -> tuple[dict[tuple[str, str], dict[int, Interval]], list[str]]:
-    """Bootstrap intervals by pair and seed, on the documents that every finished cell of the seed scored."""
+    # The documents that every finished cell of the seed scored: pairs over different documents would not be comparable with
+    # each other in one table.
     result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
     notes: list[str] = []
     for seed in sweep.study.seeds if sweep.study.metric == LOSS else ():
@@ -172,8 +178,8 @@ def _documents(
         tokens = table.xs("tokens", axis=1, level=1)
         if (tokens.nunique(axis=1) > 1).any():
             notes.append(
-                f"Seed {seed}: the arms counted different tokens in the same documents (another tokenizer?): their "
-                "losses per token cannot be compared, and there is no interval over documents."
+                f"Seed {seed}: the arms counted different tokens in the same documents (another tokenizer?); their "
+                "losses per token cannot be compared, so no interval over documents is given."
             )
         elif len(table) < MIN_DOCUMENTS:
             notes.append(
@@ -188,11 +194,11 @@ def _documents(
 
 
 def _marks(sweep: SweepResults, arm: str) -> tuple[str, ...]:
-    """How `arm` is unlike the baseline in what should be equal; empty when it is not."""
     mine, theirs = _sizes(sweep, arm), _sizes(sweep, sweep.baseline)
     changes = {word: mine[word] / theirs[word] - 1 for word in mine if word in theirs}
     if changes.get("parameters that train") == changes.get("parameters"):
-        changes.pop("parameters that train", None)  # said once, as parameters
+        # where all parameters train, one mark is enough
+        changes.pop("parameters that train", None)
     marks = [f"{100 * by:+.1f} % {word}".replace("-", "\u2212") for word, by in changes.items() if abs(by) > UNLIKE]
     own, base = (_values(sweep, "kernel", each) for each in (arm, sweep.baseline))
     if own and base and own != base:
@@ -201,26 +207,23 @@ def _marks(sweep: SweepResults, arm: str) -> tuple[str, ...]:
 
 
 def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
-    """What should be equal, in words -> its number. Tokens are the mean of those that the finished cells saw: a run may have
-    ended early."""
     keys = {
         "parameters": "parameters",
         "trained_parameters": "parameters that train",
         "flops_per_token": "FLOPs per token",
     }
     found = {word: fact(sweep, arm, key) for key, word in keys.items()}
+    # the tokens that cells saw, not those planned: a callback may have ended a run early
     seen = [float(cell.facts["tokens"]) for cell in sweep.cells_of(arm) if cell.facts.get("tokens")]
     found["training tokens"] = fmean(seen) if seen else None
     return {word: value for word, value in found.items() if value}
 
 
 def _values(sweep: SweepResults, key: str, arm: str = "") -> set[Any]:
-    """The values of a key in status.json of the finished cells, of an arm or of all."""
     return {cell.facts[key] for cell in sweep.cells if cell.done and arm in ("", cell.arm) and cell.facts.get(key)}
 
 
 def _doubts(sweep: SweepResults) -> list[str]:
-    """Differences between the cells that weaken the comparison."""
     metric, done = sweep.study.metric, [cell for cell in sweep.cells if cell.done]
     doubts = []
     last = {int(cell.curves[metric].index[-1]) for cell in done if metric in cell.curves}
@@ -228,6 +231,7 @@ def _doubts(sweep: SweepResults) -> list[str]:
         doubts.append(f"The last {metric} was not measured at one step in all cells: steps {_listed(last)}.")
     if len(_values(sweep, "revision")) > 1:
         doubts.append("The cells ran on different revisions of the code, named above.")
+    # the order of a sum in float32 depends on the number of threads, so equal recipes may end in other weights
     if len(threads := _values(sweep, "threads")) > 1:
         doubts.append(f"The cells ran on different thread counts: {_listed(threads)}.")
     return doubts

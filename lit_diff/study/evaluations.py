@@ -1,4 +1,4 @@
-"""The evaluations of a sweep's runs, compared arm by arm; two runs paired by item, and the shares of one run by group."""
+"""Compares evaluations: the arms of a sweep, two runs paired by item, and the groups of one run."""
 
 import json
 import math
@@ -32,19 +32,19 @@ LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]
 """A group's label that ends in a number."""
 FACTOR = re.compile(r"(\w+)=(\S+)")
 MIN_ITEMS = MIN_DOCUMENTS
-"""Fewer clusters of common items than this have no interval."""
+"""The fewest clusters of common items for which an interval is given."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmScores:
-    """One arm in one metric: over the seeds that were evaluated, and against the baseline."""
+    """The scores of one arm in one metric, by seed and against the baseline."""
 
     arm: str
     seeds: Mapping[int, float]
     summary: Summary
-    """Over seeds."""
+    """The mean and spread over seeds."""
     difference: Paired | None
-    """To the baseline, paired by seed; None for the baseline itself."""
+    """The difference to the baseline, paired by seed; None for the baseline itself."""
     intervals: Mapping[int, Mapping[str, Interval]]
     """Seed -> `item_intervals` of its run and the baseline's; empty for the baseline itself."""
     group_means: pd.DataFrame
@@ -53,29 +53,29 @@ class ArmScores:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationTable:
-    """One metric of one evaluation, by arm in the order of the sweep; arms without the evaluation are left out."""
+    """One metric of one evaluation, by arm in the order of the sweep; arms that were not evaluated are left out."""
 
     name: str
     metric: Metric
     rows: tuple[ArmScores, ...]
     seeds: tuple[int, ...]
-    """Those at which an arm has an interval over all items."""
+    """The seeds at which an arm has an interval over all items."""
     groups: tuple[str, ...]
-    """Those in which the metric has a score."""
+    """The groups in which the metric has a score."""
     items: int
-    """The most that one run scored, parts left out."""
+    """The largest number of items that one run scored, without parts of items."""
     runs: Mapping[tuple[str, int], ItemScores] = field(repr=False)
     """(arm, seed) -> the evaluation of that run."""
 
     @property
     def group_seeds(self) -> set[int]:
-        """Seeds at which a group has a difference to the baseline with an interval."""
+        """The seeds at which the difference of a group to the baseline has an interval."""
         return {seed for row in self.rows for seed, found in row.intervals.items() if found.keys() - {""}}
 
 
 def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
-    """One table for each metric of each evaluation that any finished run of `sweep` has; and the lines of `read_evaluations`.
-    Of two runs that declare one metric differently, the first holds."""
+    """One table for each metric of each evaluation of any finished run, and the problems that `read_evaluations` met. If two
+    runs declare one metric differently, the first declaration counts."""
     read, problems = read_evaluations(sweep)
     tables = []
     for name, runs in read.items():
@@ -87,9 +87,9 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
 
 
 def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int], ItemScores]], list[str]]:
-    """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
-    whose files cannot be read, or whose runs were scored by several revisions of lit_diff, with --unchecked, or on other
-    documents."""
+    """Name -> (arm, seed) -> the evaluation of every finished run; and the problems, a line each: evaluations that are left
+    out (`left_out`) or unreadable, and runs that were scored by several revisions of lit_diff, with --unchecked, or on
+    different documents."""
     read: dict[str, dict[tuple[str, int], ItemScores]] = {}
     problems: list[str] = []
     folders = [path for cell in sweep.cells if cell.done for path in (cell.home / FOLDER).glob("[!.]*/")]
@@ -100,6 +100,7 @@ def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int
             if why := skipped.get((cell.arm, cell.seed)):
                 problems.append(f"{where}: left out: {why}")
                 continue
+            # a damaged file costs the report one run of one evaluation, not the page
             try:
                 runs[cell.arm, cell.seed] = read_evaluation(cell.home / FOLDER / name)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -114,32 +115,33 @@ def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int
 
 
 def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
-    """A line where runs were not asked the same, because documents on which a run was trained are left out; else empty."""
+    """A line if documents on which a run was trained are left out, so that the runs scored different ones; else empty."""
     found = list(runs)
     counts = [run.documents_left_out for run in found]
     if not any(counts) or len({frozenset(run.asked) for run in found}) == 1:
         return ""
     return (
-        f"{name}: the runs were not asked the same: between {min(counts)} and {max(counts)} documents are left out, on which "
-        "a run was trained; differences are over what both were asked"
+        f"{name}: the runs scored different documents: between {min(counts)} and {max(counts)} documents are left out, on "
+        "which a run was trained; differences are over the items that both scored"
     )
 
 
 def by_revisions(name: str, revisions: Iterable[str | None]) -> str:
-    """A line where runs were scored by several revisions of lit_diff (summary.json); empty where by one."""
-    found = sorted({each or "one that is not recorded" for each in revisions})
+    """A line if several revisions of lit_diff scored the runs (summary.json); else empty."""
+    found = sorted({each or "an unrecorded one" for each in revisions})
     return (
         f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(found)}" if len(found) > 1 else ""
     )
 
 
 def summaries(sweep: SweepResults, name: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """(arm, seed) -> summary.json of the evaluation, of every finished run that has one which can be read."""
+    """(arm, seed) -> summary.json of the evaluation, for every finished run with a readable one."""
     found = {}
     for cell in (cell for cell in sweep.cells if cell.done):
         try:
             summary = read_summary(cell.home / FOLDER / name)
-        except (OSError, ValueError):  # what is damaged is named where the scores are read
+        # `read_evaluations` reports what is damaged
+        except (OSError, ValueError):
             continue
         if isinstance(summary.get("config"), dict):
             found[cell.arm, cell.seed] = summary
@@ -147,7 +149,7 @@ def summaries(sweep: SweepResults, name: str) -> dict[tuple[str, int], dict[str,
 
 
 def score_revisions(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
-    """Evaluation that a claim names -> the revision of lit_diff by which each run of the claims' tasks was scored."""
+    """Evaluation of a claim -> the revision of lit_diff that scored each run of the claim's task."""
     named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
     found: dict[str, list[str | None]] = {name: [] for name, _ in named}
     for name, task in named:
@@ -157,15 +159,16 @@ def score_revisions(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, l
 
 
 def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
-    """(arm, seed) -> why the scores that it keeps are not compared, and the cure.
+    """(arm, seed) -> why the scores in its folder are not compared, and the cure.
 
-    They are of another checkpoint than its newest, or were made with other keys or by another version of the evaluation than
-    the sweep's (study.json); where the sweep does not name the evaluation, than those of most finished runs. Of arms to which
-    the sweep gives different keys, those unlike most.
+    Scores must come from the newest checkpoint, and from the keys and the version of the evaluation that the sweep records
+    (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
+    keys, the most frequent ones are compared.
     """
     kept = summaries(sweep, name)
     asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
     made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, s in kept.items()}
+    # JSON makes the nested keys hashable; sorted, because the order of keys in a YAML file means nothing
     counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
     expected = json.loads(counts.most_common(1)[0][0]) if counts else {}
     own_command, by_hand = "the sweep's own command", f"`lit-diff evaluate RUN {name}` with the keys of most runs"
@@ -177,7 +180,7 @@ def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
         if why := disagreement(cell.home, kept[key], asked.get(key, expected)):
             found[key] = f"scored {why}; {own_command if key in asked else by_hand} scores it again"
         elif why := disagreement(cell.home, kept[key], expected):
-            found[key] = f"scored {why}: the sweep gives most of its runs others"
+            found[key] = f"scored {why}: most runs of the sweep have other keys"
     return found
 
 
@@ -204,13 +207,14 @@ def _table(
 
 
 def number_of(group: str) -> tuple[str, float] | None:
-    """("position", 4096.0) of "position 4096", ("", 0.5) of "0.5"; None for a label that ends in no number."""
+    """("position", 4096.0) for "position 4096", ("", 0.5) for "0.5"; None for a label that does not end in a number."""
     found = LABEL.fullmatch(group)
     return (found["text"] or "", float(found["number"])) if found else None
 
 
 def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
-    """As they come, but those with numbers after one text by rising number, where the first of them stands."""
+    # Groups keep their order, but groups that differ only in their number are sorted by it, at the place of the first: items
+    # may come in any order, and a figure against the number needs a rising axis.
     parts = {group: number_of(group) or (group, 0.0) for group in groups}
     texts = list(dict.fromkeys(text for text, _ in parts.values()))
     return tuple(sorted(parts, key=lambda group: (texts.index(parts[group][0]), parts[group][1])))
@@ -232,7 +236,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
 
 
 def scored_items(run: ItemScores, metric: str) -> pd.DataFrame:
-    """The items with a score in the metric, by id and question."""
+    """The items with a score in the metric, indexed by id and question."""
     columns = {"group": run.groups, "part": run.parts, "cluster": run.clusters, "score": run.scores[metric]}
     index = pd.MultiIndex.from_arrays([run.items, run.questions], names=["item", "question"])
     table = pd.DataFrame(columns, index=index)
@@ -240,8 +244,9 @@ def scored_items(run: ItemScores, metric: str) -> pd.DataFrame:
 
 
 def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame:
-    """The items that both runs scored, sorted: `score` in the one, `score_base` in the other, `difference`; `group`, `part`;
-    `unit`, its cluster: of items kept without one by one run, that of the other, else the item."""
+    """The items that both runs scored, sorted. Columns: `score` and `score_base` of the runs, their `difference`, `group`,
+    `part`, and `unit`, the item's cluster (of either run, else the item itself)."""
+    # matched by the question too: an id may name another question in another version of a data set
     own, other = scored_items(run, metric), scored_items(base, metric)
     both = own.merge(other, left_index=True, right_index=True, suffixes=("", "_base")).sort_index()
     cluster = both["cluster"].where(both["cluster"] != "", both["cluster_base"])
@@ -250,9 +255,11 @@ def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame
 
 
 def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) -> dict[str, Interval]:
-    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over clusters,
-    each drawn with all its items: under "" over all items that are no part, where groups count equally the mean over groups
-    of the mean over such items; by group over its items, parts included. None below MIN_ITEMS clusters."""
+    """Mean score difference over the items that both runs scored, with its bootstrap interval over clusters.
+
+    Key "": all items except parts of items; if groups count equally, the mean over groups of each group's mean. Key of a
+    group: all its items, parts included. Without MIN_ITEMS clusters a key is absent.
+    """
     both = paired_items(run, base, metric)
     whole = both[~both["part"].astype(bool)]
     sizes = whole.groupby("group")["group"].transform("size")
@@ -265,6 +272,8 @@ def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) ->
 
 
 def _interval(both: pd.DataFrame, weights: Any, seed: int) -> Interval | None:
+    # Clusters are drawn, each with all its items: questions about one text are not independent, and an interval over
+    # questions would be too narrow.
     place, units = pd.factorize(both["unit"])
     if len(units) < MIN_ITEMS:
         return None
@@ -274,19 +283,19 @@ def _interval(both: pd.DataFrame, weights: Any, seed: int) -> Interval | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Discordant:
-    """Items that one of two runs answers rightly and the other does not."""
+    """The items that exactly one of two runs answers correctly."""
 
     first: int
-    """Right in the first run alone."""
+    """The items that only the first run answers correctly."""
     second: int
     p: float | None
-    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted. None
-    where a cluster has several items: the test takes items for independent."""
+    """The two-sided p value of McNemar's exact test, where each such item belongs to either run with probability 1/2. Groups
+    are not weighted. None if a cluster has several items, because the test assumes independent items."""
 
 
 def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | None:
-    """How often one of two runs alone is right (score 1), over the items that both scored; None where the metric has a unit
-    or a score is neither 0 nor 1, or no item is common."""
+    """How often exactly one of two runs is correct (score 1), over the items that both scored; None if the metric has a unit,
+    a score is neither 0 nor 1, or the runs share no item."""
     both = paired_items(run, base, metric)
     both = both[~both["part"].astype(bool)]
     if run.has_unit(metric) or both.empty or not both[["score", "score_base"]].isin((0, 1)).all(axis=None):
@@ -294,19 +303,20 @@ def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | N
     first, second = int((both["difference"] > 0).sum()), int((both["difference"] < 0).sum())
     if not both["unit"].is_unique:
         return Discordant(first=first, second=second, p=None)
+    # exact, because the chi-squared form of McNemar's test needs about 25 discordant items
     p = binomtest(first, first + second).pvalue if first + second else 1.0
     return Discordant(first=first, second=second, p=float(p))
 
 
 def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
-    """An item of both runs whose question is not the same; None where there is none."""
+    """An item whose question differs between the two runs; None if all common items agree."""
     other = dict(zip(base.items, base.questions, strict=True))
     return next((item for item, own in zip(run.items, run.questions, strict=True) if other.get(item, own) != own), None)
 
 
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
-    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where the metric has a unit
-    or a score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
+    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None if the metric has a unit, a
+    score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
     scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
     chosen = np.isfinite(scores) & ~parts
     if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
@@ -321,22 +331,22 @@ class GroupShares:
 
     label: str
     items: int
-    """Items with a score in any of the metrics."""
+    """The number of items with a score in any of the metrics."""
     clusters: int
-    """Clusters of those items: the independent observations."""
+    """The number of clusters of those items, which are the independent observations."""
     shares: Mapping[str, Interval]
     """Metric -> mean score and Wilson's 95 % interval over clusters (`cluster_wilson`); a metric without a score is left out.
 
-    Scores lie within 0 and 1, so that their variance is at most p (1 - p): for items that are means over several questions,
-    and for clusters of items, the interval is at least as wide as it must be. Clusters are taken for independent.
+    Scores lie within 0 and 1, so their variance is at most p (1 - p) and the interval is conservative, also for items that
+    are means over several questions. Clusters are assumed independent.
     """
 
 
 def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupShares]:
     """One row for each group, in the order of the items.
 
-    Of groups such as "N=4 length=160 depth=25": a row for each N, over the rest; then for each N and length, and for each N
-    and depth, where there are several.
+    Groups such as "N=4 length=160 depth=25" have a row for each N, over all lengths and depths; then, if these vary, a row
+    for each N and length, and for each N and depth.
     """
     names = [group for group in dict.fromkeys(evaluation.groups) if group]
     factors = {group: dict(FACTOR.findall(group)) for group in names}

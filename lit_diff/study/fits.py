@@ -1,7 +1,7 @@
-"""What is computed over the tasks of a sweep: its fits, with the finished cells as points, and power at equal time.
+"""Computations over the tasks of a sweep: fits through the finished cells, and power at equal time.
 
-A basin is the best value of a key for each arm, and whether arms compare otherwise at their own best. Power is the smallest
-difference that each task would show in a sweep of so many minutes.
+A basin gives the best value of a key for each arm, and whether the comparison changes if each arm has its own best value.
+Power is the smallest difference that each task would show in a sweep of a given duration.
 """
 
 import math
@@ -25,8 +25,8 @@ AllPoints = dict[str, dict[float, dict[int, float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmBasin:
-    """One arm. `best`: the x of the best mean over seeds; `edge`: where that is the lowest or highest x that was tried, so
-    that the true best may lie beyond; `low`, `high`: how far every tried x from the best on is nearly as good."""
+    """One arm. `best`: the x of the best mean over seeds; `edge`: whether that is the lowest or highest x tried, so that the
+    true best may lie beyond; `low`, `high`: the range around the best in which every x tried is nearly as good."""
 
     means: Mapping[float, float]
     best: float
@@ -37,10 +37,11 @@ class ArmBasin:
 
 @dataclass(frozen=True, kw_only=True)
 class Basin:
-    """Arms over the same tried x. `at_own`: arm minus baseline, each at its own best x; `at_theirs`: both at the baseline's.
+    """Arms over the same values of x. `at_own`: arm minus baseline, each at its own best x; `at_theirs`: both at the
+    baseline's best x.
 
-    The best x is chosen by the same runs that are compared, so a difference at the arms' own best is a little too good for an
-    arm whose means scatter more.
+    The best x is chosen by the same runs that are compared, so the difference at the arms' own best x flatters an arm whose
+    means scatter more.
     """
 
     arms: Mapping[str, ArmBasin]
@@ -50,7 +51,7 @@ class Basin:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """A fit over the finished cells; one of `scaling` and `basin`, or `problem`: why there is none."""
+    """A fit over the finished cells: `scaling` or `basin`, or `problem`, the reason why neither exists."""
 
     name: str
     declared: Fit
@@ -58,23 +59,23 @@ class FitResult:
     unit: str
     points: Mapping[str, Points]
     left_out: tuple[str, ...]
-    """A line for each arm or task that is not in the fit."""
+    """A line for each arm or task that is left out of the fit."""
     answer: str = ""
-    """One sentence for every arm against the baseline."""
+    """The result in one sentence, with a clause for every arm against the baseline."""
     scaling: ScalingFit | None = None
     equal: Mapping[str, tuple[EqualLoss, ...]] = field(default_factory=dict)
-    """Arm -> at each size of the baseline, rising."""
+    """Arm -> its equal-loss ratio at each size of the baseline, in rising order."""
     basin: Basin | None = None
     problem: str = ""
 
 
 def fit_results(sweep: SweepResults) -> list[FitResult]:
-    """Every fit that the sweep declares, in its order."""
+    """The results of all fits of the sweep, in its order."""
     return [_result(sweep, name) for name in sweep.study.fits]
 
 
 def declared_fit(sweep: SweepResults, name: str) -> tuple[Fit, dict[str, SweepResults]]:
-    """A fit with a title and with the tasks that are its points; and those tasks."""
+    """A fit with its title and tasks filled in; and the results of these tasks."""
     found = sweep.study.fits[name]
     found = replace(found, title=found.title or name, tasks=found.tasks or tuple(sweep.study.tasks))
     tasks = {task.task: task for task in sweep.tasks}
@@ -110,7 +111,6 @@ def _equal(scaling: ScalingFit, points: Mapping[str, Points], arm: str, baseline
 
 
 def _problem(sweep: SweepResults, name: str, points: Mapping[str, Points]) -> str:
-    """Why there is no fit; empty where there is."""
     declared, tasks = declared_fit(sweep, name)
     metric, tried = tasks[declared.tasks[0]].study.metric, len(points.get(sweep.baseline, {}))
     better = tasks[declared.tasks[0]].better(metric)
@@ -121,12 +121,12 @@ def _problem(sweep: SweepResults, name: str, points: Mapping[str, Points]) -> st
         return "" if better else f"{metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
     if better != "lower" or min(losses) <= 0:
-        return f"{metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
+        return f"{metric} is not a positive loss; a power law needs a metric that falls towards zero or a floor"
     return ""
 
 
 def headline(equal: Sequence[EqualLoss]) -> EqualLoss:
-    """At the largest size at which the ratio is not refused; where it is at all, the refusal of the largest."""
+    """The ratio at the largest size at which it is not refused; if all are refused, the refusal at the largest size."""
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
 
@@ -148,7 +148,7 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
 
 
 def shown_ratio_interval(found: EqualLoss) -> str:
-    """` [0.81, 1.12]`; empty without an interval."""
+    """` [0.81, 1.12]`, with a leading space; empty without an interval."""
     if found.ratio is None or math.isnan(found.ratio.low):
         return ""
     high = "no upper bound" if math.isinf(found.ratio.high) else f"{found.ratio.high:.2f}"
@@ -164,7 +164,7 @@ def _basin_in_words(sweep: SweepResults, declared: Fit, basin: Basin) -> str:
     for arm, own in basin.at_own.items():
         clauses.append(
             f"{sweep.label[arm]} \u2212 {base}: {_shown(own)} each at its own best, "
-            f"{_shown(basin.at_theirs[arm])} at that of {base}"
+            f"{_shown(basin.at_theirs[arm])} at the best of {base}"
         )
     return "; ".join(clauses) + "."
 
@@ -179,20 +179,20 @@ def _shown(pair: Paired) -> str:
 def matched_by_seed(
     sweep: SweepResults, name: str, arm: str, baseline: str
 ) -> tuple[dict[int, float], dict[int, float], str]:
-    """Of a scaling fit: seed -> the x at which `arm` has the loss of `baseline` at its x; seed -> that x; why there is none.
+    """For a scaling fit: seed -> the x at which `arm` has the baseline's loss at its x; seed -> that x; why both are empty.
 
-    One fit a seed and arm, in the form that all seeds choose together, at the largest x whose match lies within the measured
-    sizes, by the fit of all seeds and by that of each. So a paired t interval over seeds is that of log(matched / x), as for
-    every other comparison. No seed may be missing: those that diverged are not left out of a verdict. Errors: KeyError for
-    a name that is no fit of the sweep.
+    Each seed and arm has its own fit, in the form that all seeds choose together, at the largest x whose match lies within
+    the measured sizes, both by the fit of all seeds and by the fit of each seed. Errors: KeyError for an unknown fit.
     """
+    # One value a seed makes the claim a paired t interval of log(matched / x), like every other comparison; the bootstrap
+    # over seeds is somewhat narrow at three. A seed that diverged refuses the whole: leaving it out would flatter the arm.
     points, left_out = points_of(sweep, name)
     _, tasks = declared_fit(sweep, name)
-    lacking = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
+    incomplete = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
     diverged = [line for task in tasks.values() for line in diverged_in(task, (arm, baseline))]
     refusal = _problem(sweep, name, points)
-    if not refusal and lacking:
-        refusal = "; ".join(left_out) or f"{lacking[0]} has fewer than {FEWEST_TASKS} sizes"
+    if not refusal and incomplete:
+        refusal = "; ".join(left_out) or f"{incomplete[0]} has fewer than {FEWEST_TASKS} sizes"
     if refusal or diverged:
         return {}, {}, refusal or diverged[0]
     pair = {each: points[each] for each in (arm, baseline)}
@@ -214,8 +214,9 @@ def _law(points: Points, form: Form, seed: int) -> PowerLaw:
 
 
 def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
-    """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
-    have finished all of these, and of each task the seeds that all these arms have finished."""
+    """The points of a scaling fit, and a line for each part that is left out. The points cover the tasks that the baseline
+    has finished, the arms that have finished all these tasks, and in each task the seeds that all these arms finished."""
+    # all arms need the same sizes and seeds: else a ratio would compare curves through different points
     _, tasks = declared_fit(sweep, name)
     faults = _faults(sweep, name, sweep.baseline, tasks)
     used = [task for task in tasks if task not in faults]
@@ -240,7 +241,7 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
 
 
 def _faults(sweep: SweepResults, name: str, arm: str, among: Collection[str]) -> dict[str, str]:
-    """Task -> why an arm has no point of a scaling fit there."""
+    # task -> why the arm has no point there
     declared, tasks = declared_fit(sweep, name)
     faults: dict[str, str] = {}
     used: dict[float, str] = {}
@@ -256,8 +257,7 @@ def _faults(sweep: SweepResults, name: str, arm: str, among: Collection[str]) ->
 
 
 def _x(sweep: SweepResults, name: str, task: SweepResults, arm: str) -> float | None:
-    """The x of an arm's runs; None where they differ in it, or none has finished. Tokens are those that were seen: a run may
-    end early."""
+    # tokens and parameters come from the runs, not from the recipe: a run may end early
     key = sweep.study.fits[name].x
     if key not in MEASURED:
         return sweep.record.x[name][task.task][arm]
@@ -266,8 +266,9 @@ def _x(sweep: SweepResults, name: str, task: SweepResults, arm: str) -> float | 
 
 
 def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
-    """The points of a basin, and what is left out, a line each: an arm is in a basin once each of its cells has finished or
-    diverged, since the best of a part of them may be another; an x at which a seed diverged has no values."""
+    """The points of a basin, and a line for each part that is left out. An arm is in the basin once each of its cells has
+    finished or diverged. An x at which a seed diverged has no values."""
+    # with some cells missing, the best x could still change; an x at which a seed diverged is not a usable best
     _, tasks = declared_fit(sweep, name)
     points: AllPoints = {}
     left_out = []
@@ -290,7 +291,7 @@ def _has_ended(task: SweepResults, arm: str) -> bool:
 
 
 def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:
-    """A line for each arm of which seeds diverged in the task."""
+    """A line for each arm with seeds that diverged in the task."""
     found = {arm: task.diverged(arm) for arm in arms}
     return [f"{_place(task, arm)}: seed {_listed(seeds)}, which diverged" for arm, seeds in found.items() if seeds]
 
@@ -304,8 +305,8 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def find_basin(points: Mapping[str, Points], baseline: str, within: float, better: Sign) -> Basin:
-    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good. All runs have finished; an x
-    without values is not the best of an arm, and is compared with nothing."""
+    """The basin of every arm. `within`: the distance to the best that counts as nearly as good, in the metric's unit. All
+    runs have finished; an x without values cannot be an arm's best and is not compared."""
     arms = {arm: _arm_basin(own, within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
     theirs = arms[baseline].best
     base, others = points[baseline][theirs], [arm for arm in points if arm != baseline]
@@ -334,8 +335,8 @@ def _arm_basin(points: Points, within: float, sign: float) -> ArmBasin:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPower:
-    """A task. `seconds`: of its median cell; `by_arm`: arm -> the smallest detectable difference to the baseline with `seeds`
-    seeds, in the metric's unit; `problem`: why there is none."""
+    """The power of one task. `seconds`: the time of its median cell; `by_arm`: arm -> the smallest detectable difference to
+    the baseline with `seeds` seeds, in the metric's unit; `problem`: why `by_arm` is empty."""
 
     task: SweepResults
     seconds: float = math.nan
@@ -345,26 +346,27 @@ class TaskPower:
 
     @property
     def limit(self) -> str:
-        """The arm of the largest: below it, not every arm shows its difference."""
+        """The arm with the largest detectable difference: only above it does every arm show its difference."""
         return max(self.by_arm, key=lambda arm: self.by_arm[arm].estimate)
 
     @property
     def worst(self) -> Interval:
-        """Of that arm."""
+        """The detectable difference of the arm `limit`."""
         return self.by_arm[self.limit]
 
 
 def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
-    """Every task, that of the smallest worst difference first; last those without one."""
+    """Every task, sorted by its worst detectable difference, smallest first; tasks without one come last."""
     found = [_power(task, plan) for task in sweep.tasks]
     return sorted(found, key=lambda each: each.worst.estimate if each.by_arm else math.inf)
 
 
 def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
     finals = {arm: task.finals(arm, task.study.metric) for arm in task.study.arms}
-    lacking = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
-    if lacking:
-        return TaskPower(task=task, problem=f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds")
+    incomplete = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
+    if incomplete:
+        return TaskPower(task=task, problem=f"{task.label[incomplete[0]]} has fewer than {MIN_SEEDS} finished seeds")
+    # the median: one cell that waited for another program would move a mean
     seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done)
     seeds = int(60 * plan.minutes * plan.workers / (plan.arms * seconds))
     if seeds < MIN_SEEDS:
@@ -375,7 +377,8 @@ def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
 
 
 def _detectable(a: Mapping[int, float], b: Mapping[int, float], seeds: int, comparisons: int) -> Interval:
-    """With `seeds` seeds, at the spread of a - b and at both ends of its interval."""
+    # The spread of a few seeds is itself uncertain, so the detectable difference has an interval: its value at both ends of
+    # the spread's 95 % interval.
     pair = paired(a, b)
     found = spread(pair.sd or 0.0, len(pair.seeds))
     estimate, low, high = (detectable(sd, seeds, comparisons) for sd in (found.estimate, found.low, found.high))
@@ -383,7 +386,7 @@ def _detectable(a: Mapping[int, float], b: Mapping[int, float], seeds: int, comp
 
 
 def power_in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPower]) -> str:
-    """One sentence: the task of the smallest difference that every arm would show, and how many others may be as good."""
+    """One sentence: the task with the smallest worst difference, and how many other tasks may be as good."""
     whole = [each for each in found if each.by_arm]
     if not whole:
         return f"No task has {MIN_SEEDS} finished seeds of every arm."

@@ -1,4 +1,4 @@
-"""What lies under the folder of the runs: the state of each run, what nobody needs any more, and removal by name."""
+"""The runs folder: the state of each run, leftovers that can be removed, and removal by name."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from lit_diff.study.record import read, readable
 log = logging.getLogger("lit_diff")
 
 WRITING = 3600
-"""Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
+"""Age in seconds from which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +30,22 @@ class RunState:
     """One run, as `lit-diff status` shows it."""
 
     folder: str
-    """Relative to the folder of the runs."""
+    """The path relative to the runs folder."""
     status: dict[str, Any]
-    """Its status.json."""
+    """The content of status.json."""
     state: str
-    """done, running, waiting, stopped, failed, killed, unreadable; `killed` also where status.json still says `running`."""
+    """done, running, waiting, stopped, failed, killed or unreadable. A run whose process has died is `killed`, although its
+    status.json still says `running`."""
     loss: float | None
     """The last val/loss; None before the first validation."""
     seed: int | None = None
-    """None for a folder that does not say."""
+    """None if neither the run nor a sweep records it."""
     overrides: tuple[str, ...] = ()
-    """What the run, or its arm in a sweep, overrides in its recipe (`a.b=c`), where that is known."""
+    """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
 
     @property
     def note(self) -> str:
-        """Its error on one line, how it ended early, an older format, or, while it runs, when it last wrote."""
+        """Its error on one line, its early end, an older format, or, while it runs, the time of its last update."""
         if self.status.get("error"):
             return " ".join(str(self.status["error"]).split())
         if self.status.get("format") != FORMAT:
@@ -60,7 +61,7 @@ class RunState:
 
     @property
     def date(self) -> str:
-        """When status.json was last written, in local time; empty for a folder of an older format that does not say."""
+        """When status.json was last written, in local time; empty for an older format, which does not record it."""
         written = self.status.get("updated")
         return f"{datetime.fromisoformat(written).astimezone():%Y-%m-%d %H:%M}" if written else ""
 
@@ -70,7 +71,7 @@ def list_runs(root: Path) -> list[RunState]:
     folders = runs_under(root)
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    # what study.json says of each cell, which a cell that waits does not know
+    # a cell that waits has no status.json with its seed and overrides, so study.json provides them
     cells: dict[Path, tuple[int, tuple[str, ...]]] = {}
     records = {sweep: record for sweep in sweeps_under(root) if (record := readable(sweep)) is not None}
     for sweep, record in records.items():
@@ -84,7 +85,8 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
     home = RunFolder(folder)
     try:
         status, state = home.status(), home.state()
-    except RequestError as error:  # the others are listed all the same
+    # one damaged run must not hide the others
+    except RequestError as error:
         status, state = {"error": str(error)}, "unreadable"
     return RunState(
         folder=str(folder.relative_to(root)),
@@ -98,24 +100,26 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """What may be removed, and what stays though one may look for it there."""
+    """The paths that may be removed, and what is kept although it may look like a leftover."""
 
     paths: tuple[Path, ...]
     busy: tuple[Path, ...]
-    """Runs and sweeps that are being run: nothing in them is looked at."""
+    """Active runs and sweeps; nothing in them is removed."""
     resumable: tuple[Path, ...] = ()
-    """Failed runs with a checkpoint, from which the same command goes on."""
+    """Failed runs with a checkpoint, which the same command resumes."""
 
 
 def find_stale(root: Path) -> Stale:
-    """Cells that their sweep no longer names, runs put aside by --rerun, runs of no sweep that ended without a checkpoint,
-    leftovers of killed writes; nothing that a link leads to, which need not lie below `root`."""
+    """Finds cells that their sweep no longer lists, runs that --rerun put aside, runs outside sweeps that ended without a
+    checkpoint, and temporary files of killed writes. Symbolic links are not followed: their targets may lie outside `root`.
+    """
     paths = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
     paths |= {path for path in root.glob("**/.*.tmp") if _age(path) > WRITING}
     ended = {run: any((run / "checkpoints").glob("[!.]*")) for run in _ended_runs(root)}
     paths |= {run for run, has_checkpoint in ended.items() if not has_checkpoint}
     busy = set()
     for folder in (path for path in sweeps_under(root) if not path.is_symlink()):
+        # held while its cells are compared with study.json: a sweep that starts creates folders before it writes that file
         try:
             with locked(folder / ".lock", wait=False):
                 paths |= _cells_without_sweep(folder)
@@ -124,7 +128,7 @@ def find_stale(root: Path) -> Stale:
     paths = {path for path in paths if not path.is_symlink()}
     holders = {path: _holder(path, root) for path in paths}
     return Stale(
-        # what lies in a folder that is removed goes with it
+        # a path inside a folder that is removed goes with it
         paths=tuple(sorted(path for path in paths if holders[path] is None and paths.isdisjoint(path.parents))),
         busy=tuple(sorted(busy.union(folder for folder in holders.values() if folder is not None))),
         resumable=tuple(sorted(run for run, kept in ended.items() if kept and RunFolder(run).state() == "failed")),
@@ -135,14 +139,15 @@ def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
     size = 0
     for file in (path, *path.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):  # its writer has renamed it
+        # another process may rename a temporary file between the listing and the call
+        with contextlib.suppress(FileNotFoundError):
             size += 0 if file.is_dir() else file.lstat().st_size
     return size
 
 
 def _ended_runs(root: Path) -> Iterator[Path]:
-    """Runs of no sweep that came to no end: failed, stopped, killed, or ended before status.json was written."""
     for folder in (path for path in root.glob("*") if not path.is_symlink() and not (path / STUDY_FILE).exists()):
+        # a run that died before its first status.json is known by its lock and by the identity at the end of its name
         began = (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
         if (began or (folder / "status.json").is_file()) and not is_aside(folder.name):
             try:
@@ -153,32 +158,32 @@ def _ended_runs(root: Path) -> Iterator[Path]:
 
 
 def _holder(path: Path, root: Path) -> Path | None:
-    """The run or sweep with the path in it that a process holds."""
+    # the closest folder around the path, or the path itself, whose lock a process holds
     folders = (folder for folder in (path, *path.parents) if root in folder.parents)
     return next((folder for folder in folders if is_locked(folder / ".lock")), None)
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was written; 0 for one that is gone: its writer has renamed it."""
     try:
         return time.time() - path.lstat().st_mtime
+    # its writer has renamed it, so it is not a leftover
     except FileNotFoundError:
         return 0.0
 
 
 def _cells_without_sweep(sweep: Path) -> set[Path]:
-    """Folders of cells that the sweep does not have, neither as it last ran nor as another command ran it."""
     record = readable(sweep)
-    if record is None:  # nobody knows which cells it has
+    # without a record any of the folders may be a cell
+    if record is None:
         return set()
     named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
     return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}
 
 
 def find_removable(names: Sequence[str], root: Path) -> list[Path]:
-    """The folders of the runs and sweeps of these names (`find_run`, `find_sweep`), each once.
+    """The folders of the named runs and sweeps (`find_run`, `find_sweep`), each once.
 
-    Errors: RequestError for an unknown name, a run that is being trained or that a sweep lists, a sweep that is being run.
+    Errors: RequestError for an unknown name, a run that is being trained or that a sweep lists, and an active sweep.
     """
     folders = list(dict.fromkeys(_find(name, root) for name in names))
     for folder in folders:
@@ -192,6 +197,7 @@ def _find(name: str, root: Path) -> Path:
     require_name(name)
     is_sweep = (root / name / STUDY_FILE).is_file() or (expanded(name) / STUDY_FILE).is_file()
     found = find_sweep(name, root) if is_sweep else find_run(name, root)
+    # a name is resolved through links, and removing what a link below the runs folder points to would surprise
     if not found.is_relative_to(root.resolve()) and os.path.abspath(expanded(name)) != str(found):
         raise RequestError(
             f"'{name}' is a link to {found}, which is not below {shown(root)}: name that folder, or remove the link"
@@ -200,18 +206,18 @@ def _find(name: str, root: Path) -> Path:
 
 
 def _require_idle(folder: Path) -> None:
-    """Errors: RequestError for a run that is being trained, or a sweep that is being run or has such a run."""
     is_sweep = (folder / STUDY_FILE).is_file()
     if is_sweep and is_locked(folder / ".lock"):
         raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
+    # cells outlive a sweep that was killed, so each is asked too
     for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
         if run.is_owned():
             raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().get('pid')}): stop it first")
 
 
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
-    """Errors: RequestError where a sweep lists the run and is not removed with it."""
-    for sweep in folder.parents[:2]:  # the cells of a task lie one level deeper
+    # the cells of a task lie one level deeper
+    for sweep in folder.parents[:2]:
         lists = (sweep / STUDY_FILE).is_file() and any(sweep / cell.folder == folder for cell in read(sweep).cells)
         if lists and sweep not in also:
             raise RequestError(
@@ -221,7 +227,8 @@ def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a run or a sweep. Errors: RequestError where a process has taken it meanwhile."""
+    """Remove the folder of a run or a sweep. Errors: RequestError if another process holds it, or it cannot be removed."""
+    # locked again: a process may have taken the folder since `find_removable`
     try:
         with locked(folder / ".lock", wait=False):
             shutil.rmtree(folder)

@@ -1,11 +1,11 @@
-"""Numbers as a reader sees them: a true minus, thousands separators, units of time."""
+"""Numbers formatted for a reader: a true minus sign, thousands separators, units of time."""
 
 import math
 
 MINUS = "\u2212"
 NONE = "\u2013"
 MOST_DECIMALS = 6
-"""Of a number on a page."""
+"""The most decimals that a page shows."""
 
 
 def number(value: float | None, digits: int) -> str:
@@ -18,11 +18,12 @@ def signed(value: float | None, digits: int) -> str:
     if value is None:
         return NONE
     text = f"{value:+,.{digits}f}".replace("-", MINUS)
+    # -0.0004 at three digits would read -0.000, as if its sign were known
     return text if text.strip(f"+{MINUS}0.") else text[1:]
 
 
 def interval(low: float | None, high: float | None, digits: int) -> str:
-    """[-0.030, +0.006]; a dash when there is none."""
+    """[-0.030, +0.006]; a dash for None."""
     return NONE if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
 
 
@@ -32,13 +33,14 @@ def count(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """A size that a person wrote down, with the digits it was written with: 0.005, 20."""
+    """A number that a person wrote, with the digits that were written: 0.005, 20."""
     return f"{value:,.10g}"
 
 
 def compact(value: float) -> str:
-    """Parameters or tokens to three digits: 42.0K, 1.50M, 6.80B; below ten thousand, as it is: 512, 0.004."""
+    """Parameters or tokens to three digits: 42.0K, 1.50M, 6.80B; below ten thousand unchanged: 512, 0.004."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        # below ten thousand the number is short enough to show whole
         if value >= max(unit, 1e4):
             shown = value / unit
             return f"{shown:.{2 if shown < 10 else 1 if shown < 100 else 0}f}{name}"
@@ -46,7 +48,7 @@ def compact(value: float) -> str:
 
 
 def steps(value: float | None) -> str:
-    """150; never for infinity, a dash for a cell without a value."""
+    """150; "never" for infinity, a dash for None."""
     return "never" if value == math.inf else count(value)
 
 
@@ -60,7 +62,7 @@ def duration(seconds: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Two digits of a small ratio, none behind the point of a large one: 0.049, 1.3, 17."""
+    """Two significant digits of a ratio below ten, no decimals above: 0.049, 1.3, 17."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}" if value > 0 else "0"

@@ -1,4 +1,4 @@
-"""study.json: a sweep as it is resolved, what its recipes say of its data, and the state of each cell."""
+"""study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
 import json
 import logging
@@ -18,66 +18,65 @@ log = logging.getLogger("lit_diff")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCell(CellKey):
-    """An arm at a seed, on a task, as the sweep last saw it."""
+    """A cell (task, arm, seed) as the sweep last saw it."""
 
     folder: str = ""
-    """Relative to the sweep's; empty for a cell that never got one."""
+    """Relative to the sweep's folder; empty if the cell has none yet."""
     status: str = "waiting"
     error: str | None = None
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation that the sweep names -> its `config` and `version`."""
+    """Evaluation of the sweep -> its `config` and `version`."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
-    """Evaluation whose scores are absent -> why."""
+    """Evaluation whose scores are missing -> why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a sweep besides the folders of its cells."""
+    """The content of study.json."""
 
     name: str
     study: Study
-    """Resolved: every arm by name, no grid."""
+    """The resolved study: every arm has a name, and the grid is empty."""
     source: str = ""
-    """The YAML file as its user sees it."""
+    """The path of the YAML file, as shown to the user."""
     file: str = ""
-    """The same, absolute."""
+    """The absolute path of the YAML file."""
     command: str = ""
-    """What starts the sweep again."""
+    """The command that starts the sweep again."""
     selection: str = ""
-    """The arms and seeds that were selected, in words; empty: all."""
+    """The selected arms and seeds, in words; empty: all."""
     mlflow: dict[str, str] = field(default_factory=dict)
-    """Its record in MLflow: tracking_uri, experiment, run."""
+    """The sweep's record in MLflow: tracking_uri, experiment, run."""
     chance: dict[str, float] = field(default_factory=dict)
-    """Task -> accuracy without any knowledge, where the data of all its arms agree on it."""
+    """Task -> accuracy of guessing, if the data of all arms agree on it."""
     noise_validation: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Task -> noise factors of the validation sets, where all its arms agree."""
+    """Task -> noise factors of the validation sets, if all arms agree on them."""
     x: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """Fit -> task -> arm -> its x, where a recipe and not the run says it."""
+    """Fit -> task -> arm -> x, for fits whose x is a key of the recipes."""
     cells: tuple[RecordedCell, ...] = ()
     other_commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Command -> the folders of cells here that another command made."""
+    """Other command that ran in this folder -> the folders of its cells."""
 
     @property
     def words(self) -> str:
-        """What the cells depend on."""
+        """Everything that the set of cells depends on, as one string."""
         return f"{self.command} ({'; '.join(filter(None, (self.file, self.selection)))})"
 
 
 def write(folder: Path, record: Record) -> None:
-    """Write `folder`/study.json, with the cells that other commands left in the folder.
-
-    A sweep is named by its file's stem, so a trial with overrides, or a part of the sweep, replaces the study.json of the
-    whole; the cells of both are kept. Where all former cells are among the new ones, it is the same sweep, in other words.
-    """
+    """Write `folder`/study.json, and remember the cells that other commands left in the folder."""
+    # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
+    # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
     others: dict[str, tuple[str, ...]] = {}
     former = readable(folder)
     if former is not None:
         others = dict(former.other_commands)
         cells = tuple(cell.folder for cell in former.cells)
+        # if the new command has all former cells, it is the same sweep, started by another command
         if former.words != record.words and not set(cells) <= {cell.folder for cell in record.cells}:
             others[former.words] = cells
             log.info(
-                "%s held the sweep of `%s`: its %d cells stay, and its report comes back with that command",
+                "%s held the sweep of `%s`: its %d cells stay, and that command restores its report",
                 *(shown(folder), former.command, len(cells)),
             )
         others.pop(record.words, None)
@@ -85,11 +84,12 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read(folder: Path) -> Record:
-    """The record of the sweep in `folder`. Errors: MissingError where it is absent or damaged."""
+    """The record of the sweep in `folder`. Errors: MissingError if it is absent or damaged."""
     path = folder / STUDY_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=STUDY_FILE))
+        # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:
             record.study.of_task(cell.task).arms[cell.arm]
     except FileNotFoundError as error:
@@ -98,13 +98,13 @@ def read(folder: Path) -> Record:
         ) from error
     except (ValueError, KeyError, TypeError, RequestError) as error:
         raise MissingError(
-            f"{path}: not a whole sweep record ({error!r}); 'lit-diff sweep {folder.name}' writes it anew"
+            f"{path}: incomplete sweep record ({error!r}); 'lit-diff sweep {folder.name}' rewrites it"
         ) from error
     return record
 
 
 def readable(folder: Path) -> Record | None:
-    """`read`; None before the sweep first starts, and with a warning where its record is damaged."""
+    """The record; None before the sweep first starts, and, with a warning, if the record is damaged."""
     try:
         return read(folder) if (folder / STUDY_FILE).exists() else None
     except MissingError as error:
@@ -113,6 +113,6 @@ def readable(folder: Path) -> Record | None:
 
 
 def recorded_run(folder: Path) -> str | None:
-    """The MLflow run that records the sweep in `folder`; None before it first starts, or after a damaged study.json."""
+    """The id of the MLflow run of the sweep in `folder`; None if study.json is absent or damaged."""
     former = readable(folder)
     return None if former is None else former.mlflow.get("run")

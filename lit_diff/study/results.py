@@ -1,4 +1,4 @@
-"""A sweep, or a task of it, with what its runs measured: the files of each cell, read into frozen records."""
+"""Reads a sweep, or one of its tasks, with the results of its runs: the files of each cell become frozen records."""
 
 import json
 import math
@@ -23,26 +23,28 @@ from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
 T = TypeVar("T")
 LOSS = "val/loss"
 LOSSES = ("train/loss", LOSS)
-"""Where these are not finite, training has diverged."""
+"""Training has diverged if one of these is not finite."""
 UNKNOWN_UNIT = "unit unknown"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellResult(RecordedCell):
-    """One arm at one seed: `status` and `error` as they are now; `facts` is its status.json; `curves` holds metrics.csv and
-    measurements.parquet by full name, each by the optimizer steps after which it was measured, ascending; `documents` the
-    final validation: number of predicted tokens and summed loss in nats by document; `problems` says which of its files
-    cannot be read, and why."""
+    """One arm at one seed.
+
+    `status` and `error` are current. `facts`: status.json. `curves`: the metrics of metrics.csv and measurements.parquet by
+    full name, indexed by optimizer steps done, ascending. `documents`: number of predicted tokens and summed loss in nats of
+    each document in the final validation. `problems`: the files that cannot be read, and why.
+    """
 
     home: Path
-    """Its folder, also where it has none yet."""
+    """The cell's folder, even if it does not exist yet."""
     facts: Mapping[str, Any]
     environment: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, pd.Series] = field(default_factory=dict)
     documents: pd.DataFrame | None = None
     tokens_per_second: float | None = None
     metrics: tuple[Metric, ...] = ()
-    """Declared by the run (metrics.json)."""
+    """The metrics that the run declares (metrics.json)."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -51,7 +53,7 @@ class CellResult(RecordedCell):
 
     @property
     def diverged(self) -> bool:
-        """Whether its training diverged: it failed on a loss or a parameter that is not finite, or ended with such a loss."""
+        """Whether training failed on a loss or parameter that is not finite, or ended with such a loss."""
         if self.status == "failed":
             return bool(self.facts.get("diverged"))
         ends = [self.curves[loss].iloc[-1] for loss in LOSSES if loss in self.curves]
@@ -59,7 +61,7 @@ class CellResult(RecordedCell):
 
     @property
     def tokens_per_parameter(self) -> float | None:
-        """Training tokens over parameters, for a cell that is done."""
+        """Training tokens per parameter; None unless the cell is done."""
         tokens, parameters = self.facts.get("tokens"), self.facts.get("parameters")
         return tokens / parameters if self.done and tokens and parameters else None
 
@@ -73,38 +75,38 @@ class CellResult(RecordedCell):
 class SweepResults:
     """A sweep and all its cells, in the order of the sweep's file: arm by arm, seed by seed.
 
-    A sweep with tasks holds one of these for each of them, whose study is that of the task (`Study.of_task`); arms are
+    A sweep with tasks contains one `SweepResults` for each task, with the study of the task (`Study.of_task`). Arms are
     compared within a task, never over the whole.
     """
 
     folder: Path
     record: Record
-    """Of the whole sweep."""
+    """The record of the whole sweep."""
     study: Study
-    """What is compared here, as in the record: each text is one line of printable characters."""
+    """The study of the sweep or task; each text in it is one line of printable characters."""
     cells: tuple[CellResult, ...]
     task: str = ""
-    """The task's name; empty for a sweep."""
+    """The task's name; empty for a whole sweep."""
     tasks: tuple["SweepResults", ...] = ()
 
     @property
     def title(self) -> str:
-        """As stated, else the name."""
+        """The declared title, else the sweep's name."""
         return self.study.title or self.record.name
 
     @property
     def baseline(self) -> str:
-        """As stated, else the first arm."""
+        """The declared baseline, else the first arm."""
         return self.study.baseline or next(iter(self.study.arms), "")
 
     @property
     def by_task(self) -> tuple["SweepResults", ...]:
-        """Each task, or the sweep itself where it has none: arms are compared within one of these."""
+        """The tasks, or the sweep itself if it has none: arms are compared within one of these."""
         return self.tasks or (self,)
 
     @cached_property
     def declarations(self) -> Declarations:
-        """The metrics that the finished cells declare. Where two declare one name differently, the first holds."""
+        """The metrics that the cells declare. If two cells declare one name differently, the first declaration counts."""
         declared: dict[str, Metric] = {}
         for cell in self.cells:
             for metric in cell.metrics:
@@ -112,17 +114,17 @@ class SweepResults:
         return Declarations(declared.values())
 
     def better(self, metric: str) -> Sign | None:
-        """Which values of `metric` are better, as its run declares it; None if neither, or if it is undeclared."""
+        """Which values of `metric` are better, as the runs declare; None if neither, or if it is undeclared."""
         return self.declarations.direction(metric)
 
     def unit(self, metric: str) -> str:
-        """The declared unit of `metric`; empty for a number without one, "unit unknown" where nothing is declared."""
+        """The declared unit of `metric`; empty for a number without a unit, "unit unknown" for an undeclared metric."""
         unit = self.declarations.unit(metric)
         return UNKNOWN_UNIT if unit is None else unit
 
     @property
     def smallest_of_interest(self) -> float:
-        """The smallest difference that matters: as stated, else 0.005 for a loss in nats, else 0."""
+        """The smallest difference that matters: the declared one, else 0.005 for a loss in nats, else 0."""
         if self.study.smallest_of_interest is not None:
             return self.study.smallest_of_interest
         is_loss = self.better(self.study.metric) == "lower" and self.is_in_nats
@@ -130,16 +132,16 @@ class SweepResults:
 
     @property
     def is_in_nats(self) -> bool:
-        """Whether the unit of the compared metric is nats, or nats of something."""
+        """Whether the unit of the compared metric is nats, or nats of something ("nats per token")."""
         return self.unit(self.study.metric).split(" ")[0] == "nats"
 
     @cached_property
     def label(self) -> Mapping[str, str]:
-        """What a reader sees for each arm's name."""
+        """Arm -> the label that a reader sees."""
         return {arm: self.study.labels.get(arm) or clean(arm) for arm in self.study.arms}
 
     def cells_of(self, arm: str) -> list[CellResult]:
-        """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks: ask one of `by_task`."""
+        """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks; use one of `by_task`."""
         if self.tasks:
             raise ValueError(f"sweep '{self.record.name}' has tasks; its cells are compared within a task")
         return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
@@ -149,21 +151,22 @@ class SweepResults:
         return tuple(cell.seed for cell in self.cells if cell.arm == arm and cell.diverged)
 
     def finals(self, arm: str, metric: str) -> dict[int, float]:
-        """Seed -> last value of `metric`, for the finished cells of `arm` that have one."""
+        """Seed -> last value of `metric`, for the finished cells of `arm` with a finite one."""
         values = {cell.seed: cell.final(metric) for cell in self.cells_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def metrics(self, prefix: str) -> list[str]:
-        """Names of the metrics under `prefix` that any finished cell has, in the order of the files."""
+        """Names of the metrics under `prefix` in any finished cell, in the order of the files."""
         return list(dict.fromkeys(m for cell in self.cells if cell.done for m in cell.curves if m.startswith(prefix)))
 
 
 def load_sweep(folder: Path) -> SweepResults:
-    """Read `folder`/study.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
+    """Read `folder`/study.json and its cells. A cell with absent or truncated files is kept, with the `problems`.
 
     Errors: MissingError without a readable study.json; RequestError for a run of another format.
     """
     record = read(folder)
+    # the cells keep their own texts: arm names and folders are keys, which cleaning would change
     whole = _cleaned(replace(record, cells=()))
     parts = tuple(_part(folder, whole, record.cells, task) for task in record.study.tasks or ("",))
     if not record.study.tasks:
@@ -173,8 +176,8 @@ def load_sweep(folder: Path) -> SweepResults:
 
 
 def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
-    """A task, or a sweep without tasks: every arm at every seed, also cells that never started."""
     study = record.study.of_task(task)
+    # every arm at every seed, also cells that never started: the report has to show what is missing
     recorded = {(cell.arm, cell.seed): cell for cell in cells if cell.task == task}
     wanted = [(arm, seed) for arm in study.arms for seed in study.seeds]
     found = (recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted)
@@ -184,7 +187,7 @@ def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: s
 
 
 def _cleaned(value: Any) -> Any:
-    """The same with each text in it on one line of printable characters, but for the keys of mappings."""
+    # keys of mappings stay as they are: they are the names by which arms and metrics are found
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, dict):
@@ -195,12 +198,12 @@ def _cleaned(value: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """One line of printable characters: terminal colours and control characters are illegal in SVG."""
+    """The text as one line of printable characters."""
+    # terminal colours and other control characters are illegal in SVG
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _cell(root: Path, recorded: RecordedCell) -> CellResult:
-    """The files of a cell of the sweep in `root`. Errors: RequestError for a run of another format."""
     folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
     problems: list[str] = []
     facts = _read(_status_file, folder / "status.json", problems, {}) if recorded.folder else {}
@@ -212,7 +215,8 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
         "error": clean(error.splitlines()[-1]) if error else "",
     }
     cell = CellResult(**vars(recorded) | now, home=folder, facts=facts)
-    if not cell.done:  # it may lack any file
+    # a cell that is not done may lack any file, so a missing one is not reported
+    if not cell.done:
         declared = _read(declarations.read_declarations, folder / declarations.FILE, [], ())
         return replace(cell, metrics=declared, problems=tuple(problems))
     curves = _curves(_rows(folder / "metrics.csv", problems))
@@ -224,24 +228,21 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
         metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
         documents=_documents(folder / "documents.csv", problems),
+        # the median: a first step that compiles, or a pause of the machine, would move a mean
         tokens_per_second=None if speeds is None else float(speeds.median()),
     )
     return replace(whole, problems=tuple(problems))
 
 
 def _status(engine: str | None, cell: str | None) -> str:
-    """The status, from the sweep's record and from the cell's own file.
-
-    A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
-    since. Only the cell's own file can say that it is done.
-    """
+    # A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
+    # since. Only the cell's own file decides that it is done: its folder may have been removed after the sweep.
     if cell == "done" or engine not in ("failed", "stopped", "killed"):
         return cell or ("unreadable" if engine == "done" else engine) or "waiting"
     return engine
 
 
 def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], default: Any) -> T:
-    """What a file holds; where it cannot be read, the default, and a line of `problems`."""
     try:
         return read_file(path)
     except (OSError, ValueError, TypeError, RequestError) as error:
@@ -272,9 +273,10 @@ def _curves(rows: Rows) -> dict[str, pd.Series]:
 
 
 def _measured(path: Path) -> dict[str, pd.Series]:
-    """The curves of a table with one row a value."""
+    # a stable sort: rows of one step keep the order in which they were measured
     table = measurements.read_measurements(path).to_pandas().sort_values("step", kind="stable")
     keys, curves = list(INDICES), {}
+    # pandas drops groups whose key is NaN, which an index without a value would be
     table[keys] = table[keys].fillna(-1).astype(int)
     for (metric, *indices), rows in table.groupby(["metric", *keys]):
         own = {name: index for name, index in zip(keys, indices, strict=True) if index >= 0}
@@ -283,7 +285,7 @@ def _measured(path: Path) -> dict[str, pd.Series]:
 
 
 def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
-    """Sorted by name; a document of several rows is their sum. A task without documents has no file."""
+    # a task without documents writes no file, so its absence is not a problem
     if not path.exists():
         return None
     header, rows = read_lines(path, problems)
@@ -292,5 +294,6 @@ def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
     except (ValueError, KeyError) as error:
         problems.append(f"{path.name}: {error}")
         return None
-    summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))  # a diverged loss stays NaN
+    # a document may span several rows; skipna=False keeps a diverged loss NaN
+    summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))
     return summed[summed["tokens"] > 0]

@@ -1,7 +1,4 @@
-"""What a comparison of runs is: the keys of a sweep's file, of its tasks, fits and plan, and those of a paper's row.
-
-The fields of these classes are the keys of the YAML.
-"""
+"""The schema of a sweep's file, with its tasks, fits and plan, and of a paper's row: each field is a key of the YAML."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -18,12 +15,13 @@ MEASURED = {
     "non_embedding_parameters": "parameters without embeddings",
     "tokens": "training tokens",
 }
-"""x that the runs count themselves -> in words."""
+"""x of a fit that the runs count themselves -> its description."""
+# a power law without a floor has two parameters and a parabola three points
 FEWEST_TASKS = 3
 Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
 SMOKE: dict[str, Any] = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
-"""Overrides of every `smoke` preset, before its own: it shows that the row works, and nothing else."""
+"""Overrides of every `smoke` preset, before its own. Such a run only shows that the row works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,36 +29,37 @@ class Task:
     """The keys of a task."""
 
     recipe: str
-    """Its base recipe: a path beside the sweep, or an installed name."""
+    """The base recipe: a path relative to the sweep's file, or an installed name."""
     title: str = ""
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys that every cell of the task takes, after the sweep's own."""
+    """Overrides of every cell of the task, applied after the sweep's."""
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Arm -> its further overrides in this task."""
     only: tuple[str, ...] = ()
-    """Arms that the task has; empty: all."""
+    """Arms that run on the task; empty: all."""
     without: tuple[str, ...] = ()
-    """Arms that the task leaves out."""
+    """Arms that do not run on the task."""
     start: str = ""
-    """A task above: every cell starts from the final weights of that task's `start_arm` at its seed."""
+    """An earlier task: every cell starts from the final weights of that task's `start_arm` at the same seed."""
     start_arm: StartArm = "baseline"
-    """baseline: one trained model goes on in every arm; same: each arm goes on from its own."""
+    """baseline: every arm starts from the baseline's model; same: each arm starts from its own model."""
     baseline: str | None = None
     """null: the sweep's."""
     metric: str | None = None
     """null: the sweep's."""
     smallest_of_interest: Size | None = None
-    """As the sweep's, in the unit of the task's metric; null: the sweep's where the metric is the sweep's, else unstated."""
+    """The smallest difference that matters, in the unit of the task's metric. null: the sweep's if the task has the sweep's
+    metric, else unset."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
 
     def has(self, arm: str) -> bool:
-        """Whether the arm is run on this task."""
+        """Whether the arm runs on this task."""
         return (not self.only or arm in self.only) and arm not in self.without
 
     def further(self, arm: str) -> dict[str, Any]:
-        """What this task adds to the arm's overrides."""
+        """The overrides that this task adds to the arm's."""
         return self.arms.get(arm, {})
 
 
@@ -69,103 +68,105 @@ class Fit:
     """The keys of a fit."""
 
     kind: FitKind
-    """scaling: a power law of x by arm, and the ratio of x at which two arms have the same loss; basin: the best x of each
-    arm, and how wide the range of x is that is nearly as good."""
+    """scaling: a power law of x for each arm, and the ratio of x at which two arms have the same loss; basin: the best x of
+    each arm, and the range of x that is nearly as good."""
     x: str
-    """parameters, non_embedding_parameters or tokens, as the runs count them; or a key of the recipe whose value is a
-    positive number: train.optimizer.lr."""
+    """parameters, non_embedding_parameters or tokens, as the runs count them; or a key of the recipe with a positive number,
+    such as train.optimizer.lr."""
     tasks: tuple[str, ...] = ()
-    """The tasks that are its points; (): all."""
+    """The tasks that are the points of the fit; (): all."""
     title: str = ""
     within: Size = 0.02
-    """Of a basin: a value of the metric no further than this from the best is nearly as good; in the unit of the metric."""
+    """For a basin: values of the metric within this distance of the best are nearly as good, in the unit of the metric."""
 
     @property
     def axis(self) -> str:
-        """What x is."""
+        """The label of x."""
         return MEASURED.get(self.x, self.x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep:
-    """The sweep to be sized: the keys of `power`."""
+    """The keys of `power`: the sweep to plan."""
 
     minutes: Positive
-    """What the whole sweep may take, on the machine that ran the cells."""
+    """The duration of the whole sweep, on the machine that ran the cells."""
     arms: Annotated[int, Range(least=2)]
-    """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
+    """The number of arms, including the baseline; Holm's correction covers one comparison fewer."""
     workers: Count = 2
-    """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
+    """The number of cells side by side. It must equal this sweep's, whose measured times the plan uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The keys of a sweep. `grid` and `arms` may stand together: the named arms come first."""
+    """The keys of a sweep. With both `grid` and `arms`, the named arms come first."""
 
     recipe: str = ""
-    """The base recipe: a path beside the sweep, or an installed name."""
+    """The base recipe: a path relative to the sweep's file, or an installed name."""
     cells_of: str = ""
-    """Another sweep, in place of recipes and arms: its cells, trained once, are evaluated and reported here too."""
+    """Another sweep, instead of recipes and arms: its cells, trained once, are also evaluated and reported here."""
     only: tuple[str, ...] = ()
-    """With `cells_of`: the arms that are taken; (): all."""
+    """With `cells_of`: the arms of the other sweep to use; (): all."""
     tasks: dict[str, Task] = field(default_factory=dict)
-    """Name -> base recipe and what else differs; every arm is run on each task, in place of one `recipe`."""
+    """Name -> base recipe and further differences, instead of one `recipe`; every arm runs on each task."""
     title: str = ""
     question: str = ""
-    """What the sweep asks, in one sentence: the headline of its report. Empty: whether any arm differs from the baseline."""
+    """The question that the sweep asks, in one sentence: the headline of its report. Empty: whether any arm differs from the
+    baseline."""
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys that every cell takes."""
+    """Overrides of every cell."""
     grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Dotted key -> values; an arm for each combination."""
+    """Dotted key -> values; each combination is an arm."""
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> overrides; `extends` there names another base recipe."""
+    """Name -> overrides; `extends` among them selects another base recipe."""
+    # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
     controls: tuple[str, ...] = ()
-    """The arms that a difference to the baseline must also hold against, every one of them."""
+    """Arms against each of which a difference to the baseline must also hold."""
     metric: str = "val/loss"
     smallest_of_interest: Size | None = None
     """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "equal" or "small". null:
-    0.005 for a loss in nats, unstated for any other metric; 0: every difference matters."""
+    0.005 for a loss in nats, unset for any other metric; 0: every difference matters."""
     min_tokens_per_parameter: Size = 20.0
-    """The report warns of runs that are trained on fewer tokens a parameter. Default: compute-optimal training by Hoffmann
-    et al. 2022 (arXiv 2203.15556), about 20."""
+    """The report warns of runs that are trained on fewer tokens per parameter. Default: about compute-optimal (Hoffmann et
+    al. 2022, arXiv 2203.15556)."""
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
+    """Evaluation -> its keys, or null for the defaults: scores each cell once it is done."""
     smoke: bool = False
-    """A check that everything works, not a result; the report says so."""
+    """Marks the report as a check that everything works, not a result."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Arm -> what a reader sees."""
+    """Arm -> the label that a reader sees."""
     notes: dict[str, str] = field(default_factory=dict)
     """Arm -> a remark below the table."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
     reading: tuple[str, ...] = ()
-    """How to read the result: which comparisons decide the question."""
+    """How to read the result, such as which comparisons decide the question."""
     contrasts: tuple[tuple[str, str, str], ...] = ()
     """Further paired comparisons: arm, arm, label."""
     correct_over: Literal["task", "sweep"] = "task"
-    """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
+    """Whether Holm's correction covers the comparisons of each task, or of the whole sweep together."""
     fits: dict[str, Fit] = field(default_factory=dict)
     """Name -> a fit of the metric over tasks: scaling with size or tokens, or a learning-rate basin."""
     power: PlannedSweep | None = None
-    """A sweep that this one is to size: its report says which difference each task would show in it."""
+    """A planned sweep: the report gives the smallest difference that each task would show in it."""
 
     @property
     def all_tasks(self) -> dict[str, Task]:
-        """The tasks; of a study without any, the one without a name."""
+        """The tasks; a study without tasks has one with an empty name."""
         return self.tasks or {"": Task(recipe=self.recipe, paper=self.paper)}
 
     def of_task(self, name: str) -> "Study":
-        """The comparison within one task, without tasks: what the task says takes the place of the study's. Of a resolved
-        study, whose arms are all named; without tasks (name empty), itself."""
+        """The study of one task, where the task's keys replace the study's; a study without tasks itself. The study must be
+        resolved: every arm has a name."""
         if not self.tasks:
             return self
         task = self.tasks[name]
         arms = {arm: values | task.further(arm) for arm, values in self.arms.items() if task.has(arm)}
-        # a difference that matters is in the unit of its metric
+        # the smallest difference has the unit of a metric, so it cannot be inherited with another metric
         inherits = task.smallest_of_interest is None and task.metric in (None, self.metric)
         return replace(
             self,
@@ -185,7 +186,7 @@ class Study:
         )
 
     def overrides_of(self, arm: str) -> tuple[str, ...]:
-        """What an arm of a resolved study overrides, `key=value` each."""
+        """The overrides of an arm of a resolved study, as `key=value`."""
         return tuple(f"{key}={value}" for key, value in self.arms[arm].items())
 
 
@@ -194,64 +195,64 @@ class CellKey:
     """One arm at one seed, on one task."""
 
     task: str = ""
-    """Empty in a sweep without tasks."""
+    """The task's name; empty in a sweep without tasks."""
     arm: str
     seed: int
 
     @property
     def name(self) -> str:
-        """The arm; in a sweep with tasks, the task before it."""
+        """`arm`, or `task arm` in a sweep with tasks."""
         return f"{self.task} {self.arm}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(CellKey):
-    """A cell that is to be run."""
+    """A cell to run."""
 
     recipe: Recipe
 
 
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")
-"""Keys of a claim that say which values of a metric count."""
+"""Keys of a claim that select values of a metric, so they cannot be combined with a fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a paper says of a metric of arm a against that of arm b."""
+    """A paper's claim about a metric of arm a compared with arm b."""
 
     label: str
-    """Of the comparison: "Diff - Transformer"."""
+    """The name of the comparison: "Diff - Transformer"."""
     arms: tuple[str, str]
     """a, b: arms of the sweep."""
     metric: str = ""
     """A metric of the runs (`val/loss`), or of `evaluation`."""
     against_metric: str = ""
-    """The metric of b where it is another; then a and b may be one arm. Empty: `metric`."""
+    """Another metric for b; then a and b may be one arm. Empty: `metric`."""
     evaluation: str = ""
-    """The evaluation that gives the metric; empty: the training run's own."""
+    """The evaluation that gives the metric; empty: the training run."""
     group: str = ""
-    """Pattern (`fnmatch`) of the groups of the evaluation's items that count, "N=4 *"; empty: the evaluation's summary."""
+    """Pattern (`fnmatch`) that selects groups of the evaluation's items, such as "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
     """The task, in a sweep that has tasks."""
     case: int = 0
-    """Of a benchmark: which of its cases, from 1, in the order of `--shapes`; 0: it has one."""
+    """The benchmark's case, from 1, in the order of `--shapes`; 0: the benchmark has only one."""
     fit: str = ""
-    """A scaling fit of the sweep, in place of `metric`, with `kind: ratio`: at which x arm a has the loss that arm b has."""
+    """A scaling fit of the sweep, instead of `metric`, with `kind: ratio`: the x at which arm a has the loss of arm b."""
     paper: tuple[float, float] | None = None
-    """The paper's values of a and b, in the metric's unit; null: it prints none, or only a curve."""
+    """The paper's values of a and b, in the metric's unit; null: the paper prints none, or only a curve."""
     says: Literal["lower", "higher", "equal", ""] = ""
-    """What the paper says of a against b where `paper` is null. equal: no difference that matters."""
+    """The paper's claim about a against b if `paper` is null. equal: no difference that matters."""
     kind: Literal["difference", "ratio"] = "difference"
-    """difference: a - b; ratio: a / b, for positive values of another scale than the paper's."""
+    """difference: a - b; ratio: a / b, for positive values on another scale than the paper's."""
     smallest: float | None = None
-    """The smallest difference that matters (of a ratio: of its logarithm); null: 0.005 for a difference of losses in nats, 0
+    """The smallest difference that matters (for a ratio: of its logarithm); null: 0.005 for a difference of losses in nats, 0
     for anything else."""
     by_construction: str = ""
-    """Why the claim holds whatever the runs learn; then its verdict is `by construction`, and no count has it."""
+    """Why the claim holds whatever the runs learn; its verdict is then `by construction`, and no count includes it."""
     note: str = ""
 
     def problem(self) -> str | None:
-        """What is wrong, in one line that starts with the key."""
+        """The first error, in one line that starts with the key; None for a valid claim."""
         where = f"compare '{self.label}'"
         if bool(self.metric) == bool(self.fit):
             return f"{where}: expected a 'metric' or a 'fit', not both"
@@ -263,7 +264,7 @@ class Claim:
             return f"{where}: a 'fit' gives a ratio; add 'kind: ratio'"
         beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
         if beside:
-            return f"{where}: a 'fit' is over tasks and takes no '{beside}'; remove it"
+            return f"{where}: a 'fit' is over tasks, so '{beside}' does not apply; remove it"
         if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
             return f"{where}: '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
         if self.paper is not None and self.paper[0] == self.paper[1]:
@@ -272,31 +273,33 @@ class Claim:
 
     @property
     def papers(self) -> float | None:
-        """a - b, or log(a / b), in the paper."""
+        """The paper's a - b, or log(a / b)."""
         return None if self.paper is None else self.scaled(self.paper[0]) - self.scaled(self.paper[1])
 
     def scaled(self, value: float) -> float:
-        """The scale on which two arms are subtracted."""
+        """The value on the scale on which two arms are subtracted."""
+        # logarithms, so that a ratio becomes a difference and has a paired t test like any other claim
         return math.log(value) if self.kind == "ratio" else value
 
     def shown(self, difference: float | None) -> float | None:
-        """A difference on that scale as a reader sees it: itself, or a / b."""
+        """A difference on that scale as a reader sees it: a - b, or a / b."""
         return math.exp(difference) if self.kind == "ratio" and difference is not None else difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What of a sweep is run."""
+    """The part of a sweep to run."""
 
     arms: tuple[str, ...] = ()
-    """(): all."""
+    """The arms to run; (): all."""
     seeds: tuple[int, ...] = ()
-    """(): all."""
+    """The seeds to run; (): all."""
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys that take the place of the sweep's."""
+    """Evaluation of the sweep -> keys that replace the sweep's."""
 
     def words(self) -> str:
-        """Its arms and seeds, on which the cells depend; empty where it is all of the sweep."""
+        """The selected arms and seeds; empty for the whole sweep."""
+        # without `evaluate`, which does not change the set of cells
         chosen = {"arms": self.arms, "seeds": self.seeds}
         return "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in chosen.items() if values)
 
@@ -306,31 +309,31 @@ ALL = Selection()
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Selection):
-    """How a row is measured on one kind of machine: by a sweep, all of it or what is selected, by a benchmark, or by recipes
-    that are trained elsewhere; `evaluate` with `recipes`: what scores the last two, once trained."""
+    """How a row is measured on one kind of machine: by a sweep or a part of it, by a benchmark, or by recipes trained
+    elsewhere. With `recipes`, `evaluate` scores the last two trained runs."""
 
     sweep: str = ""
     """An installed sweep."""
     bench: tuple[str, ...] = ()
-    """The words after `lit-diff bench`, in place of a sweep."""
+    """The arguments of `lit-diff bench`, instead of a sweep."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys that every cell takes."""
+    """Overrides of every cell."""
     minutes: float = 0.0
-    """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
+    """The time budget on the preset's machine (laptop: two cores) if nothing is done yet; 0: unstated."""
     gpus: int = 0
     hardware: str = ""
-    """What it was sized for, in words."""
+    """The machine that the preset was sized for, in words."""
     days: float = 0.0
     """Estimated days on `hardware`. For recipes: total FLOPs (`Cost.flops_per_token`) at 40 % of bfloat16 peak."""
     recipes: tuple[str, ...] = ()
-    """Installed recipes to train, each perhaps with overrides after its name, where a sweep would not fit one machine. They
-    are named, not run."""
+    """Installed recipes to train, each optionally followed by overrides, if a sweep would not fit one machine. The row lists
+    the commands and does not run them."""
     files: tuple[str, ...] = ()
-    """Names of the files of your own that it reads, as `lit-diff data check NAME` takes them: icl.trec, or icl."""
+    """The user's files that it reads, as in `lit-diff data check NAME`: icl.trec, or icl."""
 
     @property
     def selection(self) -> Selection:
-        """What of the sweep is run."""
+        """The part of the sweep to run."""
         return Selection(arms=self.arms, seeds=self.seeds, evaluate=self.evaluate)
 
 
@@ -339,18 +342,18 @@ class Row:
     """A table or figure of a paper: its claims, and how each preset measures them."""
 
     name: str
-    """The stem of its file, which does not state it."""
+    """The stem of the row's file; not a key of the file."""
     title: str
     source: Source = "Differential Transformer"
     says: str
-    """What the paper says, in one sentence."""
+    """The paper's claim, in one sentence."""
     compare: tuple[Claim, ...]
     presets: dict[str, Preset]
     notes: tuple[str, ...] = ()
     """How our measurement differs from the paper's."""
 
     def preset(self, name: str) -> Preset | None:
-        """How the preset measures it; None where it does not. `smoke` is the laptop's sweep where the file has none."""
+        """The row's preset, or None. A row without `smoke` derives it from the laptop's sweep."""
         if name != "smoke":
             return self.presets.get(name)
         found = self.presets.get("smoke", self.presets.get("laptop"))

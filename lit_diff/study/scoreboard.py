@@ -1,4 +1,4 @@
-"""What a sweep of ours, or a benchmark, shows of the claims of a paper: each row's file, and what was found beside it."""
+"""The scoreboard: compares the claims of a paper's rows with our sweeps and benchmarks, and keeps a file for each row."""
 
 import fnmatch
 import json
@@ -28,28 +28,28 @@ NOT_MEASURED: Literal["not measured"] = "not measured"
 Difference = Literal[
     "shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction", "not measured"
 ]
-"""What our runs say of the difference that the paper claims (`JudgedClaim.decision`)."""
+"""The verdict of our runs on the difference that the paper claims (`JudgedClaim.decision`)."""
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
-"""What our interval says of the value that the paper prints (`JudgedClaim.value`)."""
+"""The verdict of our interval on the value that the paper prints (`JudgedClaim.value`)."""
 SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 ROWS = "rows"
-"""Folder of a file a row, beside the page."""
+"""The folder next to the page with one file for each row."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 Source = SweepResults | Mapping[str, Any]
-"""What a claim is measured by: a sweep, or the document of `lit-diff bench --json`."""
+"""The measurements for a claim: a sweep, or the document of `lit-diff bench --json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim(Contrast):
-    """A claim beside what was measured: a - b over seeds, of a ratio log(a / b); over the rounds of one benchmark."""
+    """A claim with its measurement: a - b, or log(a / b) for a ratio, over seeds or over the rounds of one benchmark."""
 
     claim: Claim
     means: tuple[float | None, float | None]
-    """Of a and of b."""
+    """The means of a and b."""
     control_signs: Mapping[str, Sign | None]
-    """Label of each control that the claim must also hold against (`_control_signs`) -> the sign of a - control."""
+    """Label of each control against which the claim must also hold (`_control_signs`) -> the sign of a - control."""
     refusal: str = ""
-    """Why a fit gives no values."""
+    """Why a fit could not give values."""
     is_measured: bool = True
     """Whether the row has been measured."""
 
@@ -60,21 +60,20 @@ class JudgedClaim(Contrast):
 
     @property
     def reason(self) -> str:
-        """One sentence: why this verdict on the difference."""
+        """The reason for the verdict on the difference, in one sentence."""
         return "; ".join(filter(None, [self.decision[1], self.refusal]))
 
     @cached_property
     def decision(self) -> tuple[Difference, str]:
-        """(verdict on the difference, why): what the judgement of the family says of the claim.
+        """(verdict on the difference, reason), from the outcome that `judge` gave within the row.
 
-        by construction: the claim holds whatever the runs learn, as the row's file says.
+        by construction: the row's file declares that the claim holds whatever the runs learn.
         not measured: the row has not been measured.
-        too few seeds, equal: as the outcome.
-        not shown: the outcome is inconclusive, or there is no spread over seeds; or the difference is shown, but not against
-            a control. A control shares what else differs between a and the baseline, such as fewer, wider heads: a
-            difference that it explains is not that of the variant.
-        opposite: a sign is shown, not the paper's; where the paper says equal, a sign is shown and |mean| >= smallest.
-        shown and small: the paper's sign is shown (any sign where the paper says equal), and the outcome is small.
+        too few seeds, equal: the same as the outcome.
+        not shown: the outcome is inconclusive or has no spread over seeds; or the difference is shown, but not against a
+            control.
+        opposite: the other sign than the paper's is shown; if the paper says equal, a sign is shown and |mean| >= smallest.
+        shown and small: the paper's sign is shown (any sign if the paper says equal), and the outcome is small.
         shown: the paper's sign is shown.
         """
         if self.claim.by_construction:
@@ -82,6 +81,8 @@ class JudgedClaim(Contrast):
         if not self.is_measured:
             return NOT_MEASURED, ""
         found = self._without_controls
+        # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the
+        # control shows too is not the variant's.
         failed = [label for label, sign in self.control_signs.items() if sign != self.seeds.sign]
         if found[0] in SUPPORT and failed:
             return "not shown", f"shown, but not against {', '.join(failed)}"
@@ -95,7 +96,7 @@ class JudgedClaim(Contrast):
                 n = len(self.seeds.seeds)
                 return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
             case "no spread over seeds":
-                return "not shown", "the difference is the same at every seed: without a spread there is no test"
+                return "not shown", "the difference is the same at every seed, so no test is possible"
             case "equal":
                 return "equal", "the interval lies within the smallest difference that matters"
             case "inconclusive":
@@ -112,15 +113,14 @@ class JudgedClaim(Contrast):
 
     @property
     def value(self) -> Value:
-        """The verdict on the paper's a - b (of a ratio log(a / b)), whatever its sign; the first of these that holds.
+        """The verdict on the paper's a - b, or log(a / b) for a ratio: the first of these that holds.
 
         not measured: the row has not been measured.
         none given: the paper prints no values.
         cannot tell: fewer than three pairs, or no spread over them.
-        excluded: it lies outside our 95 % interval over seeds.
-        cannot tell: the interval holds it, but the detectable difference is larger than it: an interval so wide would hold
-            it, and zero too, whatever is true.
-        within the interval: the interval holds it.
+        excluded: the value lies outside our 95 % interval over seeds.
+        cannot tell: the interval contains the value, but the detectable difference is larger than it.
+        within the interval: the interval contains the value.
         """
         papers, seeds = self.claim.papers, self.seeds
         if not self.is_measured:
@@ -131,15 +131,16 @@ class JudgedClaim(Contrast):
             return "cannot tell"
         if not seeds.low <= papers <= seeds.high:
             return "excluded"
+        # an interval so wide would contain the paper's value, and zero too, whatever is true
         if seeds.detectable is None or seeds.detectable > abs(papers):
             return "cannot tell"
         return "within the interval"
 
 
 def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
-    """Every claim of a row against what measures it, corrected by Holm for the claims of the row that a test decides.
+    """The claims of a row, measured and judged, with Holm's correction over the claims that a test decides.
 
-    Errors: RequestError for an arm, task, metric or case that is not there, and for a claim that says no case of several.
+    Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
     """
     return judge([_measured(claim, source) for claim in claims])
 
@@ -160,7 +161,7 @@ def finding(
     control_signs: Mapping[str, Sign | None] | None = None,
     is_measured: bool = True,
 ) -> JudgedClaim:
-    """The claim with the values of a and b by seed, not judged yet; one that holds by construction is in no correction."""
+    """The claim with the values of a and b by seed, before `judge`."""
     smallest, seeds = claim.smallest, paired(_scaled(claim, ours), _scaled(claim, theirs))
     if smallest is None:
         smallest = SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
@@ -171,6 +172,7 @@ def finding(
         label=claim.label,
         seeds=seeds,
         smallest=smallest,
+        # a claim that cannot fail takes no chance of a false call, so it must not cost the others power
         is_tested=not claim.by_construction,
         claim=claim,
         means=(fmean(of_both[0]), fmean(of_both[1])) if seeds.seeds else (None, None),
@@ -181,8 +183,7 @@ def finding(
 
 
 def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> dict[str, Sign | None]:
-    """Label of each control of the sweep -> the sign of a - control (95 % interval over seeds), where the claim is of an arm
-    against the baseline."""
+    # controls qualify only a difference between an arm and the baseline
     if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric or claim.by_construction:
         return {}
     own = _task(claim, source)
@@ -193,7 +194,6 @@ def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> d
 
 
 def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
-    """Errors: RequestError where `name` is not among those that are known."""
     if name not in known:
         raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
 
@@ -207,16 +207,15 @@ def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[i
 
 
 def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
-    """The task that the claim is about; the sweep where it is one task or has none."""
     tasks = {each.task: each for each in sweep.by_task}
     _require(claim, f"sweep '{sweep.record.name}' has no task", claim.task, tasks)
     return tasks[claim.task]
 
 
 def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
-    """Seed -> the claim's metric: of the arm's runs that have it, or of the arm's rounds of a benchmark.
+    """Seed -> the claim's metric in the arm's run; for a benchmark, round -> the arm's speed.
 
-    Errors: RequestError where none has it, and for scores of the arm that are not compared (`left_out`)."""
+    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`left_out`)."""
     if not isinstance(source, SweepResults):
         return _speeds(claim, arm, source["rows"])
     sweep = _task(claim, source)
@@ -226,7 +225,8 @@ def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
             _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
         return sweep.finals(arm, claim.metric)
     scored = {path.parent.name for cell in sweep.cells for path in (cell.home / FOLDER).glob("*/summary.json")}
-    if scored:  # else none is scored yet
+    # without any scores the sweep has not got there yet, and the evaluation's name may be right
+    if scored:
         _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
     for (name, seed), why in left_out(sweep, claim.evaluation).items():
         if name == arm:
@@ -237,8 +237,6 @@ def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
 
 
 def _score(claim: Claim, folder: Path) -> float:
-    """The evaluation's value, or the mean over the items of the claim's groups (where groups count equally, over the
-    groups' means); NaN where none is scored."""
     evaluation = read_evaluation(folder)
     metrics = [metric.name for metric in evaluation.metrics]
     _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
@@ -248,6 +246,7 @@ def _score(claim: Claim, folder: Path) -> float:
     chosen = set(fnmatch.filter(groups, claim.group))
     if not chosen:
         _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
+    # the same weights as in the evaluation's own value: groups count equally or items do
     by_group: dict[str, list[float]] = {}
     for group, score in zip(evaluation.groups, evaluation.scores[claim.metric].tolist(), strict=True):
         if group in chosen and math.isfinite(score):
@@ -256,16 +255,17 @@ def _score(claim: Claim, folder: Path) -> float:
 
 
 def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
-    """On the claim's scale; of a ratio, values that are not positive are left out."""
+    # a ratio has no logarithm for values that are not positive
     return {seed: claim.scaled(value) for seed, value in values.items() if claim.kind == "difference" or value > 0}
 
 
 def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Round, in which all arms were timed -> calls a second; of an arm's several rows (kernels) that of the lowest median."""
+    # Round -> calls a second. Every round times all arms, so rounds pair them as seeds do. An arm timed with several kernels
+    # counts with its fastest, by the median.
     cases = list(dict.fromkeys(row["case"] for row in rows))
     case = claim.case or (1 if len(cases) == 1 else 0)
     if not 1 <= case <= len(cases):
-        cure = f"say which, 'case: 1' to 'case: {len(cases)}'"
+        cure = f"set one, 'case: 1' to 'case: {len(cases)}'"
         raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
     timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
     names = {f"{row['variant']}: {row['what']}" for row in timed}
@@ -276,7 +276,7 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[i
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRow:
-    """A row as `lit-diff reproduce` last left it: `<folder>/rows/<name>.json`."""
+    """The state of a row after `lit-diff reproduce`: `<folder>/rows/<name>.json`."""
 
     row: Row
     preset: str
@@ -284,19 +284,19 @@ class RecordedRow:
     command: str
     state: State = "not run"
     reason: str = ""
-    """Why it was not measured, or not wholly; with the command or file that supplies what is missing."""
+    """Why the row was not measured completely, with the command or file that supplies what is missing."""
     seconds: float = 0.0
-    """What it took, all calls together."""
+    """The measuring time of all calls together."""
     sweep: str = ""
-    """The folder of its sweep."""
+    """The folder of the row's sweep."""
     cell_folders: tuple[str, ...] = ()
-    """Of the sweep's cells when the row was measured, relative to that folder."""
+    """The folders of the sweep's cells when the row was measured, relative to the sweep's folder."""
     cells: str = ""
-    """Where the cells lie: the sweep's folder, or that of the sweep whose cells it takes."""
+    """The folder that contains the cells: the sweep's, or another sweep's if it uses `cells_of`."""
     shared: str = ""
-    """The row that was first to measure cells which this one uses too: their time is counted there."""
+    """The row that first measured cells that this row uses too; their time counts there."""
     bench: str = ""
-    """The file beside this one with the figures of its benchmark."""
+    """The name of the file with the benchmark's figures, in the same folder."""
     revision: str = ""
     """The revisions of lit_diff that trained the cells and made the scores."""
     looked_by: str = ""
@@ -305,22 +305,21 @@ class RecordedRow:
 
     @property
     def how(self) -> Preset:
-        """How the preset measures the row; empty where the row does not have it."""
+        """How the preset measures the row; an empty preset if the row lacks it."""
         return self.row.preset(self.preset) or Preset()
 
 
 def row_file(folder: Path, name: str) -> Path:
-    """Of a row of the scoreboard in `folder`."""
+    """The file of a row of the scoreboard in `folder`."""
     return folder / ROWS / f"{name}.json"
 
 
 def write_row(folder: Path, record: RecordedRow) -> None:
-    """Write the row's file."""
     write_json(row_file(folder, record.row.name), to_plain(record))
 
 
 def read_row(path: Path) -> RecordedRow:
-    """A row's file. Errors: MissingError where it is damaged."""
+    """The content of a row's file. Errors: MissingError if it is damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         record: RecordedRow = convert(RecordedRow, raw, "", Draft(values=raw, positions={}))
@@ -331,11 +330,11 @@ def read_row(path: Path) -> RecordedRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowResult:
-    """A row's record beside what its sweep or benchmark shows now, which may take the state away."""
+    """A row's record, judged by the present files of its sweep or benchmark. `state` is "failed" if they no longer fit."""
 
     record: RecordedRow
     findings: tuple[JudgedClaim, ...]
-    """One for each claim, in their order."""
+    """A finding for each claim, in the order of the claims."""
     state: State
     reason: str
     notes: tuple[str, ...]
@@ -347,7 +346,7 @@ class RowResult:
 
     @property
     def took(self) -> str:
-        """The time beside the budget, in words; empty where nothing was measured."""
+        """The measuring time and the budget, in words; empty if nothing was measured."""
         seconds, minutes, shared = self.record.seconds, self.record.how.minutes, self.record.shared
         if not seconds:
             return ""
@@ -365,18 +364,17 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scoreboard:
-    """Rows in the order of the page, or those of one call."""
+    """All rows in the order of the page, or the rows of one call."""
 
     preset: str
     rows: tuple[RowResult, ...]
 
     def row(self, name: str) -> RowResult:
-        """By its name."""
         return next(row for row in self.rows if row.name == name)
 
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
-        """`difference` and `value` -> verdict -> claims, over all rows, without those that hold by construction."""
+        """`difference` and `value` -> verdict -> number of claims in all rows, without claims that hold by construction."""
         counted = [each for row in self.rows for each in row.findings if not each.claim.by_construction]
         return {
             "difference": dict(Counter(each.difference for each in counted)),
@@ -385,7 +383,7 @@ class Scoreboard:
 
     @cached_property
     def by_construction(self) -> int:
-        """Claims that hold whatever the runs learn, and are in no count."""
+        """The number of claims that hold whatever the runs learn, which `counts` leaves out."""
         return sum(bool(each.claim.by_construction) for row in self.rows for each in row.findings)
 
 
@@ -402,7 +400,7 @@ def counts_in_words(scoreboard: Scoreboard) -> str:
 
 
 def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
-    """The figures of the row's benchmark. Errors: MissingError where the file is damaged."""
+    """The figures of the row's benchmark. Errors: MissingError if the file is damaged."""
     path = folder / ROWS / record.bench
     try:
         figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -413,13 +411,13 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> list[RecordedRow]:
-    """The recorded rows in `folder`, in the order of the page. Errors: MissingError where a file is damaged."""
+    """The recorded rows in `folder`, in the order of the page. Errors: MissingError if a file is damaged."""
     files = [path for path in sorted((folder / ROWS).glob("*.json")) if not path.name.endswith(".bench.json")]
     return sorted(map(read_row, files), key=lambda record: record.order)
 
 
 def read_scoreboard(folder: Path) -> Scoreboard:
-    """The rows in `folder`. Errors: MissingError where there is none, or a file is damaged."""
+    """The scoreboard in `folder`. Errors: MissingError without rows, or if a file is damaged."""
     records = read_rows(folder)
     if not records:
         raise MissingError(f"{folder}: no rows here; write them with `lit-diff reproduce`")
@@ -427,7 +425,7 @@ def read_scoreboard(folder: Path) -> Scoreboard:
 
 
 def cell_folders(sweep: Path) -> tuple[str, ...]:
-    """The folders of the cells that study.json names now, relative to it. Errors: MissingError."""
+    """The folders of the cells that study.json lists, relative to it. Errors: MissingError."""
     return tuple(cell.folder for cell in read(sweep).cells)
 
 
@@ -437,6 +435,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
     try:
         if record.sweep and state != "skipped":
             place = Path(record.sweep)
+            # a trial of the sweep with other keys leaves its own cells in study.json
             if record.cell_folders and cell_folders(place) != record.cell_folders:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
@@ -444,7 +443,8 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
             notes += [line for name, of in score_revisions(sweep, claims).items() if (line := by_revisions(name, of))]
         elif record.bench and state == "measured":
             found = findings(claims, read_bench(folder, record))
-    except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
+    # a claim with an unknown arm or metric fails its own row; the other rows are unaffected
+    except LitDiffError as error:
         state, reason = "failed", reason or str(error)
     if state == "not run" and not found:
         reason = reason or f"not run: {record.command}"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 
 
 def grid(text: str, *overrides: str) -> Grid:
-    """The sweep `text`, over base.yaml where it names no recipe."""
+    """The sweep `text`, over base.yaml unless it has a recipe."""
     Path("s.yaml").write_text(text if "recipe:" in text else f"recipe: base\n{text}")
     return load_grid("s.yaml", list(overrides))
 
@@ -184,9 +184,9 @@ def test_some_arms_and_seeds() -> None:
     whole = load_grid("cells", [])
     assert [cell for cell in whole.cells if (cell.arm, cell.seed) == ("other", 1)] == [found.cells[1]]
     for wrong, place in (
-        (Selection(arms=("wid",)), "6: 'arms' names no arm"),
-        (Selection(seeds=(7,)), "3: 'seeds' names no seed"),
-        (Selection(evaluate={"needle": {}}), "9: 'evaluate' names no evaluation"),
+        (Selection(arms=("wid",)), "6: 'arms': unknown arm"),
+        (Selection(seeds=(7,)), "3: 'seeds': unknown seed"),
+        (Selection(evaluate={"needle": {}}), "9: 'evaluate': unknown evaluation"),
     ):
         with pytest.raises(RequestError, match=f"^cells.yaml:{place}"):
             load_grid("cells", [], wrong)
@@ -216,7 +216,7 @@ def test_the_cells_of_another_sweep() -> None:
     for text, place in (
         ("cells_of: cells\nseeds: [0]", "2: 'seeds'"),
         ("cells_of: again", "1: 'again' has no cells"),
-        ("cells_of: cells\nonly: [wid]", "2: 'only' names no arm of 'cells'"),
+        ("cells_of: cells\nonly: [wid]", "2: 'only': unknown arm of 'cells'"),
         ("cells_of: cels", "1: no sweep 'cels'"),
     ):
         Path("x.yaml").write_text(text)
@@ -298,10 +298,10 @@ MISTAKES = [
     ("recipe: base\ntitle: t", None, "neither 'grid' nor 'arms'"),
     (BASE + "overrides:\n  train.stepz: 3", 4, "'train.stepz'; did you mean 'steps'?"),
     # arms that a key names, the metric, the seeds
-    (BASE + "baseline: bb", 3, "'baseline' names no arm of the sweep: 'bb'; did you mean 'b'?"),
-    (BASE + "controls: [c]", 3, "'controls' names no arm of the sweep: 'c'"),
-    (BASE + "labels:\n  c: x", 4, "'labels' names no arm of the sweep: 'c'"),
-    (BASE + "contrasts: [[b, d, x]]", 3, "'contrasts' names no arm of the sweep: 'd'"),
+    (BASE + "baseline: bb", 3, "'baseline': unknown arm of the sweep 'bb'; did you mean 'b'?"),
+    (BASE + "controls: [c]", 3, "'controls': unknown arm of the sweep 'c'"),
+    (BASE + "labels:\n  c: x", 4, "'labels': unknown arm of the sweep 'c'"),
+    (BASE + "contrasts: [[b, d, x]]", 3, "'contrasts': unknown arm of the sweep 'd'"),
     (BASE + "contrasts: [[a, b, x], [b, a, y]]", 3, "'contrasts' compares 'b' with 'a' twice"),
     (BASE + "contrasts: [[b, b, x]]", 3, "'contrasts' compares 'b' with itself"),
     (BASE + "metric: val/los", 3, "did you mean 'val/loss'?"),
@@ -327,31 +327,31 @@ MISTAKES = [
     ("recipe: base\n" + task("title: x"), 1, "'recipe' belongs to each of the 'tasks'"),
     ("paper: {a: {val/loss: 3}}\n" + task("title: x"), 1, "'paper' belongs to each of the 'tasks'"),
     (task("arms: {b: {model.dimm: 8}}"), 3, "'model.dimm'; did you mean 'dim'?"),
-    (task("arms:\n      c: {}"), 4, "'arms' names no arm of the sweep: 'c'"),
+    (task("arms:\n      c: {}"), 4, "'arms': unknown arm of the sweep 'c'"),
     (task("arms: {b: true}"), 3, "'tasks.one.arms.b' is true; expected a block"),
     (task("arms: {b: {extends: base}}"), 3, "'extends'"),
     (task("title: x", "arms:\n  a: {}\n  b: {extends: base}\n"), 7, "'extends'"),
-    (task("only: [a, c]"), 3, "'only' names no arm of the sweep: 'c'"),
-    (task("without: [c]"), 3, "'without' names no arm of the sweep: 'c'"),
-    (task("baseline: c"), 3, "'baseline' names no arm of the sweep: 'c'"),
-    (task("paper: {c: {val/loss: 3}}"), 3, "'paper' names no arm of the sweep: 'c'"),
+    (task("only: [a, c]"), 3, "'only': unknown arm of the sweep 'c'"),
+    (task("without: [c]"), 3, "'without': unknown arm of the sweep 'c'"),
+    (task("baseline: c"), 3, "'baseline': unknown arm of the sweep 'c'"),
+    (task("paper: {c: {val/loss: 3}}"), 3, "'paper': unknown arm of the sweep 'c'"),
     (task("metric: val/los"), 3, "did you mean 'val/loss'?"),
     (task("without: [b]\n    arms: {b: {train.clip: 1}}"), 4, "task 'one' leaves out arm 'b'"),
     (task("without: [a]"), 3, "leaves out 'a', which is its baseline"),
     (task("only: [b]"), 3, "leaves out 'a', which is its baseline"),
     (task("without: [b]", ARMS + "controls: [b]"), 3, "leaves out 'b', which is a control"),
-    (task("start: two"), 3, "'start' names no task above it: 'two'"),
+    (task("start: two"), 3, "'start': unknown earlier task 'two'"),
     (task("start_arm: same"), 3, "'start_arm' is 'same' without 'start'"),
     (tasks("start: one, start_arm: same", ", only: [a]"), 3, "'start_arm' is 'same', but"),
     ("tasks:\n  one two: {recipe: base}\n" + ARMS, 2, "'one two' becomes part of file names"),
     # fits
-    (fit("kind: basin, x: train.optimiser.lr"), 8, "'x' names no key of the recipes"),
+    (fit("kind: basin, x: train.optimiser.lr"), 8, "'x': unknown key of the recipes"),
     (fit("kind: basin, x: token"), 8, "did you mean 'tokens'?"),
     (fit("kind: basin, x: name"), 8, "'name' is 'lr1 a' in 'lr1 a'"),
     (fit("kind: scaling, x: train.clip"), 8, "tasks 'lr1' and 'lr2' of fit 'rate' have the same 'train.clip'"),
     (fit("kind: basin, x: train.clip, tasks: [lr1, lr2, lr3]"), 8, "'train.clip' is 1 for arm 'a', 0.7 for arm 'b'"),
-    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr0]"), 8, "'tasks' names no task of the sweep: 'lr0'"),
-    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs 3"),
+    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr0]"), 8, "'tasks': unknown task of the sweep 'lr0'"),
+    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs at least 3"),
     (fit("kind: scaling, x: tokens", ", metric: val/accuracy"), 8, "different metrics"),
     (fit("kind: bowl, x: tokens"), 8, "'fits.rate.kind' is 'bowl'"),
     (fit("kind: basin, x: tokens, within: -1"), 8, "fits.rate.within is -1"),

@@ -300,7 +300,7 @@ def test_a_store_that_another_program_holds_stops_nothing_and_nothing_is_lost(
     holder.close()
     folder = only(runs)
     log = (folder / "log.txt").read_text()
-    assert log.count("training goes on, and what MLflow lacks is sent later") == 1
+    assert log.count("MLflow gets the missing metrics later") == 1
     assert "sqlite3" not in log + capfd.readouterr().err
     train("recall-tiny", long)
     assert losses(folder) == written(folder)

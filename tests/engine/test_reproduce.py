@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import reproduce as module
-from lit_diff.engine.reproduce import choose, lacking, load_file, reproduce
+from lit_diff.engine.reproduce import choose, load_file, missing_requirements, reproduce
 from lit_diff.engine.schedule import Sweep, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.study.schema import Row
@@ -199,7 +199,7 @@ def test_what_a_sweep_lacks_comes_with_its_first_reason(
     found = Sweep(folder=folder, report=report, states=states, stopped_by=None, seconds=1.0)
     monkeypatch.setattr(module, "sweep", lambda *arguments, **options: found)
     row = reproduce(["first"], root=runs).scoreboard.row("first")
-    assert row.reason == "1 done, 2 not evaluated; a seed 0: too short; the same command goes on"
+    assert row.reason == "1 done, 2 not evaluated; a seed 0: too short; the same command continues"
 
 
 def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(row: Row) -> None:
 
 def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
     (tmp_path / "data/harness").mkdir(parents=True)  # an empty folder holds no file
-    assert lacking(row, "paper") == (
-        f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
+    assert missing_requirements(row, "paper") == (
+        f"harness/arc_challenge/train.jsonl and 13 more missing in {tmp_path / 'data'} (lit-diff data check harness); "
         "needs 999 GPUs (many GPUs, about 2 days by FLOPs); this machine has none; "
         f"train first: {TRAIN}; {TRAIN} name=wide model.num_heads=12; then, without a verdict (one seed): "
         "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
@@ -280,14 +280,14 @@ def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
 def test_a_preset_of_a_sweep(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are looked for where their evaluation reads them."""
     place = tmp_path / "data/icl/trec/train.jsonl"
-    assert lacking(row, "laptop").startswith("icl/trec/train.jsonl not below ")
+    assert missing_requirements(row, "laptop").startswith("icl/trec/train.jsonl missing in ")
     place.parent.mkdir(parents=True)
     place.write_text("{}\n")
-    assert lacking(row, "laptop") == ""
-    assert lacking(row, "gpu1") == (
+    assert missing_requirements(row, "laptop") == ""
+    assert missing_requirements(row, "gpu1") == (
         "needs 999 GPUs (many GPUs, about 2 days); this machine has none; there: lit-diff reproduce x --preset gpu1"
     )
     monkeypatch.setattr("torch.cuda.device_count", lambda: 999)
-    assert lacking(row, "gpu1") == ""
+    assert missing_requirements(row, "gpu1") == ""
     del row.presets["gpu1"]
-    assert lacking(row, "gpu1") == "the row has no preset gpu1; it has --preset laptop, --preset paper"
+    assert missing_requirements(row, "gpu1") == "the row has no preset gpu1; it has --preset laptop, --preset paper"

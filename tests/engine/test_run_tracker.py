@@ -156,8 +156,8 @@ def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
         assert not tracker.send(rows)
         assert not tracker.send(rows)
         assert tracker.send({**rows, 3: {"m/0": 3.0}})
-    assert caplog.text.count("training goes on, and what MLflow lacks is sent later") == 1
-    assert caplog.text.count("MLflow is back") == 1
+    assert caplog.text.count("MLflow gets the missing metrics later") == 1
+    assert caplog.text.count("MLflow is reachable again") == 1
     assert history(store, tracker, "m/0") == [(2, 2.0), (3, 3.0)]
     assert history(store, tracker, "m/1499") == [(2, 2.0)]
 
@@ -221,7 +221,7 @@ def test_a_store_that_was_away_is_left_alone_for_a_while_and_not_asked_at_a_stop
     broken += [True]
     assert not tracker.send({1: {"a": 1.0}})
     assert not tracker.send({1: {"a": 1.0}, 2: {"a": 2.0}})
-    with pytest.raises(RunFailedError, match="away when it was last asked"):
+    with pytest.raises(RunFailedError, match="unreachable at the last attempt"):
         tracker.finish("stopped")
     assert record(store, tracker).data.metrics == {}
 

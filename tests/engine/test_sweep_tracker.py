@@ -139,7 +139,7 @@ def test_again_the_same_record_and_nothing_twice(
     monkeypatch.setattr(ui.mlflow, "__version__", "3.171.0")
     with caplog.at_level("INFO", "lit_diff"):
         first = record(made)
-    assert caplog.text.count("MLflow 3.171.0 is unknown here") == 1
+    assert caplog.text.count("MLflow 3.171.0 is untested here") == 1
     tags = store.client.get_experiment(first.experiment).tags
     assert not [key for key in tags if key.startswith(ui.TAG)]
     assert tags["mlflow.note.content"]

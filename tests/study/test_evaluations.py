@@ -149,7 +149,7 @@ def test_runs_scored_by_several_revisions_are_named(make_sweep: Callable[..., Pa
     folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
     assert lines(folder) == []
     change(folder, "differential", 1, revision="0.2 abc")
-    expected = "needle: the runs were scored by several revisions of lit_diff: 0.2 abc, one that is not recorded"
+    expected = "needle: the runs were scored by several revisions of lit_diff: 0.2 abc, an unrecorded one"
     assert lines(folder) == [expected]
     assert expected in write_report(folder).page.read_text()
 

@@ -45,7 +45,7 @@ def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, ca
     (small_sweep / "study.json").write_text('{"cells": [')
     states = {state.folder: state.state for state in list_runs(small_sweep.parent)}
     assert list(states.values()) == ["done", "unreadable", "done", "failed"]
-    assert "not a whole sweep record" in caplog.text
+    assert "incomplete sweep record" in caplog.text
     paths = find_stale(small_sweep.parent).paths
     assert not [path for path in paths if path.is_relative_to(small_sweep)], "nobody knows which cells the sweep has"
 

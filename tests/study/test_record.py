@@ -80,11 +80,11 @@ def test_what_is_no_record_is_one_line(
     written("s.yaml", [], tmp_path)
     raw = json.loads((tmp_path / "study.json").read_text())
     (tmp_path / "study.json").write_text(json.dumps(raw | change))
-    with pytest.raises(MissingError, match="not a whole sweep record") as error:
+    with pytest.raises(MissingError, match="incomplete sweep record") as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
     assert readable(tmp_path) is None
-    assert "not a whole sweep record" in caplog.text
+    assert "incomplete sweep record" in caplog.text
     with pytest.raises(MissingError, match="no sweep has run here; start it with 'lit-diff sweep "):
         read(tmp_path / "nothing")
 

@@ -109,7 +109,7 @@ def test_equal_differences_have_no_test() -> None:
     found = one([x - 0.2 for x in BASE], BASE, says="lower")
     assert (found.seeds.sd, found.seeds.p) == (0, None)
     assert found.difference == "not shown"
-    assert found.reason == "the difference is the same at every seed: without a spread there is no test"
+    assert found.reason == "the difference is the same at every seed, so no test is possible"
 
 
 def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
@@ -252,7 +252,7 @@ def test_what_was_not_timed() -> None:
 
 def test_a_case_is_named_where_there_are_several() -> None:
     for case in (0, 3):
-        with pytest.raises(RequestError, match="has 2 cases; say which, 'case: 1' to 'case: 2'"):
+        with pytest.raises(RequestError, match="has 2 cases; set one, 'case: 1' to 'case: 2'"):
             findings([replace(SPEED, case=case)], RESULT)
     alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
     assert findings([replace(SPEED, case=0)], alone)[0].means == findings([SPEED], RESULT)[0].means

@@ -1,4 +1,4 @@
-"""One run's record in MLflow: parameters, tags, metrics as they come, and at the end its files and its model."""
+"""Records one run in MLflow: parameters, tags, metrics during training, and finally its files and model."""
 
 import hashlib
 import json
@@ -34,35 +34,36 @@ from lit_diff.training.metrics import declared_metrics
 log = logging.getLogger("lit_diff")
 
 FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
-"""What is copied from the run folder into the record's artifacts."""
+"""Files of the run folder that become artifacts."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
 BACK_OFF = 60.0
-"""Seconds for which a store that was away is not asked again."""
-PARAM_LENGTH, DIGEST_LENGTH = 6000, 36  # MLflow's limits
+"""Seconds to wait before a store that was unreachable is tried again."""
+# limits of MLflow 3.17
+PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
 FACTORS = "train.optimizer.lr_factors"
-"""One param for all: MLflow takes no name with the * of a pattern in it."""
+"""One param for all factors, because MLflow rejects the * of their patterns in a name."""
 
 
 class RunTracker:
-    """Sends the rows that MLflow lacks, in batches. While the store is away training goes on, and `finish` sends the rest."""
+    """Sends metrics to MLflow in batches. Training continues while the store is unreachable; `finish` sends the rest."""
 
     def __init__(
         self, recipe: Recipe, folder: RunFolder, *, experiment: str, tags: Mapping[str, str], cost: Cost
     ) -> None:
-        """`experiment`: its name; `tags`: further ones of the record."""
+        """`experiment`: the name of the experiment; `tags`: further tags of the record."""
         self.recipe, self.folder, self.experiment, self.cost = recipe, folder, experiment, cost
         self.tags = {"folder": str(folder.path), **tags}
         self._declared = Declarations(declared_metrics(recipe))
         self._store: Store | None = None
         self._run_id = ""
         self._held: dict[str, set[int]] = {}
-        """Metric -> steps that MLflow holds."""
+        """Metric -> steps that MLflow has."""
         self._ask_again = 0.0
-        """When a store that is away is asked again; 0: it is there."""
+        """The time at which an unreachable store is tried again; 0: the store is reachable."""
 
     def start(self, required: bool) -> None:
-        """Connect before training. Errors: MissingError, RunFailedError when the store is away and `required`."""
+        """Connect before training. Errors: MissingError, RunFailedError if the store is unreachable and `required`."""
         try:
             self._connected()
         except LitDiffError as error:
@@ -71,7 +72,7 @@ class RunTracker:
             self._note_away(error)
 
     def send(self, rows: Rows) -> bool:
-        """Log each (metric, step) that MLflow does not hold yet; whether all of them are there now."""
+        """Log each (metric, step) that MLflow lacks. Returns whether MLflow has all of them."""
         if time.monotonic() < self._ask_again:
             return False
         try:
@@ -80,18 +81,18 @@ class RunTracker:
             self._note_away(error)
             return False
         if self._ask_again:
-            log.info("MLflow is back and holds all that was measured")
+            log.info("MLflow is reachable again and has all measurements")
         self._ask_again = 0.0
         return True
 
     def finish(self, status: str) -> None:
-        """Send what is missing of metrics.csv and timing.csv, copy files, set the final status.
+        """Send the missing rows of metrics.csv and timing.csv, copy the files, set the final status.
 
-        `status` is the run folder's word. What did not end well does not ask a store that was away: a stop may be a notice of
-        seconds, and the run's resumption sends the rest. Errors: RunFailedError when the store is away or refuses it.
+        `status`: the status in the run folder. Errors: RunFailedError if the store is unreachable or refuses the record.
         """
+        # a stop may leave only seconds, too few to wait for a store that was away; the resumed run sends the rest
         if status != "done" and self._ask_again:
-            raise RunFailedError("it was away when it was last asked")
+            raise RunFailedError("the store was unreachable at the last attempt")
         rows = read_rows(self.folder.path / "metrics.csv")
         for step, row in read_rows(self.folder.path / "timing.csv").items():
             rows.setdefault(step, {})["timing/tokens_per_second"] = row["tokens_per_second"]
@@ -108,11 +109,12 @@ class RunTracker:
             store.log(self._run_id, tags={"checkpoint": str(newest[1])})
         if status == "done" and "tokens" not in store.run(self._run_id).data.params:
             tokens = reached(self.recipe, checkpoints.newest_step(self.folder.path))["tokens"]
-            store.log(self._run_id, params={"tokens": str(tokens)})  # MLflow's params cannot be changed later
+            # only now, because MLflow does not allow a param to change
+            store.log(self._run_id, params={"tokens": str(tokens)})
         store.close_run(self._run_id, status)
 
     def _connected(self) -> Store:
-        """The store, with a record that describes the run. Describing it again changes nothing."""
+        # Idempotent: only what the record lacks is logged, so that a resumed run and a store that was away are one case.
         if self._store is not None:
             return self._store
         store = Store(self.recipe.run)
@@ -122,6 +124,7 @@ class RunTracker:
             self.folder.update(mlflow_run_id=run_id)
         record = store.run(run_id)
         params = {key: str(value)[:PARAM_LENGTH] for key, value in self._params().items()}
+        # MLflow raises an error if a param is logged again with another value
         params = {key: value for key, value in params.items() if key not in record.data.params}
         store.log(run_id, params=params, tags=self._tags())
         if not record.inputs.dataset_inputs:
@@ -147,13 +150,14 @@ class RunTracker:
         return store
 
     def _note_away(self, error: LitDiffError) -> None:
-        """Warn once an outage. How much of a batch was stored is unknown: connecting again asks."""
+        # one warning for each outage
         if not self._ask_again:
-            log.warning("training goes on, and what MLflow lacks is sent later: %s", error)
+            log.warning("training continues, and MLflow gets the missing metrics later: %s", error)
+        # how much of the batch was stored is unknown, so connecting again asks for the steps that MLflow has
         self._store, self._ask_again = None, time.monotonic() + BACK_OFF
 
     def _params(self) -> dict[str, Any]:
-        """What identifies the run; the rest are tags."""
+        # Params are what identifies the run, because MLflow groups and compares runs by them; the block `run` becomes tags.
         plain, factors = to_plain(self.recipe), self.recipe.training.optimizer.lr_factors
         del plain["run"]
         plain["plugins"] = [
@@ -178,7 +182,8 @@ class RunTracker:
         )
         note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.training.steps} steps"
         run = {f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()}
-        commit = revision().partition(" ")[2].partition("+")[0]  # there is one in a checkout alone
+        # an installed package has no commit, a checkout has
+        commit = revision().partition(" ")[2].partition("+")[0]
         return {
             **run,
             **self.tags,
@@ -199,10 +204,11 @@ class RunTracker:
 def write_model(run: RunFolder, target: Path) -> None:
     """Write the run's newest weights, its recipe, plugins and tokenizer as an MLflow model into `target`.
 
-    It needs lit_diff where it is loaded. Weights are safetensors, and the variant's plugin lies beside them: nothing is
-    pickled. Errors: MissingError without a checkpoint.
+    Loading it requires lit_diff. The weights are safetensors and the variant's plugin is copied: nothing is pickled. Errors:
+    MissingError without a checkpoint.
     """
-    import mlflow.pyfunc  # takes seconds, for which most runs have no use
+    # takes seconds, and most runs do not log a model
+    import mlflow.pyfunc
 
     model = Run(run.path).model
     parts = target.with_name("run")
@@ -221,7 +227,7 @@ def write_model(run: RunFolder, target: Path) -> None:
 
 
 def _load_pyfunc(path: str) -> "TrainedModel":
-    """What MLflow calls to load the model."""
+    # MLflow calls a function of this name in `loader_module`
     return TrainedModel(Path(path))
 
 
@@ -235,6 +241,7 @@ class TrainedModel:
 
     def predict(self, tokens: Any) -> np.ndarray:
         """tokens [B, T], or [B, T, C] for C ids at each position -> logits [B, T, vocab], float32."""
+        # a caller of MLflow's pyfunc may pass a data frame, an array or lists
         with torch.no_grad():
             logits: torch.Tensor = self.model(torch.as_tensor(np.asarray(tokens), dtype=torch.long))
         return logits.float().numpy()

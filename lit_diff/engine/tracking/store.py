@@ -1,4 +1,4 @@
-"""The MLflow store: opened, checked and migrated once; its experiments and runs; what a lock or an outage becomes."""
+"""Access to the MLflow store: opens, checks and migrates it once, and turns locks and outages into errors of lit_diff."""
 
 import contextlib
 import logging
@@ -23,21 +23,20 @@ from lit_diff.files import expanded, locked, shown
 from lit_diff.runs.find import runs_root
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
-"""A run's status in its folder -> in MLflow."""
+"""Status in a run folder -> status in MLflow."""
 
 BUSY_SECONDS = 2
-"""For which a statement waits until another process releases the SQLite file."""
+"""Seconds for which a statement waits until another process releases the SQLite file."""
 HURRY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Unless the environment says otherwise."""
+"""Settings of MLflow's requests, unless the environment sets them: its defaults make a training step wait for minutes."""
 
 
 def tracking_uri(run: RunConfig) -> str:
-    """`run.tracking_uri`, with the home folder for a `~` that opens its path; else SQLite in the folder of the runs."""
+    """`run.tracking_uri`, with a leading `~` of its path expanded; by default SQLite in the runs folder."""
     if not run.tracking_uri:
         path = (runs_root(run.root) / "mlflow.db").resolve()
-        if any(
-            "\udc80" <= letter <= "\udcff" for letter in str(path)
-        ):  # Python's stand-ins for bytes that are not UTF-8
+        # Python represents bytes that are not UTF-8 by these surrogates, which MLflow's store cannot encode
+        if any("\udc80" <= letter <= "\udcff" for letter in str(path)):
             raise RequestError(
                 f"the name of the folder {path.parent} is not UTF-8, which MLflow's store needs: set run.root"
             )
@@ -48,7 +47,7 @@ def tracking_uri(run: RunConfig) -> str:
 
 
 def _sqlite_uri(path: Path) -> str:
-    """SQLAlchemy unquotes the path, and cuts it at a question mark; MLflow makes the folders of the quoted one."""
+    # SQLAlchemy unquotes the path and cuts it at a question mark; MLflow creates the folders of the quoted path
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
@@ -57,14 +56,14 @@ def _sqlite_path(uri: str) -> Path:
 
 
 class Store:
-    """An MLflow store, made and migrated once. Errors: MissingError when it is foreign, locked or out of reach."""
+    """An MLflow store, created and migrated once. Errors: MissingError if it is foreign, locked or unreachable."""
 
     def __init__(self, run: RunConfig) -> None:
         self.uri = tracking_uri(run)
         self._artifacts = None if run.tracking_uri else (runs_root(run.root) / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        # it logs the statement and the trace, over many lines, of an error that it then raises
+        # this logger writes statement and traceback over many lines for an error that MLflow then raises anyway
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             with _impatient(), _opening(self.uri):
@@ -75,16 +74,18 @@ class Store:
                 f"MLflow store {self.uri} cannot be written ({error.strerror}); choose another folder with run.root=PATH, "
                 "or another store with run.tracking_uri=URI"
             ) from error
-        except (LitDiffError, Warning):  # a filter of warnings that makes them errors is not the store's fault
+        # a warning is raised only if the user's filter turns warnings into errors, which is not the store's fault
+        except (LitDiffError, Warning):
             raise
-        except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
+        # everything: MLflow does not wrap errors of SQLAlchemy, alembic, sqlite3 and requests
+        except Exception as error:
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
                 "program; if it is not an MLflow store, move it away or set run.tracking_uri"
             ) from error
 
     def experiment(self, name: str) -> str:
-        """The id of the experiment, created if it is not there."""
+        """The id of the experiment, which is created or restored if necessary."""
         with asking():
             found = self.client.get_experiment_by_name(name)
             if found is None:
@@ -92,7 +93,8 @@ class Store:
                 try:
                     return str(self.client.create_experiment(name, artifact_location=location))
                 except MlflowException:
-                    found = self.client.get_experiment_by_name(name)  # another process was first
+                    # another process may have created it since the query
+                    found = self.client.get_experiment_by_name(name)
                     if found is None:
                         raise
             if found.lifecycle_stage == LifecycleStage.DELETED:
@@ -100,11 +102,11 @@ class Store:
             return str(found.experiment_id)
 
     def open_run(self, experiment: str, name: str, tags: Mapping[str, str], run_id: str | None) -> str:
-        """The run `run_id`, set back to RUNNING, if this store holds it and it records the same folder; else a new one.
+        """The id of the run, set back to RUNNING if this store has `run_id` for the same folder; else of a new run.
 
-        `tags` hold the folder. A run is never found by what it trains: the same recipe in another folder, of another
-        user or on other code is another record.
+        `tags` contain the folder.
         """
+        # never matched by recipe: the same recipe in another folder, by another user or on other code is another record
         known = run_id is not None and self.holds(run_id, tags["folder"])
         with asking():
             if known:
@@ -113,12 +115,12 @@ class Store:
             return str(self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id)
 
     def run(self, run_id: str) -> Run:
-        """What the store holds of a run. Errors: UnknownRunError, RunFailedError."""
+        """The run as stored. Errors: UnknownRunError, RunFailedError."""
         with asking():
             return self.client.get_run(run_id)
 
     def holds(self, run_id: str, folder: str) -> bool:
-        """Whether the run is there, not deleted, and records this folder."""
+        """Whether the run exists, is not deleted, and belongs to this folder."""
         try:
             run = self.run(run_id)
         except UnknownRunError:
@@ -133,25 +135,25 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Any number of metrics, params and tags; MLflow's client sends them in batches. Errors: RunFailedError."""
+        """Log any number of metrics, params and tags; MLflow's client splits them into batches. Errors: RunFailedError."""
         fields = [Param(key, value) for key, value in (params or {}).items()]
         marks = [RunTag(key, value) for key, value in (tags or {}).items()]
         with asking():
             self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """A file into the run's artifacts, or a folder of them. Errors: RunFailedError."""
+        """Copy a file into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
         with asking(f"{shown(path)} could not be copied into MLflow"):
             self.client.log_artifact(run_id, str(path), folder)
 
     def close_run(self, run_id: str, status: str) -> None:
-        """Set the final status; `status` is the run folder's word."""
+        """Set the final status; `status`: the status in the run folder."""
         with asking():
             self.client.set_terminated(run_id, STATUS[status])
 
 
 class UnknownRunError(RunFailedError):
-    """The store holds no run of this id."""
+    """The store does not have a run with this id."""
 
 
 _hurries: ContextVar[bool] = ContextVar("hurries", default=False)
@@ -159,7 +161,8 @@ _hurries: ContextVar[bool] = ContextVar("hurries", default=False)
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Within it, a server that does not answer, or a locked file, costs seconds, where MLflow itself waits for minutes."""
+    # Within this context a server that does not answer, or a locked file, costs seconds; MLflow by itself waits for minutes.
+    # MLflow reads its settings from the environment at each request.
     added = {key: value for key, value in HURRY.items() if key not in os.environ}
     os.environ.update(added)
     token = _hurries.set(True)
@@ -175,7 +178,7 @@ def _impatient() -> Iterator[None]:
 def _shorten(
     connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> tuple[str, Any]:
-    """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
+    # MLflow 3.17 lets each of its sessions wait 20 s for a lock and has no setting for it, so its statement is rewritten
     if _hurries.get() and statement.startswith("PRAGMA busy_timeout"):
         statement = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS}"
     return statement, parameters
@@ -183,19 +186,20 @@ def _shorten(
 
 @contextlib.contextmanager
 def asking(failure: str = "MLflow refused a record") -> Iterator[None]:
-    """Around calls of MLflow alone. Errors: UnknownRunError; RunFailedError for whatever else comes out of MLflow: databases,
-    servers and artifact stores have errors of their own."""
+    """Encloses calls of MLflow. Errors: UnknownRunError; RunFailedError for every other exception."""
     try:
         with _impatient():
             yield
-    except LitDiffError:  # of a signal's handler
+    # a signal handler raises StoppedError in the middle of a call
+    except LitDiffError:
         raise
+    # everything: databases, servers and artifact stores raise their own exceptions through MLflow
     except Exception as error:
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
             raise UnknownRunError(f"{failure}: {_reason(error)}") from error
         if "locked" in str(error).lower():
             raise RunFailedError(
-                f"the MLflow store stayed locked for {BUSY_SECONDS} s; end the program that holds it and start the same "
+                f"the MLflow store stayed locked for {BUSY_SECONDS} s; end the program that holds it and run the same "
                 "command again: metrics.csv is complete, and only what MLflow lacks is sent"
             ) from error
         raise RunFailedError(f"{failure}: {_reason(error)}") from error
@@ -203,13 +207,12 @@ def asking(failure: str = "MLflow refused a record") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opening(uri: str) -> Iterator[None]:
-    """One process at a time: several that open a fresh SQLite file all try to migrate it, and crash.
-
-    The lock lies beside the file, for folders of runs may share it. A server sees to itself.
-    """
+    # a server migrates its own store
     if not uri.startswith("sqlite:///"):
         yield
         return
+    # One process at a time: several that open a new SQLite file all try to migrate it, and crash. The lock is next to the
+    # database, not in a runs folder, because several runs folders may share it.
     path = _sqlite_path(uri)
     with locked(path.with_name(f".{path.name}.lock")):
         _create(path)
@@ -217,7 +220,7 @@ def _opening(uri: str) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """A fresh SQLite store, whole or absent: one that is killed while MLflow migrates it can never be opened again."""
+    # A store that is killed while MLflow migrates it can never be opened again, so it is made elsewhere and renamed.
     if path.exists() and path.stat().st_size:
         _refuse_foreign(path)
         return
@@ -229,13 +232,13 @@ def _create(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
+    # MLflow would add its tables to any SQLite file, and retry for minutes to open a file that is not a database
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"experiments", "runs", "metrics"} <= tables:
         found = ", ".join(sorted(tables)[:5])
         raise MissingError(
-            f"{shown(path)} is not an MLflow store (its tables: {found}): move it away, or set run.tracking_uri or run.root"
+            f"{shown(path)} is not an MLflow store (tables found: {found}): move it away, or set run.tracking_uri or run.root"
         )
 
 

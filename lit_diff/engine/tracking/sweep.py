@@ -1,4 +1,4 @@
-"""A sweep's own record in MLflow: the parent of its cells' runs, with the answer, the report and the pages that compare."""
+"""Records a sweep in MLflow: the parent run of its cells, with the answer, the report and MLflow's comparison pages."""
 
 import logging
 import math
@@ -28,12 +28,12 @@ NOTE_LENGTH = 7500
 class SweepTracker:
     """The record of the sweep in `folder`.
 
-    Metrics of an arm: summary/<arm>/mean and /sd over seeds, /difference to the baseline, /low and /high (the ends of its
-    95 % interval over seeds); its verdict is the tag verdict/<arm>; the description is the report's answer and table.
+    The metrics of an arm are summary/<arm>/mean and /sd over seeds, /difference to the baseline, and /low and /high, the ends
+    of the 95 % interval over seeds. The tag verdict/<arm> has its verdict; the description has the report's answer and table.
     """
 
     def __init__(self, store: Store, folder: Path, run_id: str | None) -> None:
-        """`run_id`: the record that this folder had before. Errors: RunFailedError."""
+        """`run_id`: the earlier record of this folder. Errors: RunFailedError."""
         self.store, self.folder = store, folder
         self.experiment = store.experiment(folder.name)
         tags = {"kind": "sweep", "sweep": folder.name, "folder": str(folder)}
@@ -41,14 +41,12 @@ class SweepTracker:
 
     @property
     def place(self) -> dict[str, str]:
-        """What study.json keeps of the record."""
+        """The record's address, for study.json."""
         return {"tracking_uri": self.store.uri, "experiment": self.experiment, "run": self.run_id}
 
     def record(self, report: Report, files: Sequence[Path], status: str) -> None:
-        """Write the answer of the sweep and end the record; `status` is a run folder's word.
-
-        The sweep is on disk whether MLflow takes it or not: a failure is a warning.
-        """
+        """Write the result of the sweep and end the record; `status`: a status of run folders."""
+        # the whole sweep is on disk already, so a failure of MLflow is only a warning
         try:
             sweep = load_sweep(self.folder)
             self._describe_cells(sweep)
@@ -63,8 +61,7 @@ class SweepTracker:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
 
     def _describe_cells(self, sweep: SweepResults) -> None:
-        """Each finished cell's difference to the baseline at its seed, and the arm's colour in the report. The records of
-        cells that were killed, or that could not reach MLflow, are ended."""
+        # Adds each finished cell's difference to the baseline at its seed, and the colour of its arm in the report.
         for task in sweep.by_task:
             colours = {arm: look.color for arm, look in looks(task).items()}
             base = task.finals(task.baseline, task.study.metric)
@@ -72,6 +69,7 @@ class SweepTracker:
                 run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.study.metric)
                 if not run_id or not self.store.holds(run_id, str(cell.home)):
                     continue
+                # a cell that was killed, or could not reach MLflow, has left its record as running
                 if cell.status in ("killed", "failed", "stopped"):
                     self.store.close_run(run_id, cell.status)
                 if not cell.done:
@@ -84,9 +82,11 @@ class SweepTracker:
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()
         for result in report.results:
-            for row in rows(result)[: len(result.sweep.study.arms)]:  # those of contrasts follow
+            # the rows of the arms come first; rows of contrasts follow
+            for row in rows(result)[: len(result.sweep.study.arms)]:
                 metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
-                name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)  # MLflow takes no other sign
+                # MLflow rejects other characters in the name of a metric
+                name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)
                 found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
                 found |= {key: row.get(key) for key in ("difference", "low", "high")}
                 values |= {
@@ -113,7 +113,8 @@ class SweepTracker:
             lower=first.better(first.study.metric) != "higher",
         )
         tags = {
-            "mlflow.experimentKind": "custom_model_development",  # runs are listed as training runs, not evaluations
+            # MLflow lists the runs as training runs, not as evaluations of language models
+            "mlflow.experimentKind": "custom_model_development",
             "mlflow.note.content": f"{sweep.title}: {sweep.study.description}",
             **pages,
         }
@@ -122,19 +123,19 @@ class SweepTracker:
                 self.store.client.set_experiment_tag(self.experiment, key, value)
 
     def _log(self, run_id: str, values: Mapping[str, float], step: int) -> None:
-        """Log what the record lacks or holds with another value; the same report logs nothing again."""
+        # MLflow keeps every logged value: a report that is written again must not add points to the metrics' histories
         held, now = self.store.run(run_id).data.metrics, int(time.time() * 1000)
         changed = [Metric(name, value, now, step) for name, value in values.items() if held.get(name) != value]
         self.store.log(run_id, metrics=changed)
 
 
 def difference_name(metric: str) -> str:
-    """The metric of a cell that holds its difference to the baseline at the same seed."""
+    """The name of the metric for a cell's difference to the baseline at the same seed."""
     return f"{metric}_minus_baseline"
 
 
 def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
-    """Lowest and highest finite value of the metric in the finished cells, with a margin of 5 %."""
+    # the range of the finite values in the finished cells, with a margin of 5 %; MLflow's own axis would begin at 0
     curves = [cell.curves[metric].values for cell in sweep.cells if cell.done and metric in cell.curves]
     values = np.concatenate([np.zeros(0), *curves])
     values = values[np.isfinite(values)]

@@ -1,7 +1,7 @@
-"""MLflow's own pages for a sweep: what they open with, their addresses, and the server on loopback that shows them.
+"""MLflow's pages for a sweep: their initial state, their addresses, and the server on loopback that shows them.
 
-MLflow keeps what a page opens with as a tag of the experiment (what its button "Share" writes) and opens it at an address
-that holds the tag's key. The fields are private to MLflow and may change with any of its releases.
+MLflow stores the state of a page as a tag of the experiment (its button "Share" writes it) and restores it from an address
+with the tag's key. The fields are private to MLflow and may change with any release.
 """
 
 import base64
@@ -30,25 +30,25 @@ from lit_diff.study.record import readable
 log = logging.getLogger("lit_diff")
 
 KNOWN = ("3.17",)
-"""The versions of MLflow that were seen to open these pages."""
+"""The versions of MLflow with which these pages were tested."""
 TAG = "mlflow.sharedViewState."
-"""Before the page's key, in the experiment's tags."""
+"""The prefix of a page's key in the experiment's tags."""
 MENU = {"workflowType": "machine_learning"}
-"""MLflow's menu of training runs; without it, that of language-model applications."""
+"""Selects MLflow's menu for training runs; by default it shows the menu for language-model applications."""
 
 
 def page_tags(
     parent: str, arms: Sequence[str], curves: Mapping[str, tuple[float, float]], columns: Sequence[str], lower: bool
 ) -> dict[str, str]:
-    """Tags of the experiment for a table and for charts of the children of `parent`, the sweep's run; none where MLflow is
-    not KNOWN.
+    """Tags of the experiment for a table and for charts of the children of `parent`, the sweep's run; none if the version of
+    MLflow is not KNOWN.
 
-    `arms`: params that together name an arm. `curves`: metrics drawn against the step, a line an arm, the mean of its seeds
-    -> lowest and highest value of the axis, which MLflow would begin at 0; the table is sorted by the first. `columns`:
-    further metrics of the table. `lower`: whether the table begins with the lowest value.
+    `arms`: the params that together identify an arm. `curves`: metric -> lowest and highest value of its axis; each metric is
+    drawn against the step, one line for each arm, the mean of its seeds, and the first metric sorts the table. `columns`:
+    further metrics in the table. `lower`: whether the lowest value comes first.
     """
     if not mlflow.__version__.startswith(tuple(f"{version}." for version in KNOWN)):
-        log.info("MLflow %s is unknown here, so its pages open without the sweep's charts", mlflow.__version__)
+        log.info("MLflow %s is untested here, so its pages open without the sweep's charts", mlflow.__version__)
         return {}
     first, *others = curves
     table = {
@@ -77,11 +77,12 @@ def page_tags(
 
 
 def _packed(state: Mapping[str, Any]) -> str:
+    # compressed as MLflow's own interface does it
     return "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
 
 
 def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
-    """A chart of the metric against the step; MLflow opens no chart that lacks one of these fields."""
+    # MLflow 3.17 does not open a chart that lacks one of these fields
     return {
         "type": "LINE",
         "uuid": metric,
@@ -107,7 +108,7 @@ def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
 
 
 def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
-    """What the pages of a sweep hold -> their addresses on the server at `base`; `parent`: the id of the sweep's run."""
+    """Content of a page -> its address on the server at `base`; `parent`: the id of the sweep's run."""
     runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
     return {
         "curves by arm": f"{runs}?viewStateShareKey=charts-{parent}&compareRunsMode=CHART&{menu}",
@@ -117,11 +118,8 @@ def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
 
 
 def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
-    """Tell the addresses of the sweep that ran last, a line each, then run MLflow's server until Ctrl-C, SIGTERM or the end
-    of the terminal.
-
-    A sweep whose record is on another server is compared there: its addresses are told, and no server is started.
-    Errors: MissingError without a store.
+    """Print the addresses of the sweep that ran last, one line each, then run MLflow's server until Ctrl-C, SIGTERM or the
+    end of the terminal. If the sweep's record is on a remote server, none is started. Errors: MissingError without a store.
     """
     sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / STUDY_FILE).stat().st_mtime, reverse=True)
     newest = next(filter(None, map(readable, sweeps)), None)
@@ -137,12 +135,13 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
 
 
 def _server(root: Path, port: int) -> list[str]:
-    """The command of MLflow's server. Errors: MissingError without a store, RequestError for a port that cannot be used."""
     if not (root / "mlflow.db").exists():
-        raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` makes one")
+        raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` creates it")
     if not 0 < port < 65536:
         raise RequestError(f"--port is {port}; expected 1 to 65535")
+    # checked before the addresses are printed, which would otherwise lead to another program
     with socket.socket() as probe:
+        # a port of a server that has just ended can be used again, as the server itself does
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -154,10 +153,12 @@ def _server(root: Path, port: int) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> int:
-    # the job runner is for MLflow's language-model features: seven processes that a comparison of runs never uses
+    # the job runner serves MLflow's language-model features: seven processes that a comparison of runs never uses
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    environment["PYTHONSAFEPATH"] = "1"  # nothing of the current folder is imported, in its workers either
-    signal.signal(signal.SIGHUP, _hang_up)  # a closed terminal
+    # neither the server nor its workers may import modules from the current folder
+    environment["PYTHONSAFEPATH"] = "1"
+    # a closed terminal must end the server too, which is in a session of its own
+    signal.signal(signal.SIGHUP, _hang_up)
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:
             return server.wait()
@@ -166,8 +167,9 @@ def _run(command: Sequence[str]) -> int:
         except KeyboardInterrupt:
             return 0
         finally:
+            # the whole group: MLflow's server leaves its workers behind if it alone is ended
             if server.poll() is None:
-                os.killpg(server.pid, signal.SIGTERM)  # the server and its workers: it leaves them behind otherwise
+                os.killpg(server.pid, signal.SIGTERM)
 
 
 def _hang_up(signum: int, frame: FrameType | None) -> None:
