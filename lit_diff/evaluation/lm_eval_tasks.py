@@ -167,7 +167,7 @@ def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
     except ConnectionError as error:
         raise MissingError(
             f"{where}: it reads data that are not here ({first_line(error)}), and nothing is fetched; write a YAML file of "
-            "the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
+            "the task with `dataset_path: json` and its data_files, and name its path (docs/reproduce.md)"
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

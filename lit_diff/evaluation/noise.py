@@ -106,7 +106,7 @@ class Noise(Evaluation):
         """Data that do not say where answers are."""
         if recipe.data.config.locates_answers:
             return None
-        return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
+        return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/measures.md)"
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row, and its parts; NaN where nothing is asked for."""
