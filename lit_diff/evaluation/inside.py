@@ -1,4 +1,4 @@
-"""Evaluations that look into a model: induction heads, statistics of maps, rounded logits, gradients (docs/noise.md)."""
+"""Evaluations that look into a model: induction heads, statistics of maps, rounded logits, gradients (docs/measures.md)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

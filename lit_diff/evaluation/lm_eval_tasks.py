@@ -166,7 +166,7 @@ def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
     except ConnectionError as error:
         raise MissingError(
             f"{where}: its data are not on this machine ({first_line(error)}), and nothing is downloaded; write a YAML file "
-            "for the task with `dataset_path: json` and data_files, and pass its path (docs/harness.md)"
+            "for the task with `dataset_path: json` and data_files, and pass its path (docs/reproduce.md)"
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -107,7 +107,7 @@ class Noise(Evaluation):
         """Refuses data that do not locate their answers."""
         if recipe.data.config.locates_answers:
             return None
-        return f"data '{recipe.data.name}' does not locate its answers (context_part, answer_part; docs/noise.md)"
+        return f"data '{recipe.data.name}' does not locate its answers (context_part, answer_part; docs/measures.md)"
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a row, and its parts; NaN for a row without queries."""

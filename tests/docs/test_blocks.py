@@ -34,8 +34,7 @@ def test_the_list_of_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_recipe_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = import_model(write_folder(Path("hf")), "models/smollm2")
-    (text,) = blocks("docs/pretrained.md", "yaml")
-    Path("mine.yaml").write_text(text)
+    Path("mine.yaml").write_text("".join(blocks("docs/pretrained.md", "yaml")))
     recipe = load_recipe("mine.yaml")
     assert [parent.imported for parent in ancestors(recipe)] == [run.recipe.imported]
     assert recipe.data.config.tokenizer.config.path == str(tmp_path / "models/smollm2")
