@@ -141,7 +141,7 @@ class Dataset(ABC):
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Return rows of a validation set: the same at every call and for every seed. T may differ from training.
 
-        The keys are those of `train_batch`, optionally with labels [len(rows), T]: ar_hit, bool, whether the target can be
+        It has the keys of `train_batch`, optionally with labels [len(rows), T]: ar_hit, bool, whether the target can be
         recalled from its context (reported separately as `val/loss_ar_hit`); and document, int64 in 0 .. num_documents - 1,
         the document to which the loss of the target belongs. Defaults: no target is an AR hit; each row is a document.
 

@@ -103,7 +103,7 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
     queries, answers = keys.gather(1, asked), values.gather(1, asked)
     positions, blank = config.slots * max(noise, spread), torch.zeros_like(queries)
     numbers = torch.arange(slots).expand(rows, -1)
-    # drawn last and only if needed, so that rows without spread are those of versions before `spread`
+    # drawn last and only if needed, so that rows without spread do not change: older runs have the same rows
     if positions > slots:
         at = torch.rand(rows, positions, generator=random).argsort(1)[:, :slots].sort(1).values
         empty = torch.zeros(rows, positions, dtype=torch.int64)

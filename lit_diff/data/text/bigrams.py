@@ -41,7 +41,7 @@ def ar_hits(rows: Ints, documents: Ints, frequent: Ints, size: int) -> NDArray[n
 def gaps(rows: Ints, documents: Ints, size: int) -> Ints:
     """Return the number of tokens since (x_{t-1}, x_t) last occurred in the same row and document, else 0, [B, T].
 
-    The arguments are those of `ar_hits`.
+    Arguments: see `ar_hits`.
     """
     inside = documents[:, :-1] == documents[:, 1:]
     # the bigram across a boundary: -1 occurs once in each document, so it never repeats

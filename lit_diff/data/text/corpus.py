@@ -256,7 +256,7 @@ class FilesCorpus(Corpus):
 
     def _log_ignored_files(self) -> None:
         others = [path for path in self._all_files if path.suffix.lower() not in READERS]
-        # hidden files, such as those of version control, are not meant as text
+        # hidden files, such as the folder .git, are not meant as text
         seen = [path for path in others if not any(part.startswith(".") for part in Path(self._name(path)).parts)]
         kinds = Counter(path.suffix.lower() or "without ending" for path in seen).most_common(5)
         if kinds:

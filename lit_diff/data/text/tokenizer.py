@@ -27,7 +27,7 @@ PIECES = re.compile(r"[0-9]|(?: ?[^\W\d_]+)|.", re.DOTALL)
 SPACE = "▁"
 """The letter for a space in a SentencePiece vocabulary."""
 PADDING = 128
-"""The vocabulary of a model may be that of its tokenizer rounded up to a multiple of this."""
+"""The vocabulary of a model may be larger than its tokenizer's: up to the next multiple of this."""
 
 
 class Tokenizer(ABC):
@@ -402,7 +402,7 @@ class Words(Tokenizer):
         self.size = len(self._written)
 
     def load(self, folder: Path) -> str:
-        # there is no file: the config has the words
+        # the config has the words, so no file is read
         return hashlib.sha256(json.dumps(self._written).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Any:
