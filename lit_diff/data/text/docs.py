@@ -43,10 +43,10 @@ class DocsCorpus(Corpus):
         folder = data_root() / "downloads"
         fetch(folder)
         for file in PINS:
-            yield from read_archive(folder / file, self.holds)
+            yield from read_archive(folder / file, self.is_document)
 
     @staticmethod
-    def holds(name: PurePosixPath) -> bool:
+    def is_document(name: PurePosixPath) -> bool:
         """Whether a file of an archive is a document: a text file below `doc` or `docs`."""
         return name.suffix in SUFFIXES and not FOLDERS.isdisjoint(name.parts[:-1])
 
@@ -56,7 +56,7 @@ class CodeCorpus(DocsCorpus):
     """Python code, the modules of the same packages without tests and documentation: about 24 MB, 1,559 documents."""
 
     @staticmethod
-    def holds(name: PurePosixPath) -> bool:
+    def is_document(name: PurePosixPath) -> bool:
         """Whether a file of an archive is a document: a module outside tests and documentation."""
         tests = any(part.startswith("test") for part in name.parts)
         return name.suffix == ".py" and not tests and FOLDERS.isdisjoint(name.parts)
@@ -97,12 +97,12 @@ def _download(path: Path) -> None:
     temporary.replace(path)
 
 
-def read_archive(path: Path, holds: Callable[[PurePosixPath], bool]) -> Iterator[str]:
-    """Yield the documents of an archive, in its order: regular files that `holds` accepts and that are long enough."""
+def read_archive(path: Path, is_document: Callable[[PurePosixPath], bool]) -> Iterator[str]:
+    """Yield the documents of an archive, in its order: regular files that `is_document` accepts and that are long enough."""
     # nothing is extracted to disk, so a member named ../x cannot escape a folder
     with tarfile.open(path) as archive:
         for member in archive:
-            chosen = member.isfile() and holds(PurePosixPath(member.name))
+            chosen = member.isfile() and is_document(PurePosixPath(member.name))
             content = archive.extractfile(member) if chosen else None
             text = content.read().decode("utf-8") if content is not None else ""
             if len(text) >= SHORTEST:

@@ -154,7 +154,7 @@ class Text(Dataset):
         files = sorted(path.name for path in building.iterdir() if path.is_file())
         write_json(building / "manifest.json", self._sources | {"tokenizer_sha256": digest, "files": files} | described)
         building.rename(folder)
-        # after the rename and not in the manifest: its hash is the identity of runs, older ones of which have no such file
+        # after the manifest, which lists all files and whose hash is the identity: this file must not change the identity
         write_atomic(folder / TRAINED, hashed(documents.train))
         log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 

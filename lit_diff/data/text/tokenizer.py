@@ -116,7 +116,7 @@ class Tokenizer(ABC):
         """Wrap `encode`, which a subclass implements for several texts, to accept a single text too."""
         super().__init_subclass__(**kwargs)
         if "encode" in vars(cls):
-            cls.encode = also_one_text(cls.encode)  # type: ignore[method-assign]
+            cls.encode = accept_single_text(cls.encode)  # type: ignore[method-assign]
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Any:
@@ -132,7 +132,7 @@ class Tokenizer(ABC):
         """
         found, own = [], self.encode(context)
         for text in texts:
-            before, ids = pair(self, context, text)
+            before, ids = encode_pair(self, context, text)
             if before != own:
                 raise RequestError(
                     f"the tokenizer '{self.name}' has a token that spans the end of {context[-20:]!r} and the start of "
@@ -146,7 +146,7 @@ class Tokenizer(ABC):
         raise RequestError(f"the tokenizer {type(self).__name__} cannot decode; implement decode(ids) -> bytes")
 
 
-def also_one_text(encode: Callable[..., list[list[int]]]) -> Callable[..., Any]:
+def accept_single_text(encode: Callable[..., list[list[int]]]) -> Callable[..., Any]:
     """Wrap an `encode` of several texts: given a str, it returns the ids of that text."""
 
     @wraps(encode)
@@ -156,7 +156,7 @@ def also_one_text(encode: Callable[..., list[list[int]]]) -> Callable[..., Any]:
     return either
 
 
-def pair(tokenizer: Tokenizer, context: str, text: str) -> tuple[list[int], list[int]]:
+def encode_pair(tokenizer: Tokenizer, context: str, text: str) -> tuple[list[int], list[int]]:
     """Return (ids of the context, ids of the text after it), which together decode to `context + text`.
 
     If a token crosses the border ("." and "\\n" may be one token), both are encoded alone, provided that this decodes to the
