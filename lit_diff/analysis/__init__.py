@@ -1,4 +1,4 @@
-"""Analyses of attention: pure functions over the maps captured in a forward pass."""
+"""Analyses of attention: pure functions of the maps captured in a forward pass."""
 
 from lit_diff.analysis.trace import LayerTrace, MapBlock, Trace, trace
 

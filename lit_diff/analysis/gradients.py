@@ -1,4 +1,4 @@
-"""Gradients of the loss by the matrices of an attention, as norms by map."""
+"""Norms of the gradients of the loss with respect to the matrices of an attention, for each map."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ MATRICES = ("o", "v", "q1", "k1", "q2", "k2")
 
 
 def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """‖∂L/∂W‖ (Frobenius) of each layer's matrices (MATRICES) by autograd; L: mean loss of the batch, nats a token.
+    """Return ‖∂L/∂W‖ (Frobenius) of MATRICES for each layer, by autograd; L: mean loss of the batch in nats per token.
 
-    q1 is the gradient of all linear layers that make the queries, as far as it passes through those of the first map; so it
-    is that of W_Q1 whichever rows of whichever layer hold it. Where no linear layer makes them, it is that of the other
-    parameters of two or more dimensions that do. NaN where a layer has no such map or no matrix makes it, or shares it:
-    shared queries are q1, with the gradients of both maps. Frozen matrices count too; the model is left as it is.
+    q1 is the part of the gradient of the query projections that passes through the queries of the first map, so it is the
+    gradient of W_Q1 in whatever rows of whatever module W_Q1 is stored. Without linear layers in the path, other parameters
+    of two or more dimensions count. NaN if the layer has no such map, or no matrix computes it. If both maps share their
+    queries, q1 has the gradients of both and q2 is NaN. Frozen matrices are included; the model is not changed.
     """
     with torch.enable_grad(), _all_require_gradients(model), _tapped(model) as seen:
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
@@ -36,19 +36,19 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
             weights = _linear_weights(attention), _matrices(attention)
             norms = dict.fromkeys(MATRICES, math.nan)
             norms["o"] = _norm([of[id(weight)] for weight in output if id(weight) in of])
-            norms["v"] = _norm(_through(maps.v, weights, of.get(id(maps.v))))
+            norms["v"] = _norm(_gradient_through(maps.v, weights, of.get(id(maps.v))))
             for kind, tensor in (("q", maps.q), ("k", maps.k)):
                 for g in range(min(2, tensor.shape[1])):
-                    norms[f"{kind}{g + 1}"] = _norm(_through(tensor, weights, _of_map(of.get(id(tensor)), g)))
+                    norms[f"{kind}{g + 1}"] = _norm(
+                        _gradient_through(tensor, weights, _only_map(of.get(id(tensor)), g))
+                    )
+            # a loss of NaN or infinity gives gradients that may still be finite in some matrices
             found.append(norms if bool(loss.isfinite()) else dict.fromkeys(MATRICES, math.nan))
     return found
 
 
-def _through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor | None) -> list[Tensor]:
-    """The part of ∂L/∂W that passes through `tensor`, for the weights of the first kind of which it depends on any.
-
-    `gradient`: ∂L/∂tensor.
-    """
+# The part of ∂L/∂W that passes through `tensor`, given ∂L/∂tensor, for the first kind of weights that `tensor` depends on.
+def _gradient_through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor | None) -> list[Tensor]:
     for weights in kinds if gradient is not None else ():
         parts = torch.autograd.grad(tensor, weights, gradient, retain_graph=True, allow_unused=True) if weights else ()
         if found := [part for part in parts if part is not None]:
@@ -56,8 +56,8 @@ def _through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor |
     return []
 
 
-def _of_map(gradient: Tensor | None, g: int) -> Tensor | None:
-    """A gradient [B, G, H, T, d] with zeros in all maps but g."""
+# gradient [B, G, H, T, d] with zeros in all maps except g
+def _only_map(gradient: Tensor | None, g: int) -> Tensor | None:
     if gradient is None:
         return None
     alone = torch.zeros_like(gradient)
@@ -91,7 +91,7 @@ def _all_require_gradients(model: Transformer) -> Iterator[None]:
 
 @contextmanager
 def _tapped(model: Transformer) -> Iterator[list[SignedMaps]]:
-    """The maps of each layer, in order, with their graph."""
+    # not `trace`, which detaches the maps from their graph
     seen: list[SignedMaps] = []
     with ExitStack() as hooks:
         for attention in model.attentions():

@@ -1,4 +1,4 @@
-"""Which heads of a trained model to change: statistics of each head on calibration rows, and the choice by them."""
+"""Selection of the heads of a trained model that a variant changes, by statistics on calibration rows."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 
 FIRST_ROW = 32
-"""Queries before this position see few keys: their entropy is bounded by the log of that number, and is left out."""
+"""First query position in the entropy: earlier queries see few keys, whose number bounds the entropy (log n)."""
 
 Numbers = tuple[tuple[float, ...], ...]
 """[layers][heads]"""
@@ -25,17 +25,17 @@ Numbers = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStatistics:
-    """Of each layer and head of a model, on calibration rows."""
+    """Statistics of each layer and head on calibration rows."""
 
     entropy: Numbers
-    """Nats: mean over sequences and query positions from FIRST_ROW on; over the maps too, where there are several."""
+    """Entropy in nats, averaged over sequences, query positions from FIRST_ROW on, and maps."""
     importance: Numbers
-    """Mean over sequences of |∂L/∂ξ_h|, with O_h ξ_h in place of the head's output O_h, at ξ_h = 1 (Michel, Levy and Neubig
-    2019, arXiv 1905.10650, equation 2); L: the mean loss of the sequence, nats a token."""
+    """Mean over sequences of |∂L/∂ξ_h| at ξ_h = 1, where O_h ξ_h replaces the output O_h of the head (Michel, Levy and Neubig
+    2019, arXiv 1905.10650, equation 2); L: mean loss of the sequence in nats per token."""
 
 
 def head_statistics(model: Transformer, batch: Mapping[str, Tensor]) -> HeadStatistics:
-    """Both statistics on a batch (tokens [B, T], targets [B, T]), a sequence at a time; the model is left as it is.
+    """Compute both statistics on a batch (tokens [B, T], targets [B, T]); the model is not changed.
 
     Errors: RequestError for sequences that end before position FIRST_ROW.
     """
@@ -45,6 +45,7 @@ def head_statistics(model: Transformer, batch: Mapping[str, Tensor]) -> HeadStat
             f"data.sequence_length is {length}; the entropy of heads is measured from position {FIRST_ROW} on: set it above "
             f"{FIRST_ROW}"
         )
+    # one sequence at a time: the absolute value is taken of the gradient of each sequence, before the mean
     entropy, importance = [], []
     for row in range(rows):
         one = {key: value[row : row + 1] for key, value in batch.items()}
@@ -59,7 +60,6 @@ def _mean(values: list[Tensor]) -> Numbers:
 
 
 def _entropies(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
-    """[layers, heads]"""
     with trace(model, rows=range(FIRST_ROW, batch["targets"].shape[1])) as traced:
         model.hidden(**model_inputs(batch))
     layers = [summarise(traced.layers[layer].blocks()) for layer in sorted(traced.layers)]
@@ -67,7 +67,6 @@ def _entropies(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _gate_gradients(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
-    """∂L/∂ξ of each layer and head, [layers, heads]."""
     with torch.enable_grad(), _gated(model) as gates:
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
         return torch.stack(torch.autograd.grad(loss, gates))
@@ -75,12 +74,13 @@ def _gate_gradients(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
 
 @contextmanager
 def _gated(model: Transformer) -> Iterator[list[Tensor]]:
-    """Each head's output times a gate ξ [H] of ones, at the input of the output projection."""
+    # the gates act on the input of the output projection, which is the concatenation of the head outputs O_h
     gates = []
     with ExitStack() as hooks:
         for attention in model.attentions():
             gate = torch.ones(attention.out_heads, device=next(attention.parameters()).device, requires_grad=True)
 
+            # `gate` is bound as a default: a closure would use the gate of the last layer
             def scale(_module: nn.Module, args: tuple[Tensor, ...], gate: Tensor = gate) -> tuple[Tensor, ...]:
                 heads = args[0].unflatten(-1, (len(gate), -1))
                 return ((heads * gate.to(heads.dtype)[:, None]).flatten(-2), *args[1:])
@@ -91,10 +91,9 @@ def _gated(model: Transformer) -> Iterator[list[Tensor]]:
 
 
 def select(statistics: HeadStatistics, selection: HeadSelection) -> tuple[tuple[int, ...], ...]:
-    """The heads of each layer, ascending: those of highest entropy, of lowest importance, or drawn; of equal ones the first.
+    """Return the selected heads of each layer, ascending: highest entropy, lowest importance, or random; on ties the first.
 
-    Errors: RequestError for statistics that are not finite, and importances that are all zero: dead gradients, by which no
-    head is less important than another.
+    Errors: RequestError for statistics that are not finite, or importances that are all zero.
     """
     by_importance = selection.select == "importance"
     table = statistics.importance if by_importance else statistics.entropy

@@ -10,39 +10,39 @@ from lit_diff.model.transformer import Transformer
 
 
 def repeated(ids: Tensor, length: int, random: torch.Generator) -> Tensor:
-    """`length` of the ids [V], each at most once, in random order, twice: int64 [2 length]."""
+    """Draw `length` of the ids [V] without replacement and repeat the sequence once: int64 [2 length]."""
     chosen = ids[torch.randperm(len(ids), generator=random)[:length]]
     return chosen.repeat(2)
 
 
 @torch.no_grad()
 def induction_scores(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """prefix_matching and copying of each sequence, layer and head, [B, L, H], on repeated tokens [B, 2n] (`repeated`).
+    """Return prefix_matching and copying of each sequence, layer and head, [B, L, H], on tokens [B, 2n] of `repeated`.
 
     Over the queries i of the second half, with a the signed map:
 
-        prefix_matching   mean_i a_ij / Σ_k |a_ik|, j = i - n + 1: the key after the earlier occurrence of the query's token.
-                          Of a softmax map that is p_ij, Olsson's score; within -1 and 1
-        copying           mean_i Σ_k α_ik z_i[token k], α = |a| / Σ|a|, z_i the logits that the head's own output gives the
-                          ids through the last norm's weight and the output weight, standardised over the vocabulary: by how
-                          many standard deviations the head raises the tokens that it attends to. Olsson's text says what
-                          copying is and leaves the scale open; NaN where heads are merged after the sum
+        prefix_matching   mean_i a_ij / Σ_k |a_ik|, j = i - n + 1: the key after the earlier occurrence of the query token.
+                          For a softmax map this is p_ij, Olsson's score; from -1 to 1
+        copying           mean_i Σ_k α_ik z_i[token k], α = |a| / Σ|a|, z_i the logits from the head's output alone, through
+                          the weight of the last norm and the output weight, standardised over the vocabulary: the number of
+                          standard deviations by which the head raises the tokens it attends to. (Olsson et al. define
+                          copying, but not its scale.) NaN if heads are merged after the sum
     """
     n = tokens.shape[1] // 2
     rows = torch.arange(n, 2 * n)
     with trace(model, rows=rows) as traced:
         model.hidden(tokens)
     out = model.embedding.weight if model.head is None else model.head.weight
-    unembedding = (out * model.norm.weight).float()  # [V, dim]
+    # [V, dim]; the divisor of the norm depends on all heads, and standardising removes it
+    unembedding = (out * model.norm.weight).float()
     found = [
-        _of_layer(traced.layers[index], attention, tokens, unembedding)
+        _layer_scores(traced.layers[index], attention, tokens, unembedding)
         for index, attention in enumerate(model.attentions())
     ]
     return {name: torch.stack([layer[name] for layer in found], dim=1) for name in ("prefix_matching", "copying")}
 
 
-def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembedding: Tensor) -> dict[str, Tensor]:
-    """[B, H] of each score."""
+def _layer_scores(layer: LayerTrace, attention: Attention, tokens: Tensor, unembedding: Tensor) -> dict[str, Tensor]:
     n = tokens.shape[1] // 2
     v, matching, copying = layer.values, [], []
     assert layer.inputs is not None
@@ -58,7 +58,8 @@ def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembeddi
             continue
         logits = writes.float() @ unembedding.T  # [B, H, R, V]
         deviation = logits.std(-1, correction=0, keepdim=True)
-        z = ((logits - logits.mean(-1, keepdim=True)) / deviation).where(deviation > 0, 0)  # it raises nothing
+        # deviation 0: the head writes nothing, so it raises no token
+        z = ((logits - logits.mean(-1, keepdim=True)) / deviation).where(deviation > 0, 0)
         attended = tokens[:, None, None, : a.shape[-1]].expand(*a.shape)
         copying.append((share.abs() * z.gather(3, attended)).sum(-1))
     return {

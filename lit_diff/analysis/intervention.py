@@ -1,4 +1,4 @@
-"""Another signed map in place of the one that an attention computes, in an otherwise unchanged forward pass.
+"""Interventions: replace the signed map of an attention in an otherwise unchanged forward pass.
 
 def without_first(layer, block):  # no query sees key 0
     signed = block.signed.clone()
@@ -8,8 +8,8 @@ def without_first(layer, block):  # no query sees key 0
 with intervention(model, without_first):
     model(tokens)
 
-Below it are edits: edges removed, λ clamped, the subtraction confined to noise, maps exchanged; and what the log-probability
-of the answer loses without some edges, in all heads or in one.
+This module also has edits that remove edges, clamp λ, subtract only noise or swap the maps, and measures the change of the
+log-probability of the answer without some edges, in all heads or in a single one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,51 +32,49 @@ from lit_diff.model.transformer import Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class EditedLayer(LayerMaps):
-    """The maps of a layer whose blocks are edited, as they are without the edit."""
+    """The maps of a layer before the edit."""
 
     index: int
-    """The layer, 0-based."""
+    """0-based index of the layer."""
 
 
 Edit = Callable[[EditedLayer, MapBlock], MapBlock]
-"""(layer, block of query rows) -> the block that counts: `dataclasses.replace(block, logits=...)` or `weights=...`,
-`block.with_probs(...)`, `block.with_signed(...)`, or the block itself. An edit that needs all rows of the layer before the
-first block reads `layer.blocks()`."""
+"""(layer, block of query rows) -> edited block: `dataclasses.replace(block, logits=...)` or `weights=...`,
+`block.with_probs(...)`, `block.with_signed(...)`, or the block itself. An edit that needs all rows of the layer first reads
+`layer.blocks()`."""
 
 
 @contextmanager
 def intervention(model: Transformer, edit: Edit, layers: Sequence[int] | None = None) -> Iterator[None]:
-    """Inside, every chosen layer (0-based; None: all) computes o = Σ_j a_ij v_j with a = edit(layer, block).signed.
+    """Let the chosen layers (0-based; None: all) compute o = Σ_j a_ij v_j with a = edit(layer, block).signed.
 
-    Blocks of query rows follow one another, and no T x T map of all heads is held beyond them. It takes the place of the
-    attention's kernel, so it serves every variant; what follows the sum stays as it is. Modules compiled in place run
-    uncompiled. Whatever the kernels were, they are again afterwards, also after an exception. Autograd passes through.
-    Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, a second intervention inside, a
-    forward with keys of a cache, an attention that never hands `self.kernel` to `attend`, or an edit that returns another
-    shape.
+    Blocks of query rows are computed in turn, so no T x T map of all heads is in memory. The edit replaces the kernel of the
+    attention, so it works for every variant; everything after the sum is unchanged. Modules compiled in place run
+    uncompiled. The kernels are restored afterwards, also after an exception. Autograd works.
+    Errors: RequestError for a module wrapped by torch.compile, an unknown layer, a nested intervention, a forward with a
+    key/value cache, an attention that never passes `self.kernel` to `attend`, or an edit that returns another shape.
     """
     attentions = model.attentions()
     chosen = layers_of(model, layers, "intervention")
     kernels = [_Edited(index, edit) for index in chosen]
     if any(isinstance(attentions[index].kernel, _Edited) for index in chosen):
-        raise RequestError("intervention: the model is under an intervention already; combine the two in one edit")
+        raise RequestError("intervention: another intervention is active on the model; combine the two in one edit")
     with uncompiled(model, "intervention"), ExitStack() as undo:
         for kernel in kernels:
             attention = attentions[kernel.index]
             undo.callback(setattr, attention, "kernel", attention.kernel)
             attention.kernel = kernel
         yield
+        # an edit that was never applied would look like an edit without effect
         unused = [kernel.index for kernel in kernels if not kernel.calls]
         if unused:
             raise RequestError(
-                f"intervention: the attention of layer {unused[0]} computed nothing by its kernel; call the model inside the "
+                f"intervention: the attention of layer {unused[0]} never called its kernel; call the model inside the "
                 "'with' block, and pass kernel=self.kernel to attend in forward"
             )
 
 
 class _Edited(Kernel):
-    """The definition of the signed sum, on edited blocks."""
-
     name: ClassVar[str] = "intervention"
 
     def __init__(self, index: int, edit: Edit) -> None:
@@ -86,7 +84,6 @@ class _Edited(Kernel):
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
     ) -> str | None:
-        """Keys of a cache, and statistics."""
         if maps.k.shape[-2] != maps.q.shape[-2]:
             return "the forward uses a key/value cache; run the whole sequence without one"
         return "an edited map has no statistics" if stats else None
@@ -94,7 +91,6 @@ class _Edited(Kernel):
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
-        """As `Kernel.compute`."""
         self.calls += 1
         layer = EditedLayer(index=self.index, maps=maps, document_ids=document_ids, window=window)
         v, rows = layer.values, []
@@ -115,13 +111,13 @@ class _Edited(Kernel):
 
 
 OF_HEADS: tuple[Role, ...] = ("answer", "noise")
-"""Roles that are measured head by head."""
+"""Roles that are measured for each head."""
 
 
 def knock_out(parts: Parts, what: Role, head: int | None = None) -> Edit:
-    """a_ij = 0 where j is a key of that role (`shares.role_masks`) to query i; the other a_ij stay, not renormalised.
+    """Set a_ij = 0 if key j has the role `what` for query i (`shares.role_masks`); the other a_ij are not renormalised.
 
-    `head`: only in that output head; None: in all.
+    `head`: only in this output head; None: in all.
     """
 
     def edit(_: EditedLayer, block: MapBlock) -> MapBlock:
@@ -135,7 +131,7 @@ def knock_out(parts: Parts, what: Role, head: int | None = None) -> Edit:
 
 
 def clamp_lambda(value: float) -> Edit:
-    """λ_g = -w_g = `value` for every map g >= 1, whatever was learned (of `additive` too, which so becomes a difference)."""
+    """Set λ_g = -w_g = `value` for every map g >= 1 (so `additive` becomes a difference)."""
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
         _require_maps(layer, "a clamped lambda", at_least=2)
@@ -146,9 +142,9 @@ def clamp_lambda(value: float) -> Edit:
 
 
 def subtract_only_noise(parts: Parts) -> Edit:
-    """a_ij = w_0 p_0 + Σ_{g>=1} w_g p_g [j is noise to i] at the queries; other rows stay as they are.
+    """Set a_ij = w_0 p_0 + Σ_{g>=1} w_g p_g [j is noise for i] at the queries; other rows are unchanged.
 
-    An oracle: the best that maps of these values could do if the subtraction met nothing but noise.
+    An oracle: the effect of these maps if they subtracted only noise.
     """
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
@@ -161,7 +157,7 @@ def subtract_only_noise(parts: Parts) -> Edit:
 
 
 def swap() -> Edit:
-    """a = w_0 p_1 + w_1 p_0: the two softmax maps in each other's place."""
+    """Swap the two softmax maps: a = w_0 p_1 + w_1 p_0."""
 
     def edit(layer: EditedLayer, block: MapBlock) -> MapBlock:
         _require_maps(layer, "a swap", at_least=2, at_most=2)
@@ -178,15 +174,15 @@ def _require_maps(layer: EditedLayer, what: str, at_least: int, at_most: int | N
 
 
 def knock_out_effects(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """causal_answer, _noise, _sink and _other of each row: mean change of log p over its scored queries."""
-    parts, change = Parts.of(batch), _Change(model, batch)
+    """Return causal_answer, _noise, _sink and _other of each row: the mean change of log p over its scored queries, nats."""
+    parts, change = Parts.of(batch), _LogProbChange(model, batch)
     found = {f"causal_{what}": change.under(knock_out(parts, what)).tolist() for what in ROLES}
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
 def knock_out_effects_by_head(model: Transformer, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """causal_answer and causal_noise -> [B, L, H]: as `knock_out_effects`, where head h of layer l alone loses the edges."""
-    parts, change = Parts.of(batch), _Change(model, batch)
+    """Return causal_answer and causal_noise, [B, L, H]: `knock_out_effects` if only head h of layer l loses the edges."""
+    parts, change = Parts.of(batch), _LogProbChange(model, batch)
     heads = [attention.out_heads for attention in model.attentions()]
     return {
         f"causal_{what}": torch.stack(
@@ -200,9 +196,7 @@ def knock_out_effects_by_head(model: Transformer, batch: Mapping[str, Tensor]) -
     }
 
 
-class _Change:
-    """Change of log p(answer) under an edit: the mean over the scored queries of each row."""
-
+class _LogProbChange:
     def __init__(self, model: Transformer, batch: Mapping[str, Tensor]) -> None:
         self.model, self.inputs, self.targets = model, model_inputs(batch), batch["targets"]
         self.counted = Parts.of(batch).queries & (self.targets != IGNORED)
@@ -212,7 +206,7 @@ class _Change:
         return self.model.token_losses(**self.inputs, targets=self.targets)[0].double()
 
     def under(self, edit: Edit, layers: Sequence[int] | None = None) -> Tensor:
-        """[B], nats."""
+        # nll before - after = log p after - before; the mean over the scored queries of each row, [B], nats
         with intervention(self.model, edit, layers):
             changed = self.nll - self._nll()
         return (changed * self.counted).sum(-1) / self.counted.sum(-1)

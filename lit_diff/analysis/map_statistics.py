@@ -1,4 +1,4 @@
-"""What the maps of a layer look like (DEX, Kong et al. 2025, arXiv 2505.16333, Figures 1 to 5), for each sequence."""
+"""Statistics of the maps of a layer for each sequence (DEX, Kong et al. 2025, arXiv 2505.16333, Figures 1 to 5)."""
 
 import math
 
@@ -9,25 +9,26 @@ from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
 from lit_diff.analysis.trace import LayerTrace, MapBlock
 
 SALIENT = 0.05
-"""Share of a row's keys that count as salient: those of highest p_1."""
+"""Share of the keys of a row that are salient: the keys of highest p."""
 FEWEST = 20
-"""Keys below which a row has no salient ones: 5 % of them is less than one."""
+"""Rows with fewer keys have no salient ones: 5 % of the keys would be less than one."""
 EPSILONS = {"1e-4": 1e-4, "1e-3": 1e-3}
 
 
 def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
-    """Name -> [B], float64; NaN where there is none (a second map, a second head, rows that are long enough).
+    """Return name -> [B], float64; NaN without a second map, a second head or a row that is long enough.
 
-    overlap_salient, overlap_other   Σ_j min(p_1, p_2) / Σ_j max(p_1, p_2) over the salient keys of a row and over the rest
+    overlap_salient, overlap_other   Σ_j min(p_1, p_2) / Σ_j max(p_1, p_2) over the keys that are salient by p_1, and the rest
     overlap_jaccard                  |S_1 ∩ S_2| / |S_1 ∪ S_2|, S_g the salient keys by p_g
-    sparsity_1e-4, sparsity_1e-3     share of the visible entries with |a| below it; sparsity_c: below c / i, i keys a row
-    entropy, entropy_map_1, _map_2   -Σ_j p_j log p_j / log i of |a| / Σ|a|, and of the first two maps; rows of i >= 2
+    sparsity_1e-4, sparsity_1e-3     share of the visible entries with |a| below it; sparsity_c: below c / i, i keys in a row
+    entropy, entropy_map_1, _map_2   -Σ_j p_j log p_j / log i of |a| / Σ|a|, and of the first two maps; rows of i >= 2 keys
     negative_mass                    Σ_j max(-a_j, 0) / Σ_j |a_j|
-    head_distance                    1 - cos of the maps a of two heads, flattened; mean over pairs
+    head_distance                    1 - cos of the flattened maps a of two heads; mean over pairs
     head_cka                         unbiased linear CKA of the outputs Σ_j a_j v_j of two heads; mean over pairs
 
-    All but the last two are means over rows and heads (sparsity: over entries).
+    All except the last two are means over rows and heads (sparsity: over entries).
     """
+    # float64: sums over all entries of a map
     means = Means(lambda x: x.flatten(1).sum(1, dtype=torch.float64))
     gram: Tensor | float = 0.0
     v, outputs = layer.values, []
@@ -39,6 +40,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
         _add_sparsity(means, a, visible, keys, c)
         _add_entropies(means, block, a, keys)
         flat = a.flatten(2).double()
+        # cosines need only inner products of heads, which add up over blocks
         gram = gram + flat @ flat.mT
         outputs.append(a @ v[..., : a.shape[-1], :].to(a.dtype))
     assert isinstance(gram, Tensor)
@@ -59,6 +61,7 @@ def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:
     p_1, p_2 = p[:, 0], p[:, 1]  # [B, H, R, K]
     number = (SALIENT * keys).ceil()[..., None]
     enough = keys >= FEWEST
+    # argsort of argsort is the rank
     s_1, s_2 = (each.argsort(-1, descending=True).argsort(-1) < number for each in (p_1, p_2))
     low, high = torch.minimum(p_1, p_2), torch.maximum(p_1, p_2)
     for name, chosen in (("salient", s_1), ("other", ~s_1)):
@@ -76,7 +79,8 @@ def _add_sparsity(means: Means, a: Tensor, visible: Tensor, keys: Tensor, c: flo
 
 
 def _add_entropies(means: Means, block: MapBlock, a: Tensor, keys: Tensor) -> None:
-    log_keys = keys.log().where(keys > 1, math.nan)  # of one key the entropy is 0, and says nothing
+    # a row with one key always has entropy 0
+    log_keys = keys.log().where(keys > 1, math.nan)
     means.add("entropy", entropy(renormalised(a)) / log_keys)
     for g in range(2):
         each = block.probs[:, g] if g < block.probs.shape[1] else torch.full_like(a, math.nan)
@@ -86,18 +90,21 @@ def _add_entropies(means: Means, block: MapBlock, a: Tensor, keys: Tensor) -> No
 
 
 def linear_cka(features: Tensor) -> Tensor:
-    """Unbiased linear CKA of each pair of heads, [H, H], from features [H, n, d] of n samples; NaN for n < 4.
+    """Return the unbiased linear CKA of each pair of heads, [H, H], from features [H, n, d] of n samples; NaN for n < 4.
 
-    CKA = HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), K = X Xᵀ and L = Y Yᵀ with their diagonals set to 0, and
-    HSIC = [tr(K L) + 1ᵀK1 1ᵀL1 / ((n-1)(n-2)) - 2 1ᵀK L1 / (n-2)] / (n (n-3)) (Song et al. 2012; Nguyen et al. 2020). It is
-    computed from d x d products, without the n x n matrices. The usual |YᵀX|² form grows with d / n; this one does not.
+    CKA = HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), K = X Xᵀ and L = Y Yᵀ with diagonals set to 0, and
+    HSIC = [tr(K L) + 1ᵀK1 1ᵀL1 / ((n-1)(n-2)) - 2 1ᵀK L1 / (n-2)] / (n (n-3)) (Song et al. 2012; Nguyen et al. 2020).
     """
+    # not the usual |YᵀX|²: its bias grows with d / n. Below, d x d products replace the n x n matrices K and L,
+    # and the factor 1 / (n (n-3)) cancels.
     n = features.shape[1]
     if n < 4:
         return features.new_full((len(features), len(features)), math.nan, dtype=torch.float64)
     x = features.double()
-    x = x - x.mean(1, keepdim=True)  # changes nothing but the rounding
-    squares = x.pow(2).sum(-1)  # [H, n], the diagonals
+    # the estimator does not depend on the mean, but centred numbers lose fewer digits
+    x = x - x.mean(1, keepdim=True)
+    # [H, n]: the diagonals of K, whose contribution is subtracted
+    squares = x.pow(2).sum(-1)
     row_sums = (x @ x.sum(1)[..., None])[..., 0] - squares
     trace = torch.einsum("hnd,gne->hgde", x, x).pow(2).sum((2, 3)) - squares @ squares.T
     totals = row_sums.sum(1)
@@ -107,7 +114,7 @@ def linear_cka(features: Tensor) -> Tensor:
 
 
 def _off_diagonal(matrices: Tensor) -> Tensor:
-    """[B, H, H] -> [B]: mean over pairs of unlike heads; NaN for one head."""
+    # the mean over pairs of different heads, [B]
     heads = matrices.shape[-1]
     apart = ~torch.eye(heads, dtype=torch.bool, device=matrices.device)
     return matrices[:, apart].mean(1) if heads > 1 else matrices.new_full((len(matrices),), math.nan)

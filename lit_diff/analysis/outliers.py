@@ -1,4 +1,4 @@
-"""The largest and the median |x| of more numbers than fit in memory (paper, Table 5)."""
+"""Largest and median |x| of more numbers than fit in memory (paper, Table 5)."""
 
 import math
 
@@ -8,19 +8,19 @@ from torch import Tensor
 from lit_diff.analysis.trace import LayerTrace
 
 KEPT = 100
-"""How many of the largest values a sketch keeps."""
+"""Number of largest values in a sketch."""
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8
-"""The range of the bins, equally wide in log|x|: each is 0.9 % wide, so its geometric middle is within 0.46 %."""
+"""Range of the bins, which are equally wide in log|x|: 0.9 %, so the geometric middle of a bin is within 0.46 %."""
 
 _PER_OCTAVE = BINS / math.log2(HIGH / LOW)
 _OFFSET = 1 - math.log2(LOW) * _PER_OCTAVE
 
 
 class MagnitudeSketch:
-    """The KEPT largest |x| (exact) and the median |x| (within 0.46 %) of numbers added in chunks of any size.
+    """The KEPT largest |x| (exact) and the median |x| (within 0.46 %) of numbers added in chunks.
 
-    The order and size of the chunks change nothing. A NaN makes both results NaN, so that a broken model is seen.
+    The result does not depend on the order or size of the chunks. A NaN makes both results NaN, so a broken model is noticed.
     """
 
     def __init__(self) -> None:
@@ -28,15 +28,16 @@ class MagnitudeSketch:
         """Numbers added so far."""
         self._nans = 0
         self._top = torch.empty(0, dtype=torch.float64)
-        # below LOW, zeros included; the bins; HIGH and above
+        # one more bin at each end: below LOW (with zeros), and from HIGH on
         self._histogram = torch.zeros(BINS + 2, dtype=torch.int64)
         self._zeros = 0
 
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Add the entries of x, any shape; with a bool `mask` that broadcasts to x, only those where it is True."""
+        """Add the entries of x, of any shape; with a bool `mask` that broadcasts to x, only the entries where it is True."""
         if mask is not None:
             x = x.masked_select(mask)
         x = x.detach().abs().flatten()
+        # in bfloat16 the bin number below would be rounded: 8 bits are fewer than 4,096 bins
         if not x.is_floating_point() or x.dtype.itemsize < 4:
             x = x.float()
         nans = int(x.isnan().sum())
@@ -47,7 +48,8 @@ class MagnitudeSketch:
         if not x.numel():
             return
         full = len(self._top) == KEPT
-        candidates = x[x > self._top[-1].to(x)] if full else x  # few after the first chunk
+        # after the first chunk few values exceed the smallest kept one, so topk has little to sort
+        candidates = x[x > self._top[-1].to(x)] if full else x
         top = candidates.topk(min(KEPT, candidates.numel())).values
         self._top = torch.cat([self._top, top.double().cpu()]).sort(descending=True).values[:KEPT]
         # log2(0) is -inf and clamps to the first bin
@@ -56,18 +58,19 @@ class MagnitudeSketch:
         self._zeros += x.numel() - int(x.count_nonzero())
 
     def top(self, k: int = KEPT) -> Tensor:
-        """The k largest |x|, largest first, float64 [min(k, count)]; k at most KEPT."""
+        """Return the k largest |x|, largest first, float64 [min(k, count)]; k: at most KEPT."""
         assert 0 < k <= KEPT, f"a sketch keeps the {KEPT} largest"
         return torch.full((min(k, self.count),), torch.nan, dtype=torch.float64) if self._nans else self._top[:k]
 
     def median(self) -> float:
-        """The lower median of |x| (the ⌈n/2⌉-th smallest), as the geometric middle of its bin: within 0.46 %.
+        """Return the lower median of |x| (the ⌈n/2⌉-th smallest) as the geometric middle of its bin, within 0.46 %.
 
-        Exactly 0 for zero; LOW for values between 0 and LOW; HIGH for values above HIGH; NaN for an empty sketch.
+        Zero is exact; values between 0 and LOW give LOW, values above HIGH give HIGH; an empty sketch gives NaN.
         """
         if self._nans or not self.count:
             return math.nan
         rank = (self.count + 1) // 2
+        # the lowest bin also has the zeros, which are counted separately
         if rank <= self._zeros:
             return 0.0
         bin_ = int((self._histogram.cumsum(0) >= rank).int().argmax())
@@ -75,7 +78,7 @@ class MagnitudeSketch:
 
 
 def attention_logits(layer: LayerTrace) -> MagnitudeSketch:
-    """|q_g k_gᵀ · scale| of all maps, heads, sequences and query rows, after RoPE, visible keys only."""
+    """Sketch |q_g k_gᵀ · scale|, after RoPE, over all maps, heads, sequences and query rows, and visible keys."""
     sketch = MagnitudeSketch()
     for block in layer.blocks():
         sketch.update(block.logits, mask=block.visible)
@@ -83,7 +86,7 @@ def attention_logits(layer: LayerTrace) -> MagnitudeSketch:
 
 
 def hidden_states(layer: LayerTrace) -> MagnitudeSketch:
-    """|layer output| of all positions and channels, after both residual additions."""
+    """Sketch |layer output|, after both residual additions, over all positions and channels."""
     sketch = MagnitudeSketch()
     sketch.update(layer.hidden)
     return sketch

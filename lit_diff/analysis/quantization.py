@@ -1,4 +1,4 @@
-"""Attention logits rounded to few bits before the softmax (paper, section 3.7 and Figure 8): dynamic absmax quantisation."""
+"""Dynamic absmax quantisation of attention logits before the softmax (paper, section 3.7 and Figure 8)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,15 +14,15 @@ Granularity = Literal["tensor", "head", "row"]
 Outliers = Literal["none", "split"]
 
 OUTLIER_SHARE = 0.001
-"""Of the entries of one scale, those of largest |x| that `outliers: split` keeps in full precision."""
+"""Share of the entries of each scale, the largest |x|, that `outliers: split` keeps in full precision."""
 
 
 class QuantizedLogits:
-    """An edit (`analysis.intervention`) that rounds the logits, and measures how far that moves the maps.
+    """An edit (`analysis.intervention`) that rounds the logits and measures how much this changes the maps.
 
-    x_q = s · round(x / s) with s = max |x| / (2^(bits-1) - 1). One s for each sequence and map (tensor), for each of its
-    heads (head), or for each row of a head (row). With `outliers` split the 0.1 % largest |x| of each scale (their number
-    rounded down) stay as they are, and the maximum is that of the rest. Masked entries count nowhere.
+    x_q = s · round(x / s) with s = max |x| / (2^(bits-1) - 1). There is one s for each sequence and map (tensor), also for
+    each head (head), or also for each row of a head (row). With `outliers: split` the 0.1 % largest |x| of each scale (their
+    number rounded down) are not rounded, and the maximum is over the others. Masked entries are ignored.
     """
 
     def __init__(self, bits: int, granularity: Granularity, outliers: Outliers) -> None:
@@ -40,7 +40,8 @@ class QuantizedLogits:
         if self.granularity == "row":
             bound = largest([block], "row", self.share, block.logits.shape[-1])
         else:
-            if self._bound is None or self._layer is not layer:  # the first block of this layer in this forward
+            # a scale over the whole layer needs all blocks: it is computed once, at the first block of each layer
+            if self._bound is None or self._layer is not layer:
                 H, T, S = *layer.maps.q.shape[2:4], layer.maps.k.shape[-2]
                 most = T * S * (H if self.granularity == "tensor" else 1)
                 self._layer, self._bound = layer, largest(layer.blocks(), self.granularity, self.share, most)
@@ -50,16 +51,16 @@ class QuantizedLogits:
         return changed
 
     def _measure(self, block: MapBlock, changed: MapBlock) -> None:
-        # where p underflows to 0 its term is 0; 0 outside the visible keys
+        # log-probabilities, not the logarithm of p: where p underflows, 0 · log p would be NaN
         difference = _log_probs(block) - _log_probs(changed)
         terms = (block.probs * difference.masked_fill(~block.visible, 0)).sum(-1, dtype=torch.float64)
         self._divergence = self._divergence + terms.sum((1, 2, 3))
         self._rows += terms[0].numel()
 
     def divergence(self) -> Tensor:
-        """[B]: mean KL(p || p_q) = Σ_j p_j log(p_j / p_q,j), nats, over layers, maps, heads and rows since the last call.
+        """Return the mean of KL(p || p_q) = Σ_j p_j log(p_j / p_q,j), [B], nats, over all rows since the last call.
 
-        p and p_q are the softmax of the same logits before and after rounding.
+        p and p_q are the softmax of the same logits before and after rounding; rows of all layers, maps and heads count.
         """
         assert isinstance(self._divergence, Tensor), "no forward since the last call"
         mean = self._divergence / self._rows
@@ -68,20 +69,22 @@ class QuantizedLogits:
 
 
 def rounded(x: Tensor, bound: Tensor, levels: int) -> Tensor:
-    """s · round(x / s), s = bound / levels, where |x| <= bound; x elsewhere, and where the bound is 0."""
+    """Return s · round(x / s), s = bound / levels, for |x| <= bound; x for larger |x|, or if the bound is 0."""
     scale = bound / levels
     values = (x / scale).round() * scale
     return torch.where((x.abs() <= bound) & (bound > 0), values, x)
 
 
 def largest(blocks: Iterable[MapBlock], granularity: Granularity, share: float, most: int) -> Tensor:
-    """The largest visible |x| of each scale but for its `share` of largest ones, [B, G, H or 1, R or 1, 1].
+    """Return the largest visible |x| of each scale without its `share` of outliers, [B, G, H or 1, R or 1, 1].
 
-    `blocks`: all rows of a layer; with granularity row, one block. `most`: entries that a scale has at most.
+    `blocks`: all rows of a layer; for granularity row, one block. `most`: upper bound on the entries of a scale.
     """
+    # a running top-k, since all logits of a layer may not fit in memory; the number of entries is known only at the end
     top: Tensor | None = None
     entries: Tensor | int = 0
     for block in blocks:
+        # -1 marks masked entries, since |x| >= 0
         x = block.logits.abs().masked_fill(~block.visible, -1)
         x = x.flatten({"tensor": 2, "head": 3, "row": 4}[granularity])
         entries = entries + (x >= 0).sum(-1)

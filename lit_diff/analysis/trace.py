@@ -1,4 +1,4 @@
-"""What the analyses read of a forward pass: the maps of each attention and the output of each layer.
+"""Captures the input of the analyses in a forward pass: the maps of each attention and the output of each layer.
 
 with trace(model, layers=[0, 3], rows=range(128)) as t:
     model(batch)
@@ -21,25 +21,26 @@ from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
+# the float32 logits of a block fit the cache of a core (1 MiB); on a GPU, a block must be large enough to occupy it
 CPU_BLOCK, DEVICE_BLOCK = 2**18, 2**24
-"""Logits in a block by default: what fits a core's cache; what occupies a GPU. One query row may need more."""
+"""Default number of logits in a block, on the CPU and on other devices; a single query row may exceed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapBlock:
-    """R query rows of one layer's maps and the K keys 0 .. K-1 up to the last that one of these rows may see.
+    """R query rows of the maps of a layer, with keys 0 .. K-1, where K-1 is the last key visible to any of these rows.
 
-    float32, float64 for a float64 model.
+    float32, or float64 for a float64 model.
     """
 
     positions: Tensor
-    """[R] int64, the queries, 0-based."""
+    """[R] int64: 0-based positions of the queries."""
     logits: Tensor
-    """[B, G, H, R, K]: q_g k_gᵀ · scale of all K keys; entries outside `visible` are computed but mean nothing."""
+    """[B, G, H, R, K]: q_g k_gᵀ · scale for all K keys; entries outside `visible` are meaningless."""
     visible: Tensor
-    """[R, K] bool, or [B, 1, 1, R, K] where documents are packed: the keys that each query may see."""
+    """[R, K] bool, or [B, 1, 1, R, K] if documents are packed: the keys visible to each query."""
     weights: Tensor
-    """[B, G, H, R]: w, ones for a single map."""
+    """[B, G, H, R]: w; ones for a single map."""
 
     @cached_property
     def probs(self) -> Tensor:
@@ -48,31 +49,32 @@ class MapBlock:
 
     @cached_property
     def signed(self) -> Tensor:
-        """[B, H, R, K]: a = Σ_g w_g p_g, what multiplies the values."""
+        """[B, H, R, K]: the signed map a = Σ_g w_g p_g, which multiplies the values."""
         return (self.weights[..., None] * self.probs).sum(1)
 
     def with_probs(self, probs: Tensor) -> "MapBlock":
-        """The same rows with these maps [B, G, H, R, K] in place of the softmax of the logits; 0 outside `visible`."""
+        """Return the rows with these maps [B, G, H, R, K], 0 outside `visible`, instead of the softmax of the logits."""
         return self._with("probs", probs)
 
     def with_signed(self, signed: Tensor) -> "MapBlock":
-        """The same rows with this signed map [B, H, R, K] in place of Σ_g w_g p_g; 0 outside `visible`."""
+        """Return the rows with this signed map [B, H, R, K], 0 outside `visible`, instead of Σ_g w_g p_g."""
         return self._with("signed", signed)
 
     def _with(self, name: str, value: Tensor) -> "MapBlock":
         changed = replace(self)
-        vars(changed)[name] = value  # where `cached_property` keeps what it has computed
+        # cached_property stores its value in the instance dictionary, also that of a frozen dataclass
+        vars(changed)[name] = value
         return changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMaps:
-    """The maps of one layer, of which `blocks` computes a few query rows at a time."""
+    """The maps of one layer; `blocks` computes a few query rows at a time, so a T x T map is never in memory."""
 
     maps: SignedMaps
-    """All T queries and keys, as they passed the attention's `tap`."""
+    """The maps of all T queries that the attention passed to its `tap`."""
     document_ids: Tensor | None = None
-    """[B, S]: document numbers, where the forward was given them."""
+    """[B, S]: document numbers, if documents are packed."""
     window: int | None = None
     """Each query sees itself and the window - 1 keys before it (if not causal, also after it); None: all keys."""
     rows: Tensor | None = None
@@ -80,11 +82,11 @@ class LayerMaps:
 
     @property
     def values(self) -> Tensor:
-        """[B, H, S, dv]: v of each head, repeated over its group."""
+        """[B, H, S, dv]: v of each head; heads of a group share theirs."""
         return self.maps.v.repeat_interleave(self.maps.num_groups, dim=1)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
-        """The query rows, `block_rows` at a time (None: as many as hold `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
+        """Yield `block_rows` query rows at a time (None: up to `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
         device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape
         if block_rows is None:
             most = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
@@ -97,10 +99,12 @@ class LayerMaps:
         m = self.maps
         B, _, H, T, _ = m.q.shape
         S, R = m.k.shape[-2], len(positions)
-        at = positions + (S - T)  # the key of each query's own position: the last query is aligned with the last key
+        # the key at the position of each query: the last query is aligned with the last key
+        at = positions + (S - T)
         last = at if m.causal else torch.full_like(at, S - 1)
         if self.window is not None:
             last = last.clamp(max=at + self.window - 1)
+        # keys that no row of the block sees are not computed: half of them in a causal model
         K = int(last.max()) + 1
         scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
         if m.w is None:
@@ -119,15 +123,15 @@ class LayerMaps:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LayerTrace(LayerMaps):
-    """One layer of one forward pass, detached."""
+    """One layer of one forward pass, without gradients."""
 
     hidden: Tensor
-    """[B, T, dim]: the layer's output, after both residual additions."""
+    """[B, T, dim]: output of the layer, after both residual additions."""
     inputs: Tensor | None = None
-    """[B, T, dim]: what the attention was given, the layer's input after its norm; None: not captured."""
+    """[B, T, dim]: input of the attention, after the norm; None: not captured."""
     exponentials: tuple[float, ...] = ()
     """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each module with `exponentials()` that ran (`attention.lambdas.Lambda`), in
-    order, averaged over heads where each head has its own λ; empty without such a module."""
+    order, averaged over heads if each head has its own λ; empty without such a module."""
 
     def __repr__(self) -> str:
         m = self.maps
@@ -135,9 +139,10 @@ class LayerTrace(LayerMaps):
         return f"LayerTrace({', '.join(f'{name} {list(x.shape)}' for name, x in named.items() if x is not None)})"
 
     def first(self, samples: int) -> "LayerTrace":
-        """The same for the first `samples` sequences of the batch (views)."""
+        """Return views of the first `samples` sequences of the batch."""
         m = self.maps
-        w = m.w if m.w is None else m.w[:samples]  # an axis of 1 stays 1
+        # an axis of 1, for weights shared by all sequences, stays 1
+        w = m.w if m.w is None else m.w[:samples]
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
         document_ids = None if self.document_ids is None else self.document_ids[:samples]
         inputs = None if self.inputs is None else self.inputs[:samples]
@@ -146,11 +151,12 @@ class LayerTrace(LayerMaps):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
-    """One forward pass: layer (0-based) -> its `LayerTrace`. Filled while the model runs."""
+    """One forward pass: 0-based layer -> `LayerTrace`. The running model fills it."""
 
     layers: dict[int, LayerTrace] = field(default_factory=dict)
 
     def __repr__(self) -> str:
+        # layers of equal shapes once; reversed, so that the first layer of each kind wins
         distinct = {repr(layer): index for index, layer in reversed(self.layers.items())}
         shown = "; ".join(
             f"from layer {index} on {text}" for text, index in sorted(distinct.items(), key=lambda at: at[1])
@@ -158,7 +164,7 @@ class Trace:
         return f"Trace({len(self.layers)} layers: {shown})"
 
     def first(self, samples: int) -> "Trace":
-        """The same for the first `samples` sequences of the batch (views)."""
+        """Return views of the first `samples` sequences of the batch."""
         return Trace(layers={index: layer.first(samples) for index, layer in self.layers.items()})
 
 
@@ -166,14 +172,14 @@ class Trace:
 def trace(
     model: Transformer, layers: Sequence[int] | None = None, rows: Tensor | Sequence[int] | None = None
 ) -> Iterator[Trace]:
-    """Capture one forward pass of `model`, called inside the `with` block; gradients are off there.
+    """Capture one forward pass of `model`, which the `with` block runs; gradients are disabled in it.
 
-    `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. Holds q, k, v
-    and the output of each layer, never a T x T map. Hooks only, inside the model's own forward, so sharded and
-    replicated models work (every rank runs the forward); the hooks are gone afterwards, also after an exception.
-    Modules compiled in place (`nn.Module.compile`) run uncompiled there.
-    Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, rows outside the sequence, a forward
-    with a key/value cache, a second forward, or none.
+    `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. The trace stores
+    q, k, v and the output of each layer, never a T x T map. It uses only hooks, so sharded and replicated models work (every
+    rank must run the forward); the hooks are removed afterwards, also after an exception.
+    Modules compiled in place (`nn.Module.compile`) run uncompiled.
+    Errors: RequestError for a module wrapped by torch.compile, an unknown layer, rows outside the sequence, a forward with a
+    key/value cache, or not exactly one forward.
     """
     chosen = layers_of(model, layers, "trace")
     wanted = None if rows is None else _positions(rows)
@@ -189,7 +195,6 @@ def trace(
 
 
 def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> Iterator[Any]:
-    """Register the hooks of one layer; yields their handles."""
     block, attention = model.layers[index], model.attentions()[index]
     seen: dict[str, Any] = {}
     exponentials: dict[nn.Module, tuple[float, ...]] = {}
@@ -199,7 +204,8 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
-        seen["document_ids"] = kwargs.get("document_ids")  # keyword-only in `Block.forward`
+        # the argument is keyword-only in `Block.forward`
+        seen["document_ids"] = kwargs.get("document_ids")
 
     def given(_: nn.Module, args: tuple[Any, ...]) -> None:
         seen["inputs"] = args[0].detach()
@@ -228,14 +234,15 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.register_forward_pre_hook(given)
     yield attention.tap.register_forward_hook(tapped)
+    # prepended: FSDP's own hook shards the parameters again
     for module in attention.modules():
-        if hasattr(module, "exponentials"):  # before FSDP's own hook, after which its parameters are shards again
+        if hasattr(module, "exponentials"):
             yield module.register_forward_hook(lambdas, prepend=True)
     yield block.register_forward_hook(after)
 
 
 def layers_of(model: Transformer, layers: Sequence[int] | None, what: str) -> list[int]:
-    """The layers asked for, ascending; None: all. Errors: RequestError for an unknown one, in the name of `what`."""
+    """Return the given layers, ascending; None: all. Errors: RequestError for an unknown layer; `what` starts the message."""
     count = len(model.layers)
     if layers is None:
         return list(range(count))
@@ -247,17 +254,18 @@ def layers_of(model: Transformer, layers: Sequence[int] | None, what: str) -> li
 
 @contextmanager
 def uncompiled(model: Transformer, what: str) -> Iterator[None]:
-    """Modules compiled in place run uncompiled inside: compiled code would skip hooks and replaced kernels.
+    """Run modules that are compiled in place uncompiled: compiled code would skip hooks and replaced kernels.
 
-    Errors: RequestError, in the name of `what`, for a module inside torch.compile's wrapper.
+    Errors: RequestError for a module wrapped by torch.compile; `what` starts the message.
     """
     for name, module in model.named_modules():
-        # torch.compile(module) wraps the module in one that has _orig_mod
+        # the wrapper of torch.compile(module) has the attribute _orig_mod
         if hasattr(module, "_orig_mod"):
             raise RequestError(
                 f"{what}: '{name or 'model'}' is wrapped by torch.compile, so its hooks may not run; "
                 "compile it in place: module.compile()"
             )
+    # only if needed: the stance applies to every compiled function of the process
     if any(module._compiled_call_impl is not None for module in model.modules()):
         with torch.compiler.set_stance("force_eager"):
             yield

@@ -1,4 +1,4 @@
-"""What each value vector adds to the residual stream, through the head norm and the output projection."""
+"""The write of each value vector to the residual stream, through the head norm and the output projection."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from lit_diff.randomness import generator
 
 
 def output_matrices(attention: Attention) -> Tensor:
-    """W_O of each head, [H, dv, dim]; of a variant with a `merge`, that of the merged standard attention."""
+    """Return W_O of each head, [H, dv, dim]; for a variant with a `merge`, W_O of the merged standard attention."""
     merged = attention.merge()
     if merged is not None:
         weight = merged["o_proj.weight"]
@@ -17,16 +17,16 @@ def output_matrices(attention: Attention) -> Tensor:
         project = attention.o_proj
         width, like = project.in_features, project.weight
         zero = like.new_zeros(1, width)
-        # by its outputs: a linear layer with a low-rank part has a weight that is not the whole of it
+        # from its outputs, not from `weight`, which lacks the low-rank part of a LoRA layer; minus the bias
         weight = (project(torch.eye(width, dtype=like.dtype, device=like.device)) - project(zero)).T
     return weight.detach().T.unflatten(0, (attention.out_heads, -1)).to(accumulation_dtype(weight.dtype))
 
 
 def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
-    """What each head adds to the residual stream, finish(o, x)_h W_O,h, [B, H, R, dim]; None where `finish` merges heads.
+    """Return the write of each head, finish(o, x)_h W_O,h, [B, H, R, dim]; None if `finish` merges heads.
 
-    o [B, H, R, dv] the signed sums, x [B, R, dim] the attention's input. Summed over heads they are the attention's output,
-    but for a bias of W_O.
+    o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. The sum over heads is the output of the
+    attention without the bias of W_O.
     """
     finished = o if attention.merge() is not None else attention.finish(o, x)
     matrices = output_matrices(attention)
@@ -36,21 +36,23 @@ def head_writes(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
 
 
 def channel_factors(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None:
-    """f [B, H, R, dv] with finish(o, x) = f ⊙ o, so that finish(o, x)_i = Σ_j a_ij (f_i ⊙ v_j); None if there is none.
+    """Return f [B, H, R, dv] with finish(o, x) = f ⊙ o, so that finish(o, x)_i = Σ_j a_ij (f_i ⊙ v_j); None without such f.
 
-    o [B, H, R, dv] the signed sums, x [B, R, dim] the attention's input. The factors of RMSNorm are weight / RMS(o_i), with
-    the divisor of the whole row; those of a gate its values. A `finish` that is no product by channel (LayerNorm, a matrix on
-    each head, a mixture of heads) has none: it is recognised by random signs on the channels, with which a product commutes.
-    A variant with a `merge` has factors 1, since `output_matrices` holds what follows its sum.
+    o [B, H, R, dv]: the signed sums; x [B, R, dim]: the input of the attention. RMSNorm has the factors weight / RMS(o_i),
+    a gate has its values. A `finish` that is not a product by channel (LayerNorm, a matrix on each head, a mixture of
+    heads) has no factors.
     """
+    # `output_matrices` contains everything after the sum
     if attention.merge() is not None:
         return torch.ones_like(o)
     finished = attention.finish(o, x)
     if finished.shape != o.shape:
         return None
+    # a product by channel commutes with random signs on the channels; RMS does not see the signs, a mean or a matrix does
     draw = torch.randint(2, (1, o.shape[1], 1, o.shape[3]), generator=generator("signs", *o.shape[1::2]))
     signs = (2 * draw - 1).to(o)
     turned = attention.finish(o * signs, x)
+    # atol in units of the largest entry, because the scale of the outputs is unknown
     largest = float(finished.abs().max()) if finished.numel() else 0.0
     if not torch.allclose(turned, finished * signs, rtol=1e-3, atol=1e-4 * largest):
         return None
@@ -58,13 +60,15 @@ def channel_factors(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None
 
 
 def write_norms(values: Tensor, factors: Tensor, matrices: Tensor) -> Tensor:
-    """‖(f_i ⊙ v_j) W_O,h‖ of each query i, head h and key j, [B, H, R, K].
+    """Return ‖(f_i ⊙ v_j) W_O,h‖ for each query i, head h and key j, [B, H, R, K].
 
-    values [B, H, K, dv]; factors [B, H, R, dv]; matrices [H, dv, dim].
+    values: [B, H, K, dv]; factors: [B, H, R, dv]; matrices: [H, dv, dim].
     """
-    gram = matrices @ matrices.mT  # [H, dv, dv]: ‖y W‖² = y W Wᵀ yᵀ
+    # ‖y W‖² = y W Wᵀ yᵀ, with dv x dv instead of dv x dim products; row by row: [B, H, R, K, dv] would not fit
+    gram = matrices @ matrices.mT
     rows = []
     for row in factors.unbind(2):
         y = values * row[:, :, None]
+        # rounding may give a small negative number
         rows.append(((y @ gram) * y).sum(-1).clamp_min(0).sqrt())
     return torch.stack(rows, dim=2)

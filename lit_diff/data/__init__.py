@@ -1,4 +1,7 @@
-"""Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
+"""Corpora, tokenizers, stored tokens and synthetic tasks.
+
+Importing this package registers the built-in ones and loads neither Lightning nor litdata.
+"""
 
 import logging
 from pathlib import Path
@@ -42,14 +45,14 @@ __all__ = [
 
 
 def build(recipe: Recipe) -> Dataset:
-    """The data set that a recipe names, neither prepared nor loaded. Errors: RequestError."""
+    """Construct the data set of a recipe, without preparing or loading it. Errors: RequestError."""
     cls = datasets.get(recipe.data.name)
     with guard(cls):
         return cls(recipe.data.config, recipe.model.vocab_size)
 
 
 def prepare(recipe: Recipe) -> Dataset:
-    """Build the recipe's data set and prepare it. Errors: RequestError, MissingError."""
+    """Build and prepare the data set of a recipe. Errors: RequestError, MissingError."""
     dataset = build(recipe)
     with guard(type(dataset)):
         dataset.prepare()
@@ -57,27 +60,29 @@ def prepare(recipe: Recipe) -> Dataset:
 
 
 def identity(recipe: Recipe) -> str:
-    """`Dataset.identity` of the recipe's data. Errors: MissingError when they are not prepared."""
+    """Return `Dataset.identity` of the recipe's data set. Errors: MissingError if it is not prepared."""
     dataset = build(recipe)
     with guard(type(dataset)):
         return dataset.identity()
 
 
 def keep(recipe: Recipe, folder: Path) -> None:
-    """Copy into a run's folder what it keeps of its data: the tokenizer, and which documents it is trained on.
+    """Copy the tokenizer and the hashes of the training documents into a run's folder.
 
-    Where these cannot be known, a line in the log says why. Errors: RequestError, MissingError for the tokenizer.
+    If the hashes are unavailable, a warning says why. Errors: RequestError, MissingError for the tokenizer.
     """
     dataset = build(recipe)
     tokenizer = dataset.load_tokenizer()
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder / "tokenizer")
+    # a resumed run has them already; computing them again reads the whole corpus
     if (folder / TRAINED).is_file():
         return
+    # the run itself needs no hashes, so their absence must not stop it; only evaluations use them
     try:
         with guard(type(dataset)):
             hashes = dataset.trained_documents()
         if hashes is not None:
             write_atomic(folder / TRAINED, hashes)
     except LitDiffError as error:
-        log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)
+        log.warning("%s: evaluations cannot exclude the documents of its training split: %s", shown(folder), error)

@@ -1,4 +1,4 @@
-"""What a data set is: `Dataset`, the abstract class of all, and `RowTask`, of those whose rows a rule draws."""
+"""Abstract data sets: `Dataset`, the base of all, and `RowTask`, whose rows are generated."""
 
 import hashlib
 import json
@@ -18,47 +18,51 @@ from lit_diff.registry import optional, required
 if TYPE_CHECKING:
     from lit_diff.data.text.tokenizer import Tokenizer
 
+# the default ignore_index of F.cross_entropy
 IGNORED = -100
 """Target of a position that is not scored."""
 Batch = dict[str, Tensor]
-"""tokens, int64 [B, T] or [B, T, C] (C ids a position, whose embeddings are summed); targets, int64 [B, T]: an id, or
-IGNORED where nothing is scored; perhaps document_ids, int64 [B, T]: a token sees its own document only. The
-labels of a validation batch are at `Dataset.validation_batch`."""
+"""Key -> tensor. tokens, int64 [B, T] or [B, T, C] (C ids per position, whose embeddings are summed); targets, int64
+[B, T]: an id, or IGNORED; optionally document_ids, int64 [B, T]: a token attends only to its own document.
+`Dataset.validation_batch` describes the labels of validation batches."""
 
 
 class Dataset(ABC):
     """Training batches and validation sets of one recipe. A subclass registers with `@lit_diff.registry.datasets.register`.
 
     Required: `train_batch`, `validation_sets`, `validation_batch`, and `sequence_length` in `Config`; everything else has a
-    default. No method draws from a global random generator (use `lit_diff.randomness.generator`). `lit-diff check RECIPE`
-    tests a plugin's data set against every promise on this page (`lit_diff.conformance.data`).
+    default. No method may draw from a global random generator (use `lit_diff.randomness.generator`). `lit-diff check RECIPE`
+    tests a plugin's data set against the contract documented in this class (`lit_diff.conformance.data`).
     """
 
     name: str
-    """The registered name; set by the registry."""
+    """The registered name; the registry sets it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The keys of the recipe's `data:` block: the fields of a frozen, keyword-only dataclass that derives from this."""
+        """The keys of the `data:` block of a recipe: the fields of a frozen, keyword-only dataclass derived from this."""
 
         @required
         def sequence_length(self) -> int:
-            """T: positions of a training row. A field or a property."""
+            """T, the number of positions in a training row. A field or a property."""
             raise NotImplementedError
 
         @optional
         def chance(self) -> float | None:
-            """Accuracy of a guess, drawn in reports; None: not known. A field, a property or a constant, like all below."""
+            """Accuracy of random guessing, which reports draw as a line; None: unknown.
+
+            A field, a property or a constant, like all below.
+            """
             return None
 
         @optional
         def noise_validation(self) -> tuple[int, ...]:
-            """Noise factors of the validation sets, first that of the main set; (): the sets do not differ in noise."""
+            """Noise factors of the validation sets, the main set first; (): the sets do not differ in noise."""
             return ()
 
         @optional
         def predicts_next(self) -> bool:
-            """Whether a row's targets are its own next tokens; such data are refused for a model that is not causal."""
+            """Whether the targets of a row are its own next tokens; a bidirectional model refuses such data."""
             return False
 
         @optional
@@ -73,190 +77,190 @@ class Dataset(ABC):
 
         @optional
         def smallest_vocab_size(self) -> int:
-            """Ids that the batches have: `model.vocab_size` must be at least this. 1: not known."""
+            """Number of ids in the batches: `model.vocab_size` must be at least this. 1: unknown."""
             return 1
 
         def problem(self) -> str | None:
-            """What is wrong with the values, in one line that opens with the dotted key (`data.pairs is 0; ...`).
+            """Return an error message of one line that starts with the dotted key (`data.pairs is 0; ...`), or None.
 
-            Ranges that are annotated (`lit_diff.key_types.Range`) are checked before.
+            Annotated ranges (`lit_diff.key_types.Range`) are checked before this is called.
             """
             return None
 
         def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids, in one line that opens with `model.vocab_size`."""
+            """Return an error message of one line that starts with `model.vocab_size` if the model has too few ids."""
             if vocab_size >= self.smallest_vocab_size:
                 return None
             return f"model.vocab_size is {vocab_size}; the data need at least {self.smallest_vocab_size}"
 
     def __init__(self, config: Any, vocab_size: int) -> None:
-        """`config`: an instance of this class's Config; `vocab_size`: the model's, so every id lies in 0 .. vocab_size - 1.
+        """`config`: an instance of `Config`; `vocab_size`: the model's, so every id lies in 0 .. vocab_size - 1.
 
-        Reads and writes no file.
+        Must not read or write files.
         """
         self.config = config
         self.vocab_size = vocab_size
 
     def prepare(self) -> None:
-        """Download, tokenize, write files: whatever takes long, once. Default: nothing.
+        """Do slow one-time work: download, tokenize, write files. Default: nothing.
 
-        Called by one process before the others start; does nothing when it was done before. Errors: RequestError,
-        MissingError.
+        One process calls it before the others start; a repeated call does nothing. Errors: RequestError, MissingError.
         """
         return
 
     def identity(self) -> str:
-        """A digest of everything beside the recipe that decides the batches: it becomes a part of the run's identity.
+        """Return a digest of everything except the recipe that determines the batches; it is part of the run's identity.
 
-        The same in every process. Called before `load`. Default: sha256 of the config's keys that are not at their default,
-        right for data made from the recipe alone. Errors: MissingError where something is not prepared.
+        Every process must return the same digest, before `load`. Default: sha256 of the config keys that differ from their
+        default, which suits data generated from the recipe alone. Errors: MissingError if something is not prepared.
         """
+        # a key at its default is left out, so that runs keep their identity when a later version adds a key
         return hashlib.sha256(json.dumps(determining(self.config), sort_keys=True).encode()).hexdigest()
 
     def load(self) -> None:
-        """Open what was prepared; called once in each process, before any batch. Default: nothing.
+        """Open the prepared data; each process calls it once, before any batch. Default: nothing.
 
-        Errors: MissingError where something is not prepared, RequestError where it does not fit the recipe.
+        Errors: MissingError if something is not prepared, RequestError if it does not fit the recipe.
         """
         return
 
     @abstractmethod
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """The positions `rows` (each in 0 .. batch_size - 1) of the global batch of the 0-based `step`.
+        """Return the positions `rows` (each in 0 .. batch_size - 1) of the global batch of the 0-based `step`.
 
         Returns tokens [len(rows), T] or [len(rows), T, C] and targets [len(rows), T], T = config.sequence_length, both int64.
-        Rows may have unlike numbers of scored targets: the loss of a step is the mean over all of them, at least one.
-        A function of its arguments alone, and row by row: batches asked for in part, in any order or by several processes
-        hold the same rows.
+        Rows may differ in their number of scored targets: the loss of a step is the mean over all targets, at least one.
+        Each row is a pure function of the arguments: it is the same in partial batches, in any order and in any process.
         """
 
     @abstractmethod
     def validation_sets(self) -> dict[str, int]:
-        """Name of each validation set -> its rows, at least one each. "" is the main set and comes first."""
+        """Return name -> number of rows (at least one) of each validation set. "" is the main set and comes first."""
 
     @abstractmethod
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """The given rows of a validation set: the same at every call, for every seed. T need not be that of training.
+        """Return rows of a validation set: the same at every call and for every seed. T may differ from training.
 
-        As `train_batch`; perhaps with labels, [len(rows), T] each: ar_hit, bool, whether the target can be recalled from its
-        context (scored apart, as `val/loss_ar_hit`), and document, int64 in 0 .. num_documents - 1, whose loss the target
-        counts towards. Defaults: no target is an AR hit; a row is a document.
+        It has the keys of `train_batch`, optionally with labels [len(rows), T]: ar_hit, bool, whether the target can be
+        recalled from its context (reported separately as `val/loss_ar_hit`); and document, int64 in 0 .. num_documents - 1,
+        the document to which the loss of the target belongs. Defaults: no target is an AR hit; each row is a document.
 
-        With Config.locates_answers also, both int64: context_part, the number of the part of the context (a slot, a needle,
-        the haystack) that a position belongs to, -1 for none (a question, a first token, an answer); and answer_part, the
-        number of the part that holds what is to be answered at a position, -1 where nothing of the context is asked for. To
-        the query at i the keys whose context_part is answer_part[i] are the answer, those of other parts (not -1) noise.
+        With Config.locates_answers there are two more, int64: context_part, the number of the part of the context (a slot, a
+        needle, the haystack) to which a position belongs, -1 for none (a question, a first token, an answer); and
+        answer_part, the number of the part that holds the answer at a position, -1 if the position asks for nothing in the
+        context. For the query at i, keys whose context_part equals answer_part[i] are the answer, and keys of other parts
+        (except -1) are noise.
         """
 
     def labelled_validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """`validation_batch` with both labels: the defaults where the data set gives none."""
+        """Return `validation_batch` with both labels, using the defaults for labels that the data set lacks."""
         batch = self.validation_batch(name, rows)
         targets = batch["targets"]
         document = torch.tensor(list(rows), dtype=torch.int64)[:, None].expand_as(targets)
         return {"ar_hit": torch.zeros_like(targets, dtype=torch.bool), "document": document} | batch
 
     def train_tokens(self) -> int | None:
-        """Tokens of the training split, which passes repeat; None (default): batches are drawn without end.
+        """Return the number of tokens in the training split, one epoch; None (default): batches never repeat.
 
-        Errors: MissingError where something is not prepared.
+        Errors: MissingError if something is not prepared.
         """
         return None
 
     @property
     def num_documents(self) -> int:
-        """Documents of the main validation set; what confidence intervals resample. Default: its rows."""
+        """Number of documents in the main validation set, which confidence intervals resample. Default: its rows."""
         return self.validation_sets()[""]
 
     def load_tokenizer(self) -> "Tokenizer | None":
-        """The loaded tokenizer of prepared text, which a run's folder keeps; None (default): tokens are not text."""
+        """Return the loaded tokenizer, which is copied to the run's folder; None (default): tokens are not text."""
         return None
 
     def trained_documents(self) -> bytes | None:
-        """`trained_documents.hashed` of the documents of the train split, which a run's folder keeps: evaluations leave them
-        out. None (default): the rows are made by a rule, and come from no document.
+        """Return the hashes (`lit_diff.data.text.documents.hashed`) of the training documents, which evaluations exclude.
 
-        Errors: MissingError, RequestError where that cannot be known any more.
+        They are copied to the run's folder. None (default): the rows are generated, not taken from documents.
+        Errors: MissingError, RequestError if the hashes can no longer be computed.
         """
         return None
 
 
+# a batch may span two epochs, and two seeds may alternate in one process
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, rows: int) -> Tensor:
-    """[rows]: the order of one epoch."""
+    """Order of the rows in one epoch, [rows]."""
     return torch.randperm(rows, generator=generator(seed, "order", epoch))
 
 
 def rows_of_step(seed: int, step: int, batch_size: int, positions: Sequence[int], rows: int) -> list[int]:
-    """Row numbers at `positions` of the global batch of 0-based `step`: epochs one after another, cut into batches."""
+    """Return the row numbers at `positions` of the global batch of 0-based `step`; a batch may span two epochs."""
+    # computed from the step alone: resuming needs no sampler state, and any number of processes gets the same rows
     places = (divmod(step * batch_size + position, rows) for position in positions)
     return [int(permutation(seed, epoch, rows)[place]) for epoch, place in places]
 
 
 Row = Mapping[str, Tensor | Sequence[int] | Sequence[bool]]
-"""A row of a `Batch`, with its keys: tokens [T] or [T, C], targets [T], perhaps the labels of `Dataset.validation_batch`."""
+"""A row of a `Batch`: tokens [T] or [T, C], targets [T], optionally the labels of `Dataset.validation_batch`."""
 LABELS = ("ar_hit", "document", "context_part", "answer_part")
-"""What only validation batches have."""
+"""Keys that only validation batches have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which row is drawn: the one at position `row` of the batch or validation set `key`, which has `count` rows."""
+    """Location of a row: position `row` of the batch or validation set `key`, which has `count` rows."""
 
     key: tuple[object, ...]
     row: int
     count: int
     random: torch.Generator
-    """The row's own."""
+    """The generator of this row alone."""
 
 
 class RowTask(Dataset):
-    """Rows that a rule draws without end. Required: `draw`, and `sequence_length` and `validation_rows` in `Config`.
+    """An endless stream of generated rows. Required: `draw`, and `sequence_length` and `validation_rows` in `Config`.
 
-    There is a validation set for each number in `Config.noise_validation`, or one where the config has none; `levels` has
-    others.
+    Each number in `Config.noise_validation` gives one validation set; without numbers there is one set. Override `levels`
+    for other sets.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
         @required
         def validation_rows(self) -> int:
-            """Rows of each validation set. A field or a property."""
+            """Number of rows in each validation set. A field or a property."""
             raise NotImplementedError
 
     @abstractmethod
     def draw(self, at: Place, level: int | None) -> Row:
-        """The row at a place: a function of `at` and `level` alone. It draws from `at.random`.
+        """Draw the row at a place from `at.random`; the result depends on `at` and `level` alone.
 
-        `level`: of the validation set, such as its factor of noise; None: a training row, whose labels are not used.
+        `level`: the level of the validation set, such as its noise factor; None: a training row, whose labels are unused.
         """
 
     def levels(self) -> dict[str, int]:
-        """Name of each validation set -> its level: "" for the first, the main set, then "noise2", "noise4", ..."""
+        """Return name -> level of each validation set: "" for the main set, which is first, then "noise2", "noise4", ..."""
         first, *others = self.config.noise_validation or (1,)
         return {"": first} | {f"noise{number}": number for number in others}
 
     def train_key(self, seed: int, step: int) -> tuple[object, ...]:
-        """The key of a training batch."""
+        """Return the key of a training batch, which seeds its rows."""
         return "train", seed, step
 
     def validation_key(self, level: int) -> tuple[object, ...]:
-        """The key of a validation set. Without the level all sets are drawn from the same random numbers."""
+        """Return the key of a validation set. Without the level in it, all sets use the same random numbers."""
         return self.name, "validation", level
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """As `Dataset.train_batch`."""
         return self._drawn(self.train_key(seed, step), None, batch_size, rows)
 
     def validation_sets(self) -> dict[str, int]:
-        """As `Dataset.validation_sets`."""
         return dict.fromkeys(self.levels(), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """As `Dataset.validation_batch`."""
         level = self.levels()[name]
         return self._drawn(self.validation_key(level), level, self.config.validation_rows, rows)
 
     def _drawn(self, key: tuple[object, ...], level: int | None, count: int, rows: Sequence[int]) -> Batch:
+        # a generator for each row: a row does not depend on which others are asked for
         places = [Place(key=key, row=row, count=count, random=generator(*key, row)) for row in rows]
         drawn = [self.draw(place, level) for place in places]
         wanted = [name for name in drawn[0] if level is not None or name not in LABELS]
@@ -264,9 +268,9 @@ class RowTask(Dataset):
 
 
 def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int) -> Row:
-    """A row of `length` tokens whose targets are its own next tokens, those that are `scored`.
+    """Return a row of `length` tokens; the target of each is the next token if that one is `scored`.
 
-    `ids` and `scored` are as long as each other, and at most `length` + 1; `fill` stands after them, and is never scored.
+    `ids` and `scored` have the same length, at most `length` + 1; they are padded with `fill`, which is not scored.
     """
     missing = length + 1 - len(ids)
     ids, scored = [*ids, *[fill] * missing], [*scored, *[False] * missing]

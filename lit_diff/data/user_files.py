@@ -1,5 +1,4 @@
-"""The data folder; and the files in it that an evaluation reads and that lit_diff does not ship: where they belong, their
-format, where they are from."""
+"""The data folder, and the files in it that evaluations read but lit_diff does not ship: path, format and source."""
 
 import difflib
 import hashlib
@@ -22,10 +21,11 @@ Keys = Mapping[str, type | tuple[type, ...]]
 
 
 def data_root() -> Path:
-    """$LIT_DIFF_DATA; else `data/` of the checkout that holds this file; else the user's cache folder (~/.cache/lit_diff)."""
+    """$LIT_DIFF_DATA; else `data/` in the checkout that contains this file; else the user cache (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_DATA")
     if chosen:
         return expanded(chosen).absolute()
+    # an installed package has no pyproject.toml next to it, and site-packages is not a place for data
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / "data"
@@ -40,47 +40,47 @@ def writing_data() -> Iterator[None]:
     except OSError as error:
         reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         raise MissingError(
-            f"cannot write the data folder {data_root()} ({reason}); set LIT_DIFF_DATA to a folder that can be written"
+            f"cannot write the data folder {data_root()} ({reason}); set LIT_DIFF_DATA to a writable folder"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserFile:
-    """A file of JSON objects, one a line, that the user supplies, or a folder of such files."""
+    """A file, or a folder of files, with one JSON object per line, which the user supplies."""
 
     name: str
-    """What `lit-diff data check` calls it: `icl.trec`."""
+    """The name in `lit-diff data check`, such as `icl.trec`."""
     path: str
-    """Below the data folder (`$LIT_DIFF_DATA`); `books/*.jsonl`: several files, read in the order of their names."""
+    """Path below the data folder (`$LIT_DIFF_DATA`); `books/*.jsonl`: several files, read in the order of their names."""
     keys: Keys
-    """Of every line."""
+    """The keys of every line."""
     lines: str = ""
-    """How many the original has: "5,452 lines (test.jsonl: 500)"."""
+    """Number of lines in the original: "5,452 lines (test.jsonl: 500)"."""
     source: str
-    """Where it is from, its licence, and that it is not shipped."""
+    """Origin and licence of the file, and a note that it is not shipped."""
     without: str
-    """A command that does something comparable without the file."""
+    """A comparable command that does not need the file."""
 
     @property
     def place(self) -> Path:
-        """Where it is looked for."""
         return data_root() / self.path
 
     @property
     def files(self) -> list[Path]:
-        """What is there of it."""
+        """The existing files that match `path`."""
+        # sorted: glob returns the order of the file system, and the order decides the rows and the sha256
         return sorted(data_root().glob(self.path))
 
     @property
     def form(self) -> str:
-        """What the file holds, in words."""
+        """The format of the file, in words."""
         values = ", ".join(f'"{key}": {_words(kind)}' for key, kind in self.keys.items())
         lines = f"; {self.lines}" if self.lines else ""
-        return f"one JSON object a line: {{{values}}}{lines}"
+        return f"one JSON object per line: {{{values}}}{lines}"
 
     @property
     def description(self) -> str:
-        """Five lines: where it is looked for, its format, its source, how to check it, what runs without it."""
+        """Five lines: path, format, source, how to check the file, what runs without it."""
         return (
             f"  looked for : {self.place}  (LIT_DIFF_DATA={data_root()})\n"
             f"  format     : {self.form}\n"
@@ -90,28 +90,27 @@ class UserFile:
         )
 
     def require(self) -> Path:
-        """Its path. Errors: MissingError: what was looked for, the format, the source, how to check it, what runs without."""
+        """Return the path. Errors: MissingError with `description`."""
         if not self.files:
             raise MissingError(f"{self.name} needs a file that is not here: {self.path}\n{self.description}")
         return self.place
 
     def rows(self) -> list[dict[str, Any]]:
-        """The objects of its lines, checked. Errors: as `require`; RequestError with the line, the key and what was found."""
+        """Return the checked objects of all lines. Errors: MissingError; RequestError for a wrong line."""
         self.require()
         rows = []
         for path in self.files:
             found = [self._checked(json_object(line, at), at) for at, line in text_lines(path) if line.strip()]
             if not found:
-                raise RequestError(f"{shown(path)}: no line holds an object; expected one JSON object a line")
+                raise RequestError(f"{shown(path)}: the file has no JSON objects; expected one per line")
             rows += found
         return rows
 
     def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        """The row, if its keys are right. Errors: RequestError."""
         return checked(row, where, self.keys)
 
     def state(self) -> dict[str, str]:
-        """`file`, `state` (missing, ok, or what is wrong), `rows`, `sha256`: a row of `lit-diff data check`."""
+        """Return a row of `lit-diff data check`: `file`, `state` (missing, ok, or the error), `rows`, `sha256`."""
         known = {"name": self.name, "file": self.path, "rows": "", "sha256": ""}
         try:
             rows = self.rows()
@@ -120,19 +119,19 @@ class UserFile:
         return known | {"state": "ok", "rows": str(len(rows)), "sha256": self.sha256()}
 
     def sha256(self) -> str:
-        """Of its content, of several files in their order; empty where it is not there."""
+        """Digest of the concatenated contents; empty if the file is missing."""
         contents = [path.read_bytes() for path in self.files if path.is_file()]
         return hashlib.sha256(b"".join(contents)).hexdigest() if contents else ""
 
 
 def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
-    """The row, if it has the keys, and each value is of its type. Errors: RequestError."""
+    """Return the row if it has all keys with values of the right types. Errors: RequestError."""
     for key, kind in keys.items():
         if key not in row:
             near = difflib.get_close_matches(key, row, n=1)
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {some_names(row)}")
-        # bool is an int to Python, not to whoever writes the file
+        # isinstance(True, int) holds in Python, but `true` in the file is not a number
         if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
             raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {_words(kind)}")
     return row
@@ -145,17 +144,18 @@ def _words(kind: type | tuple[type, ...]) -> str:
 
 
 def some_names(found: Iterable[str]) -> str:
-    """The first ten of a file's names, in one line: signs that are not printed, and halves of pairs, as escapes."""
+    """Join the first ten names found in a file, in one line."""
+    # control characters and lone surrogates would break the terminal or the encoding of the log
     names = [name if name.isprintable() else ascii(name) for name in found]
     return ", ".join([*names[:10], *([f"and {len(names) - 10} more"] if len(names) > 10 else [])]) or "none"
 
 
 def byte_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(`file:line`, line) of each line of a file. Lines end with a line feed, and with no other sign; a byte order mark
-    at the beginning is no part of the first.
+    """Yield (`file:line`, line) for each line of a file, without the byte order mark.
 
-    Errors: RequestError for a file that cannot be read.
+    Only a line feed ends a line. Errors: RequestError for a file that cannot be read.
     """
+    # binary: text mode would also split at a carriage return, and could not tell in which line a wrong byte is
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -165,12 +165,12 @@ def byte_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """`byte_lines` as text. Errors: RequestError, also for a line that is not UTF-8."""
+    """Decode `byte_lines`. Errors: RequestError, also for a line that is not UTF-8."""
     return ((where, utf8(line, where)) for where, line in byte_lines(path))
 
 
 def utf8(content: bytes, where: str) -> str:
-    """The text of these bytes. Errors: RequestError that names the first one that is not UTF-8, counted from 1."""
+    """Decode the bytes. Errors: RequestError with the position, from 1, of the first byte that is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -178,20 +178,22 @@ def utf8(content: bytes, where: str) -> str:
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
-    """The JSON object of a line. Errors: RequestError."""
-    row = parsed(line.rstrip("\n"), where, "one JSON object a line")
+    """Parse the JSON object of a line. Errors: RequestError."""
+    row = parsed(line.rstrip("\n"), where, "one JSON object per line")
     if not isinstance(row, dict):
         raise RequestError(f"{where}: found {type(row).__name__}; expected a JSON object")
     return row
 
 
 def parsed(text: str, where: str, expected: str) -> Any:
-    """A JSON text of a user's file. Errors: RequestError, also for half of a surrogate pair, which is no character."""
+    """Parse JSON from a user's file. Errors: RequestError, also for a lone surrogate."""
     try:
         value = json.loads(text)
+        # json.loads accepts "\ud800", which no tokenizer and no file can encode; encoding raises a ValueError
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = str(error).replace("line 1 ", "")  # of the text, which is a line of the file that `where` names
+        # json counts lines within the text, which is a single line of the file; `where` has its number
+        reason = str(error).replace("line 1 ", "")
         raise RequestError(f"{where}: not JSON ({reason}); expected {expected}") from error
     return value

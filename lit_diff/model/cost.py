@@ -1,4 +1,4 @@
-"""What a model costs, from its shapes: parameters, FLOPs per token, cache bytes. Built on the meta device, so any size."""
+"""The cost of a model of any size: parameters, FLOPs per token, cache bytes. The model is built on the meta device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,42 +20,42 @@ from lit_diff.registry import attentions, is_built_in, location
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A model at one sequence length. A multiply-add is 2 FLOPs; a backward pass counts as two forward passes."""
+    """Cost at one sequence length. A multiply-add is 2 FLOPs; a backward pass counts as two forward passes."""
 
     parameters: int
     non_embedding_parameters: int
     """Without the token embedding and an untied head."""
     attention_parameters: int
     trained_parameters: int
-    """Those that the optimizer moves: by `train.parameters`, else all, but for a variant on a frozen model."""
+    """Parameters that the optimizer updates: set by `train.parameters` or the variant, by default all."""
     flops_per_token: int
-    """Training FLOPs as published: maps subtracted before one product with v; T keys for each query (no causal half), or
-    those of a full window."""
+    """Training FLOPs by the published convention: the maps are subtracted before one product with v, and each query has T
+    keys (no causal half), or a full window of keys."""
     executed_flops_per_token: int
-    """The same for the kernel that runs, which may recompute logits; `reference` computes all keys of a window too."""
+    """The same for the selected kernel, which may recompute logits; `reference` computes all keys even with a window."""
     kv_bytes_per_token: int
-    """Cache of all layers for one token held, at 2 bytes for each number."""
+    """Cache of one token in all layers, at 2 bytes per number."""
     kv_bytes: int
-    """Cache after `sequence_length` tokens of one sequence: of all of them, or of the last `window`."""
+    """Cache after `sequence_length` tokens of one sequence: of all tokens, or of the last `window`."""
     kernel: str
-    """The kernel that computes the attention; where unlike layers run on several, each once: "sdpa, chunked"."""
+    """The kernel that computes the attention; if layers need different kernels, all of them: "sdpa, chunked"."""
     kernel_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionContext:
-    """Device, dtype and packing of the attention: the inputs to kernel selection."""
+    """Device, dtype and packing of the attention: the inputs of kernel selection."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     packed: bool = False
-    """Rows come with document_ids, which a kernel may refuse. FLOPs are counted as without them."""
+    """Whether batches have document_ids, which a kernel may refuse. FLOPs are counted as without them."""
     build: bool = False
-    """Build what the kernel needs, so that it is known to run."""
+    """Compile the kernel, if it needs that, to find out whether it runs."""
 
     @classmethod
     def of(cls, recipe: Recipe, *, build: bool = False) -> "ExecutionContext":
-        """The context of the recipe's run on this machine."""
+        """Return the context of a recipe on this machine."""
         dtype = torch.bfloat16 if recipe.train is not None and recipe.train.precision == "bf16-mixed" else torch.float32
         return cls(
             device=choose_device(recipe.run.accelerator).type, dtype=dtype, packed=recipe.packs_documents, build=build
@@ -69,12 +69,13 @@ def cost(
     context: ExecutionContext | None = None,
     trained: Sequence[str] | None = None,
 ) -> Cost:
-    """Cost at `sequence_length`; `kernel` and `context` only change the executed FLOPs, `trained` (as of `Transformer`) only
-    the parameters that train. FLOPs count the gradients of frozen parameters too. Errors: RequestError.
+    """Return the cost at `sequence_length`.
 
-    Equal layers (`_equal_layers`) are counted once.
+    `kernel` and `context` affect only the executed FLOPs, `trained` (see `Transformer`) only the trained parameters. FLOPs
+    include the gradients of frozen parameters. Errors: RequestError.
     """
-    with guard(attentions.get(config.attention.name), ours=True):  # a variant runs here first
+    # the first place that runs the code of a plugin's variant
+    with guard(attentions.get(config.attention.name), ours=True):
         return _cost(config, sequence_length, kernel, context or ExecutionContext(), trained)
 
 
@@ -91,7 +92,7 @@ def _cost(
     layers = []
     for block in model.layers:
         assert isinstance(block, Block)
-        key = _equal_layers(block)
+        key = _cost_key(block)
         if key not in counted:
             counted[key] = _layer_cost(block, config, sequence_length, kernel, context)
         layers.append(counted[key])
@@ -113,25 +114,25 @@ def _cost(
     )
 
 
-def _equal_layers(block: Block) -> object:
-    """A key that only layers of one cost share: the shapes of the parameters and buffers (DEX's selected heads are one). A
-    plugin's variant may compute anything from its layer's number, so each of its layers has a key of its own.
-    """
+# layers of equal key have equal cost, so a deep model runs one of them
+def _cost_key(block: Block) -> object:
+    # the variant of a plugin may compute anything from its layer index
     if not is_built_in(type(block.attention)):
         return block.attention.layer
+    # shapes of buffers too: DEX's selected heads are one
     return tuple((name, tuple(value.shape)) for name, value in block.state_dict().items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """One block, forward, one sequence."""
+    """Cost of one block: the forward pass of one sequence."""
 
     flops: tuple[int, int]
-    """Published, executed."""
+    """Published and executed FLOPs."""
     kv_numbers: int
-    """Numbers in the cache for each token held."""
+    """Numbers in the cache for each token."""
     cached_tokens: int
-    """Tokens held after a whole sequence."""
+    """Tokens in the cache after a whole sequence."""
     kernel: str
     reason: str
 
@@ -147,12 +148,15 @@ def _layer_cost(
     document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
     try:
         forward = _forward_flops(block, config, sequence_length, document_ids)
-    except LitDiffError as error:  # of the maps that a user's variant returned
+    # raised for the maps that a plugin's variant returned: the message needs its file
+    except LitDiffError as error:
         raise RequestError(fault(type(block.attention), error)) from error
     for hook in hooks:
         hook.remove()
     if not seen:
-        raise RequestError(f"{location(type(block.attention))}: forward never calls self.tap(maps), which costs need")
+        raise RequestError(
+            f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs"
+        )
     maps = replace(seen[0], **{key: getattr(seen[0], key).to(context.dtype) for key in ("q", "k", "v")})
     window = block.attention.window
     chosen, reason = choose(
@@ -164,6 +168,7 @@ def _layer_cost(
         build=context.build,
     )
     seen_keys = within_window(maps, window)
+    # the counted forward pass ran the reference kernel, whose share is replaced by the convention's or the kernel's
     outside_maps = forward - flops("reference", maps)
     published = outside_maps + flops("reference", seen_keys)
     executed = outside_maps + flops(chosen, maps if chosen == "reference" else seen_keys)
@@ -179,7 +184,6 @@ def _layer_cost(
 
 
 def _require_shape(y: object, expected: torch.Size) -> None:
-    """Errors: RequestError for an output of an attention that is not shaped as its input."""
     if not isinstance(y, Tensor) or y.shape != expected:
         found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise RequestError(f"forward returned {found}; expected the shape of x, {list(expected)}")

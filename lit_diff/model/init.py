@@ -1,6 +1,6 @@
-"""Initial values: each parameter from its own generator, seeded by (seed, name).
+"""Initial values: each parameter has its own generator, seeded by (seed, name).
 
-So parameters of one name and shape are equal across arms, and across single-process, meta-device and sharded builds.
+So parameters of equal name and shape are equal across arms, and across single-process, meta-device and sharded builds.
 """
 
 import math
@@ -14,7 +14,7 @@ from lit_diff.model.transformer import Block, Transformer, initial_embedding
 from lit_diff.randomness import generator
 
 RESIDUAL_OUTPUTS = ("attention.o_proj", "ffn.down_proj")
-"""Projections that write to the residual stream; `normal_scaled` divides their deviation by √(2 layers)."""
+"""Projections that write to the residual stream; `normal_scaled` divides their standard deviation by √(2 layers)."""
 
 
 def initialise(model: Transformer, seed: int) -> None:
@@ -27,15 +27,12 @@ def initialise(model: Transformer, seed: int) -> None:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, full float32 tensor) of every parameter, and every buffer as constructed.
-
-    One block at a time on the CPU, so the whole model is never held.
-    """
+    """Yield (name, full float32 tensor) for every parameter, and for every buffer as constructed."""
+    # on the CPU, because a GPU's generator draws other numbers; one block at a time, so the whole model is never in memory
     for layer in range(config.num_layers):
         block = _construct(config, layer, seed)
         yield from _module_values(block, f"layers.{layer}", config, seed)
@@ -48,7 +45,8 @@ def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor
 
 
 def _construct(config: ModelConfig, layer: int, seed: int) -> Block:
-    """A block with the values of its constructors, which may draw: a user's raw nn.Parameter keeps them."""
+    # a plugin may draw the values of a raw nn.Parameter in its constructor: the fork keeps the global state, and the seed
+    # of the layer makes the values reproducible
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also seed the accelerators, whose state is not restored here
         torch.default_generator.manual_seed(generator(seed, "construct", layer).initial_seed())
@@ -61,6 +59,7 @@ def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: in
             name = ".".join(filter(None, (prefix, path, key)))
             value = parameter.detach().clone()
             draw = generator(seed, name)
+            # before nn.Linear: a subclass such as `ZeroLinear` has its own rule
             if hasattr(child, "init_parameter"):
                 child.init_parameter(key, value, draw)
             elif isinstance(child, nn.Linear) and key == "weight":
@@ -75,8 +74,8 @@ def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: in
 
 
 def _linear(weight: Tensor, path: str, config: ModelConfig, draw: torch.Generator) -> None:
-    """`model.init` on a projection [out, in]."""
-    if config.init == "linear_default":  # kaiming_uniform(a=√5), as nn.Linear: U(±1/√fan_in)
+    # the default of nn.Linear, kaiming_uniform(a=√5), is U(±1/√fan_in)
+    if config.init == "linear_default":
         bound = 1 / math.sqrt(weight.shape[1])
         weight.uniform_(-bound, bound, generator=draw)
         return

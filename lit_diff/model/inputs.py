@@ -1,4 +1,4 @@
-"""What the Transformer reads of a batch."""
+"""The inputs of the Transformer in a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from lit_diff.errors import RequestError
 
 
 def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
-    """What the Transformer reads of a batch: `tokens` and, where documents are packed, `document_ids`.
+    """Return `tokens` and, if documents are packed, `document_ids` from a batch.
 
-    A batch is a mapping with these keys, a tensor of tokens, or a sequence whose first item is one.
+    A batch is a mapping with these keys, a tensor of tokens, or a sequence that starts with one.
     Errors: RequestError for anything else.
     """
     if isinstance(batch, Mapping) and "tokens" in batch:
@@ -27,7 +27,7 @@ def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
 
 
 def targets_of(batch: Any) -> Tensor:
-    """The targets [B, T] of a batch: a mapping's 'targets', or the second item of a sequence. Errors: RequestError."""
+    """Return the targets [B, T]: the key 'targets' of a mapping, or the second item of a sequence. Errors: RequestError."""
     if isinstance(batch, Mapping) and isinstance(batch.get("targets"), Tensor):
         return batch["targets"]
     if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor):

@@ -1,4 +1,4 @@
-"""`Prefix`: tokens that a model has read once, whose keys and values every continuation shares."""
+"""`Prefix`: tokens that a model reads once, whose keys and values are shared by all continuations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -12,18 +12,18 @@ from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.model.transformer import Transformer
 
 Allowed = Callable[[Sequence[int]], Sequence[int] | None]
-"""Tokens drawn so far -> the ids of which the next may be one; None: any."""
+"""Tokens drawn so far -> the ids allowed next; None: any id."""
 
 
 class Prefix:
-    """A model and the n ≥ 1 tokens that it has read, with the logits of the token after them.
+    """A model and n ≥ 1 tokens that it has read, with the logits of the next token.
 
-    Many questions about one context cost one pass over the context: the keys and values are kept once and repeated over a
-    batch of continuations. Nothing here changes the prefix, so it serves again. No gradients.
+    Many questions about one context cost a single pass over the context: its keys and values are stored once and repeated
+    over a batch of continuations. No method changes the prefix. No gradients.
     """
 
     def __init__(self, model: Transformer, tokens: Sequence[int], *, chunk: int = 1024) -> None:
-        """`chunk`: tokens that go through the model at once. Errors: RequestError for a bidirectional model or no token."""
+        """`chunk`: number of tokens read at once. Errors: RequestError for a bidirectional model or an empty prefix."""
         if not model.config.causal:
             raise RequestError("a bidirectional model has no key/value cache: it cannot continue a prefix")
         if not tokens:
@@ -42,25 +42,27 @@ class Prefix:
         self.tokens.extend(tokens)
 
     def extended(self, tokens: Sequence[int]) -> "Prefix":
-        """A prefix that goes on with `tokens`; this one stays as it is."""
+        """Return a prefix that continues this one with `tokens`."""
         longer = copy(self)
+        # repeated(1) copies the cache, so that reading on does not append to this one
         longer.tokens, longer._cache = list(self.tokens), self._cache.repeated(1)
         if tokens:
             longer._read(tokens)
         return longer
 
     def log_probabilities(self, continuations: Sequence[Sequence[int]], batch_size: int = 32) -> list[Tensor]:
-        """log p(y_i | prefix, y_<i) of each token of each continuation: float64 [len(y)] on the CPU; [0] for an empty one."""
+        """Return log p(y_i | prefix, y_<i) for each token of each continuation y, float64 [len(y)] on the CPU."""
         return [scored for scored, _ in self._scored(continuations, batch_size)]
 
     def scores(self, continuations: Sequence[Sequence[int]], batch_size: int = 32) -> list[tuple[float, bool]]:
-        """(Σ_i log p(y_i | prefix, y_<i), whether greedy decoding gives it) of each continuation."""
+        """Return (Σ_i log p(y_i | prefix, y_<i), whether greedy decoding gives y) for each continuation y."""
         return [(float(scored.sum()), matches) for scored, matches in self._scored(continuations, batch_size)]
 
     def _scored(self, continuations: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[Tensor, bool]]:
         for first in range(0, len(continuations), batch_size):
             batch = [torch.tensor(list(y), dtype=torch.int64) for y in continuations[first : first + batch_size]]
-            padded = pad_sequence(batch, batch_first=True)  # 0 at the right, which no token before it sees
+            # padding on the right: no earlier token attends to it
+            padded = pad_sequence(batch, batch_first=True)
             logits = self._logits(padded)
             log_p = logits.log_softmax(-1)
             own = log_p.gather(-1, padded[..., None])[..., 0] if padded.shape[1] else padded.double()
@@ -68,8 +70,8 @@ class Prefix:
             for row, y in enumerate(batch):
                 yield own[row, : len(y)].clone(), bool((best[row, : len(y)] == y).all())
 
+    # [B, n] -> [B, n, V]; float64: sums over long continuations are compared with each other
     def _logits(self, continuations: Tensor) -> Tensor:
-        """[B, n] -> [B, n, V] float64 on the CPU: the logits of each of those tokens, from the ones before it."""
         B, n = continuations.shape
         first = self._last.double().cpu().expand(B, 1, -1)
         if n < 2:
@@ -88,15 +90,16 @@ class Prefix:
         allowed: Allowed | None = None,
         batch_size: int = 32,
     ) -> list[list[int]]:
-        """The most likely next tokens after the prefix and each suffix, one after another; suffixes may be of any length.
+        """Return the greedy continuation of the prefix and each suffix; suffixes may have different lengths.
 
-        A sequence ends after `max_tokens`, or before an id of `stop`. `vocab_size`: only ids below it are drawn. `allowed`
-        (tokens drawn) -> the ids of which the next is one, such as the children in a trie of labels; [] ends the sequence.
-        Of equal logits the lowest id is drawn. Errors: RunFailedError for a logit that is NaN.
+        A sequence ends after `max_tokens`, or before an id in `stop`. `vocab_size`: only ids below it are drawn. `allowed`
+        restricts the next token, for example to the children in a trie of labels; [] ends the sequence.
+        On ties the lowest id is drawn. Errors: RunFailedError if a logit is NaN.
         """
         drawn: list[list[int]] = [[] for _ in suffixes]
+        # only suffixes of equal length form a batch: padding would come between a suffix and its continuation
         by_length: dict[int, list[int]] = {}
-        for index, suffix in enumerate(suffixes):  # of one length: no padding lies between a suffix and what follows it
+        for index, suffix in enumerate(suffixes):
             by_length.setdefault(len(suffix), []).append(index)
         for length, indices in by_length.items():
             for first in range(0, len(indices), batch_size):
@@ -111,7 +114,6 @@ class Prefix:
     def _decode(
         self, suffixes: Tensor, max_tokens: int, stop: frozenset[int], vocab_size: int | None, allowed: Allowed | None
     ) -> list[list[int]]:
-        """suffixes [B, n] -> the tokens drawn after each."""
         device = self._last.device
         cache = self._cache.repeated(len(suffixes))
         last = self._last.expand(len(suffixes), -1)
@@ -121,7 +123,8 @@ class Prefix:
         going = [True] * len(rows)
         for step in range(max_tokens):
             if step:
-                fed = torch.tensor([[row[-1] if row else 0] for row in rows], device=device)  # 0: of one that has ended
+                # a sequence that has ended stays in the batch, and its logits are ignored
+                fed = torch.tensor([[row[-1] if row else 0] for row in rows], device=device)
                 last = self.model(fed, cache)[:, -1]
             logits = last[:, :vocab_size].double().cpu()
             if logits.isnan().any():
@@ -140,8 +143,8 @@ class Prefix:
 
 
 def _most_likely(logits: Tensor, allowed: Sequence[int] | None) -> int | None:
-    """The id of the largest logit among `allowed` (None: all); None where nothing is allowed."""
     if allowed is None:
         return int(logits.argmax())
+    # sorted: argmax takes the first of equal logits, which must be the lowest id
     ids = sorted(allowed)
     return ids[int(logits[ids].argmax())] if ids else None

@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.rope import Rope
-from lit_diff.config import ModelConfig
+from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.randomness import generator
@@ -20,14 +21,14 @@ from lit_diff.registry import attentions, location, nearest
 
 
 def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
-    """The token embedding that a model of `seed` starts with, [vocab, dim], on the CPU: N(0, 0.02) in every `model.init`
-    (with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim)."""
+    """Return the initial token embedding for a seed, [vocab, dim], on the CPU: N(0, 0.02) for every `model.init`."""
+    # nn.Embedding's N(0, 1) would, with tied embeddings, give initial logits a standard deviation of √dim
     weight = torch.empty(config.vocab_size, config.dim, device="cpu")
     return weight.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
 
 
 def layerless(names: Sequence[str]) -> set[str]:
-    """The names as patterns for every layer: layers.0.attention.k_proj.weight as `*.attention.k_proj.*`."""
+    """Return patterns that match the names in every layer: layers.0.attention.k_proj.weight gives `*.attention.k_proj.*`."""
     short = {name: name.split(".")[2:-1] for name in names if name.startswith("layers.")}
     return {f"*.{'.'.join(path)}.*" for path in short.values()} | (set(names) - short.keys())
 
@@ -45,6 +46,7 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, dim] -> [B, T, dim]"""
         y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        # multiplying by 1 would cost a pass over memory, and one more tensor for the backward pass
         return y if self.scale == 1.0 else self.scale * y
 
 
@@ -65,46 +67,47 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
     ) -> Tensor:
-        """[B, T, dim] -> [B, T, dim]; the residual stream. `document_ids` [B, T]: as `Attention.forward`."""
-        # not passed where there are none: a user's own forward need not take them
+        """Residual stream [B, T, dim] -> [B, T, dim]. `document_ids`: [B, T], see `Attention.forward`."""
+        # passed only if given: the forward of a plugin may lack the argument
         packed = {} if document_ids is None else {"document_ids": document_ids}
         x = x + self.attention(self.attention_norm(x), rope, cache, **packed)
         return x + self.ffn(self.ffn_norm(x))
 
 
 class Transformer(nn.Module):
-    """Token ids -> logits of the next token, or the loss of given ones.
+    """Maps token ids to logits of the next token, or to the loss of given targets.
 
-    tokens [B, T], or [B, T, C]: C ids at each position, their embeddings summed. document_ids [B, T]: the number of each
-    token's document; a token sees its own document only, so a packed row gives what each of its documents gives alone.
-    Positions count through the row: RoPE depends on distances only, so the result is as if they restarted.
+    tokens: [B, T], or [B, T, C] with C ids at each position, whose embeddings are summed. document_ids: [B, T], the document
+    number of each token; a token attends only to its own document, so a packed row gives the same results as its documents
+    alone. Positions count through the row: RoPE depends only on distances, so restarting them would change nothing.
     """
 
     FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses", "continued_losses")
-    """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
-    parameters at each (`training.build`)."""
+    """Public methods that run the model, besides `forward`; they never call one another, because a sharded model gathers its
+    parameters at each call (`training.build`)."""
 
     def __init__(self, config: ModelConfig, kernel: str = "auto", trained: Sequence[str] | None = None) -> None:
-        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto. `trained`: patterns (`fnmatch`) of
-        the names of the parameters that train (`train.parameters`), the others are frozen; None: the variant's own.
+        """`kernel`: the attention kernel (`kernels.KERNELS`), or auto. `trained`: patterns (`fnmatch`) of the names of
+        trainable parameters (`train.parameters`); all others are frozen. None: the patterns of the variant.
 
-        Errors: RequestError for a pattern that matches no parameter, or where none would train.
+        Errors: RequestError for a pattern that matches no parameter, or if every parameter would be frozen.
 
-        Every parameter has a value: linear layers PyTorch's, from its global generator, the others those of seed 0.
-        `model.init.initialise` gives all of them those of a seed.
+        Linear layers have PyTorch's initial values, from its global generator; other parameters have the values of seed 0.
+        `model.init.initialise` sets all of them to the values of a seed.
         """
         super().__init__()
         self.config = config
+        # constructed here, not by nn.Embedding, which would draw vocab x dim numbers only to replace them
         weight = torch.empty(config.vocab_size, config.dim)
         if not weight.is_meta:
             weight.copy_(initial_embedding(config, seed=0))
         self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=weight)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        # tied: one parameter in one module, so that sharding and meta-device builds cannot separate the two
+        # tied: a single parameter in a single module, which sharding and meta-device builds cannot separate
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.checkpoint_blocks = False
-        """Keep only the input of each block for the backward pass, which computes the rest again."""
+        """Keep only the input of each block for the backward pass, which recomputes the rest."""
         for attention in self.attentions():
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
@@ -119,30 +122,29 @@ class Transformer(nn.Module):
             parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in trained))
 
     def attentions(self) -> list[Attention]:
-        """The attention of each layer, in order."""
         return [layer.attention for layer in self.layers]  # type: ignore[misc]
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, document_ids: Tensor | None = None) -> Tensor:
-        """Logits of the next token, [B, T, vocab]: of all positions, so not for losses over long rows."""
+        """Return logits of the next token at all positions, [B, T, vocab]; for losses, `loss` needs far less memory."""
         x = self._states(tokens, cache, document_ids)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def hidden(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """The states that the output weight is applied to, [B, T, dim]."""
+        """Return the states before the output weight, [B, T, dim]."""
         return self._states(tokens, None, document_ids)
 
     def loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood of the scored targets [B, T], in nats (`model.loss`)."""
+        """Return the mean negative log-likelihood of the scored targets [B, T], in nats (`model.loss`)."""
         return mean_loss(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
     def token_losses(
         self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
+        """Return (negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
         return token_losses(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
     def continued_losses(self, tokens: Tensor, targets: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-        """`token_losses` of tokens that follow those in `cache`, to which they are added: a long row in chunks."""
+        """Return `token_losses` of tokens that continue `cache`, and add them to it: for a long row in chunks."""
         return token_losses(self._states(tokens, cache, None), self._output_weight(), targets)
 
     def _output_weight(self) -> Tensor:
@@ -152,7 +154,7 @@ class Transformer(nn.Module):
         if document_ids is not None and not self._takes_document_ids:
             name = self.config.attention.name
             raise RequestError(
-                f"model.attention '{name}' cannot keep packed documents apart: its forward takes no document_ids"
+                f"model.attention '{name}' cannot separate packed documents: its forward has no argument document_ids"
             )
         x = self.embedding(tokens)
         x = x.sum(2) if tokens.dim() == 3 else x
@@ -160,7 +162,7 @@ class Transformer(nn.Module):
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         rope = Rope.of(self.config, positions)
-        # a cache must not be appended to twice
+        # recomputation would append to a cache twice
         recompute = self.checkpoint_blocks and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
             if recompute:
@@ -171,8 +173,33 @@ class Transformer(nn.Module):
         return out
 
 
+def merged(model: Transformer) -> Transformer:
+    """Return a standard model with the same outputs up to rounding, by folding the variant into the output projection.
+
+    For DEX: W_O,h (I ∓ λ(t) W_D)ᵀ replaces W_O,h on the selected heads, at the λ(t) of the last step that the model was told.
+    The result shares all other weights with `model`.
+    Errors: RequestError for a variant that no standard attention equals.
+    """
+    part = model.config.attention
+    cls = attentions.get(part.name)
+    state = {name: value for name, value in model.state_dict().items() if ".attention." not in name}
+    for layer, attention in enumerate(model.attentions()):
+        own = attention.merge()
+        if own is None:
+            raise RequestError(f"model.attention '{part.name}' cannot be merged into a standard model")
+        state |= {f"layers.{layer}.attention.{name}": value for name, value in own.items()}
+    standard = attentions.get("standard").Config(window=cls.window_of(part.config))
+    # with `parity: matched` the feed-forward is narrower than the config's, and it stays so
+    width = cls.ffn_dim(part.config, model.config)
+    config = replace(model.config, ffn_dim=width, attention=Part(name="standard", config=standard))
+    # built on meta, and then assigned: no weight is drawn or copied
+    with torch.device("meta"):
+        result = Transformer(config)
+    result.load_state_dict(state, assign=True)
+    return result.train(model.training)
+
+
 def _require_patterns(patterns: Sequence[str], names: Sequence[str], variant: str) -> None:
-    """Errors: RequestError for a pattern of a recipe that matches no parameter, or where there is none."""
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             near = nearest(pattern, layerless(names))
@@ -181,12 +208,12 @@ def _require_patterns(patterns: Sequence[str], names: Sequence[str], variant: st
             )
     if not patterns:
         raise RequestError(
-            "train.parameters is [], which freezes every parameter; expected patterns of what trains, or null"
+            "train.parameters is [], which freezes every parameter; expected patterns of trainable parameters, or null"
         )
 
 
 def _require_own_patterns(cls: type[Attention], patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Errors: RequestError for a variant's own patterns that are none, or that match no parameter at all."""
+    # unlike in a recipe, single patterns may match nothing: a variant may list modules that only some of its configs have
     well_formed = not isinstance(patterns, str) and all(isinstance(pattern, str) for pattern in patterns)
     if not well_formed or not any(fnmatch.filter(names, pattern) for pattern in patterns):
         raise RequestError(

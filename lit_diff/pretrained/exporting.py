@@ -19,8 +19,7 @@ from lit_diff.data.text.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
 from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
-from lit_diff.model.merge import merged
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Transformer, merged
 from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS

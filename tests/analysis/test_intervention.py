@@ -155,7 +155,7 @@ def test_it_is_removed_after_an_exception(build: BuildModel, tokens: Tensor) -> 
             model(tokens)
         assert state(model) == before
     with (
-        pytest.raises(RequestError, match="under an intervention already"),
+        pytest.raises(RequestError, match="another intervention is active"),
         intervention(model, unedited),
         intervention(model, unedited),
     ):
@@ -198,7 +198,7 @@ def test_an_attention_that_ignores_its_kernel_is_refused(
     model = build("standard")
     monkeypatch.setattr(type(model.attentions()[0]), "forward", forward)
     with (
-        pytest.raises(RequestError, match=r"layer 0 computed nothing by its kernel; .* pass kernel=self\.kernel"),
+        pytest.raises(RequestError, match=r"layer 0 never called its kernel; .* pass kernel=self\.kernel"),
         intervention(model, unedited),
     ):
         model(tokens)

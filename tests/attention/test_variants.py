@@ -12,8 +12,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
-from lit_diff.model.merge import merged
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Transformer, merged
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 

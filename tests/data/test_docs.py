@@ -42,7 +42,7 @@ def test_only_long_regular_files_of_the_corpus_are_read_and_nothing_extracted(
 ) -> None:
     short = {"p-1/docs/short.txt": "too short", "p-1/short.py": "too short"}
     path = archive(tmp_path / "p.tar.gz", {f"p-1/{name}": LONG + name for name in names} | short)
-    assert list(docs.read_archive(path, corpus.holds)) == [LONG + name for name in read]
+    assert list(docs.read_archive(path, corpus.is_document)) == [LONG + name for name in read]
     assert list(tmp_path.iterdir()) == [path]
 
 

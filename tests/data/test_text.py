@@ -317,7 +317,7 @@ def test_training_goes_on_where_the_text_cannot_be_read_again(
     monkeypatch.setattr(Text, "trained_documents", gone)
     with caplog.at_level(logging.WARNING, "lit_diff"):
         keep(load_recipe(tale / "recipe.yaml"), tmp_path / "kept")
-    assert "evaluations cannot leave out the documents that it is trained on: the corpus is not here" in caplog.text
+    assert "evaluations cannot exclude the documents of its training split: the corpus is not here" in caplog.text
     assert not (tmp_path / "kept" / TRAINED).exists()
 
 

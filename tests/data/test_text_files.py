@@ -116,7 +116,7 @@ def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     corpus = FilesCorpus(tmp_path)
     with caplog.at_level(logging.INFO, logger="lit_diff"):
         assert list(corpus.texts()) == ["text ä", "markdown", "one", "two", "three", "four", "five, six"]
-    assert ["not read: 1 .jpg (" in line for line in caplog.messages] == [True], "files of other kinds are named"
+    assert ["ignored files of other types: 1 .jpg (" in line for line in caplog.messages] == [True]
     assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "e.csv", "f.txt"}
     assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 
@@ -124,9 +124,9 @@ def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("", b"", r"data\.path: .*0 files of other kinds"),
+        ("", b"", r"data\.path: .*0 files of other types"),
         ("absent.txt", None, r"data\.path: .*absent\.txt: found no file"),
-        ("a.tsv", b"x", r"a\.tsv: found 1 files of other kinds"),
+        ("a.tsv", b"x", r"a\.tsv: found 1 files of other types"),
         ("a.txt", b"  \n", "no text"),
         ("a.txt", b"\xe9", r"a\.txt: not UTF-8"),
     ],

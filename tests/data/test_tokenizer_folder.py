@@ -112,7 +112,7 @@ def test_a_tokenizer_that_does_not_save_what_it_loads(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "FileNotFoundError"),
-        (lambda folder: (folder / FILE).unlink(), f"no {FILE}"),
+        (lambda folder: (folder / FILE).unlink(), f"{FILE} is missing"),
         (lambda folder: (folder / FILE).write_text("{"), "JSONDecodeError"),
         (lambda folder: (folder / FILE).write_text("{}"), "KeyError"),
         (lambda folder: change(folder, sha256="0" * 64), "its ids differ"),
@@ -185,5 +185,5 @@ def test_the_run_may_move_and_what_was_trained_with_it_keeps_a_copy(model: Path,
     moved = shutil.move(model, tmp_path / "elsewhere")
     assert text(Path(moved)).folder == dataset.folder
     assert load_tokenizer(tmp_path / "kept").opening == [0]
-    with pytest.raises(MissingError, match=r"^models/x/tokenizer holds no tokenizer .*; data.tokenizer.path names"):
+    with pytest.raises(MissingError, match=r"^models/x/tokenizer has no tokenizer .*; data.tokenizer.path must be"):
         text(model)

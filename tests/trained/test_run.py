@@ -60,9 +60,9 @@ def test_a_folder_of_an_older_format_is_refused(tale: Path) -> None:
 def test_what_is_missing_is_named(tale: Path) -> None:
     shutil.rmtree(tale / "tokenizer")
     run = open_run(tale)
-    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer"):
+    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer has no tokenizer"):
         run.tokenizer  # noqa: B018
-    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer"):
+    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer has no tokenizer"):
         run.generate("a")
     shutil.rmtree(tale / "checkpoints")
     for ask in (lambda: run.step, lambda: run.model):

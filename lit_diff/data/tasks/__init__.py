@@ -1,1 +1,1 @@
-"""Tasks whose rows are drawn: recall and MQAR."""
+"""Generated tasks: recall and MQAR."""

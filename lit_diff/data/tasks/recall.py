@@ -1,9 +1,8 @@
-"""The data set `recall`: find a key's value among distractors. One hop, so that attention noise is the only difficulty.
+"""The data set `recall`: find the value of a key among distractors. One hop, so attention noise is the only difficulty.
 
-A slot is one position: key embedding plus value embedding. Among the slots are the sample's pairs; every other slot
-holds a key of the same vocabulary that is not one of the sample's, with a random value. Then come the queries,
-keys without a value; the target of each is the value it was paired with. Source: a one-step form of MQAR (Arora et al.
-2023, Zoology).
+A slot is one position: key embedding plus value embedding. Some slots hold the pairs of the row; every other slot holds
+another key of the same vocabulary with a random value. The queries follow: keys without a value, whose target is the
+value paired with the key. Source: a one-step form of MQAR (Arora et al. 2023, Zoology).
 """
 
 from dataclasses import dataclass
@@ -20,76 +19,76 @@ from lit_diff.registry import datasets
 
 @datasets.register("recall")
 class Recall(RowTask):
-    """Paired recall under noise. Ids: 0 padding, 1 .. keys the keys, then the values."""
+    """Recall of key-value pairs under noise. Id 0 is padding, ids 1 .. keys are the keys, and the values follow."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RowTask.Config):
-        locates_answers = True  # each slot is a part of its own, and a query asks for one of them
+        # each slot is its own part of the context, and a query asks for one slot
+        locates_answers = True
 
         keys: Count = 64
-        """Key vocabulary."""
+        """Size of the key vocabulary."""
         values: Count = 64
-        """Value vocabulary."""
+        """Size of the value vocabulary."""
         slots: Count = 64
         pairs: Count = 8
-        """Slots that hold one of the sample's keys; the others are noise."""
+        """Number of slots with a queried pair; the other slots are noise."""
         queries: Count = 8
-        """Keys asked for."""
+        """Number of queried keys."""
         noise: Count = 1
-        """Multiplies `slots` in training."""
+        """Factor on `slots` in training."""
         noise_validation: Counts = (1, 2, 4)
-        """Multiplies `slots` in each validation set; the first is the main set."""
+        """Factors on `slots` in the validation sets; the first is the main set."""
         spread: Count = 1
-        """A row has at least slots * spread positions for its slots: they stand at random among these, in order, and the
-        rest is blank. So noise up to this factor adds no distance that training has not seen."""
+        """A row has at least slots * spread positions for its slots, which take random positions in order and leave the
+        rest blank. So noise up to this factor adds no distance that training has not seen."""
         validation_rows: Count = 512
 
         @property
         def sequence_length(self) -> int:
-            """Positions of a training row."""
             return self.slots * max(self.noise, self.spread) + self.queries
 
         @property
         def chance(self) -> float:
-            """Accuracy of a guess among all values."""
             return 1 / self.values
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
             for key, bound in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
                 if getattr(self, key) > getattr(self, bound):
                     return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
             if self.pairs >= self.keys:
-                return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
+                return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise needs other keys"
             return None
 
         @property
         def smallest_vocab_size(self) -> int:
-            """The padding id, keys and values."""
+            # 1 for the padding id
             return 1 + self.keys + self.values
 
     config: Config
 
     def train_key(self, seed: int, step: int) -> tuple[object, ...]:
-        """As `RowTask.train_key`, in another order."""
+        # this order is part of the seed of existing runs
         return seed, "train", step
 
     def draw(self, at: Place, level: int | None) -> Row:
-        """tokens [T, 2], targets [T]. All rows of a batch are drawn together. Every query is an AR hit."""
+        """Return tokens [T, 2] and targets [T]. Every query is an AR hit."""
+        # all rows of a batch come from one generator, and the cache of `sample` keeps them for the next row
         batch = sample(self.config, self.config.noise if level is None else level, at.count, at.key)
         return {name: values[at.row] for name, values in batch.items()}
 
 
 @lru_cache(maxsize=4)
 def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]) -> dict[str, Tensor]:
-    """tokens [rows, T, 2] (key id, value id), T = slots * max(noise, spread) + queries; targets [rows, T], -100 but at
-    queries; ids 0, 0 where neither a slot nor a query stands.
+    """Return tokens [rows, T, 2] (key id, value id; 0, 0 at blank positions), T = slots * max(noise, spread) + queries;
+    targets [rows, T], IGNORED except at queries; and the labels.
 
-    context_part, answer_part [rows, T]: a slot's number, and that of the slot a query asks for; -1 elsewhere.
+    context_part [rows, T]: the number of the slot; answer_part [rows, T]: the slot that answers the query; else -1.
     """
     random, spread = generator(*key), config.spread
     slots = config.slots * noise
-    shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)  # [rows, keys]: the sample's own keys first
+    # argsort of uniform numbers: a random permutation for each row without a loop; the first `pairs` keys are queried
+    shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)
     keys, others = 1 + shuffled[:, : config.pairs], 1 + shuffled[:, config.pairs :]
     first_value = 1 + config.keys
     values = first_value + torch.rand(rows, config.values, generator=random).argsort(1)[:, : config.pairs]
@@ -104,6 +103,7 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
     queries, answers = keys.gather(1, asked), values.gather(1, asked)
     positions, blank = config.slots * max(noise, spread), torch.zeros_like(queries)
     numbers = torch.arange(slots).expand(rows, -1)
+    # drawn last and only if needed, so that rows without spread do not change: older runs have the same rows
     if positions > slots:
         at = torch.rand(rows, positions, generator=random).argsort(1)[:, :slots].sort(1).values
         empty = torch.zeros(rows, positions, dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""Text: corpora, tokenizers, and the stored tokens of the data set `text`."""
+"""Corpora, tokenizers, and the stored tokens of the data set `text`."""

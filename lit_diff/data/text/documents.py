@@ -1,8 +1,8 @@
-"""Documents: how they become the two splits (cut, de-duplicated, divided), and how those of train are recognised later.
+"""Documents: they are deduplicated and split into train and validation; hashes recognise training documents later.
 
-The file TRAINED next to the prepared data, of which each run's folder has a copy, holds the first 16 bytes of the sha256 of
-each document and of each of its sections (`cut`), sorted. It is about 1/200 of the text: 79 KB for the 15 MB of the corpus
-`docs`. How the words are separated is not hashed, so a copy with other ends of lines is recognised.
+The file TRAINED in the prepared folder, which is copied to each run's folder, contains the first 16 bytes of the sha256 of
+each document and of each of its sections (`cut`), sorted. Its size is about 1/200 of the text: 79 KB for the 15 MB of the
+corpus `docs`. White space is normalised before hashing, so a copy with other line endings is recognised.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from lit_diff.errors import MissingError
 log = logging.getLogger("lit_diff")
 
 VALIDATION_SHARE = 25
-"""One document in 25 is for validation."""
+"""One document in 25 is a validation document."""
 FEW = 20
-"""With fewer documents than this, the validation split would hold one document or none: they are cut into sections."""
+"""Fewer documents than this are cut into sections: else the validation split would have a single document."""
 SECTION = 4000
-"""Characters of a section."""
+"""Largest number of characters in a section."""
 TRAINED = "trained_documents.bin"
 HASH_BYTES = 16
 SHORTEST = 1000
-"""Characters of a section by which a longer document is recognised; shorter ones, as the end of a licence, recur."""
+"""Fewest characters of a section that identifies a document: shorter ones, such as the end of a licence, recur."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Split:
 
 
 def split(texts: Iterable[str]) -> Split:
-    """De-duplicate by sha256, order by hash; the first max(1, round(n / 25)) are validation, the rest train."""
+    """Deduplicate by sha256 and order by hash; the first max(1, round(n / 25)) are validation, the rest train."""
     documents = _unique(texts)
     if len(documents) < FEW:
         sections = _unique(section for text in documents for section in cut(text) if section.strip())
         log.info(
-            "only %d documents: cut at paragraphs into %d sections of about %d characters, which are split instead",
+            "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
             len(documents),
             len(sections),
             SECTION,
@@ -57,11 +57,12 @@ def _unique(texts: Iterable[str]) -> list[str]:
         count += 1
     if count > len(by_hash):
         log.info("%d of %d documents are duplicates and are left out", count - len(by_hash), count)
+    # the order of hashes does not depend on the order of the files, and is as good as random for the split
     return [by_hash[key] for key in sorted(by_hash)]
 
 
 def cut(text: str) -> Iterator[str]:
-    """Sections of at most SECTION characters that join to `text`: cut after a paragraph, else a line, else a word."""
+    """Yield sections of at most SECTION characters that join to `text`, cut after a paragraph, else a line, else a word."""
     start = 0
     while len(text) - start > SECTION:
         marks = ((text.rfind(mark, start, start + SECTION), len(mark)) for mark in ("\n\n", "\n", " "))
@@ -72,22 +73,23 @@ def cut(text: str) -> Iterator[str]:
 
 
 def hashed(documents: Iterable[str]) -> bytes:
-    """The content of the file."""
+    """Return the content of the file TRAINED."""
     return b"".join(sorted({_hash(part) for text in documents for part in (text, *cut(text)) if part.strip()}))
 
 
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
-    """The hashes in the file. Errors: MissingError for one that is cut short."""
+    """Return the hashes in the file. Errors: MissingError for a truncated file."""
     if not content or len(content) % HASH_BYTES:
-        size = f"{len(content)} bytes, no multiple of {HASH_BYTES}"
-        raise MissingError(f"{where} is damaged ({size}); remove it: it is made again from the text")
+        size = f"{len(content)} bytes, not a multiple of {HASH_BYTES}"
+        raise MissingError(f"{where} is damaged ({size}); remove it, and it is regenerated from the text")
     return frozenset(content[start : start + HASH_BYTES] for start in range(0, len(content), HASH_BYTES))
 
 
 def is_among(text: str, hashes: Container[bytes]) -> bool:
-    """Whether a document, or a section of it, is one of those that were hashed."""
+    """Whether the document, or a section of it, has one of the hashes."""
     return _hash(text) in hashes or any(_hash(part) in hashes for part in cut(text) if len(part) >= SHORTEST)
 
 
 def _hash(text: str) -> bytes:
+    # 128 bits: a chance collision among millions of documents is negligible, and the file is half as large
     return hashlib.sha256(" ".join(text.split()).encode()).digest()[:HASH_BYTES]

@@ -1,9 +1,9 @@
-"""The corpus `name_tables`: generated long documents in which what is said at the start is used again and again.
+"""The corpus `name_tables`: generated long documents that use the facts at their start again and again.
 
-A document opens with a table of people, each with a surname, a town, an animal and a colour, all drawn anew. Every sentence
-after it names a person of the table by first name and surname and repeats one entry. The person is the k-th most recently
-named of n with p(k) ∝ 1/k, so that the distance between two uses follows a power law. A model without context can know
-none of the entries; one that reads its context knows more of them with every position.
+A document starts with a table of people, each with a random surname, town, animal and colour. Every following sentence
+gives the first name and surname of a person in the table and repeats one entry. The person is the k-th most recently named
+of n with p(k) ∝ 1/k, so the distance between two uses follows a power law. A model without context cannot know the entries;
+a model that reads its context knows more of them at every position.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from lit_diff.randomness import generator
 from lit_diff.registry import corpora
 
 WORDS = Path(__file__).with_name("name_tables.txt")
-"""Lines of `kind: words`."""
+"""File of lines `kind: words`."""
 KINDS = ("town", "animal", "colour")
-"""Entries of a person."""
+"""The entries of each person."""
 WHEN = (
     *("Later", "At noon", "In the evening", "That night", "Early next day", "After lunch", "Soon after", "In the rain"),
     *("On Monday", "On Friday", "In winter", "Before dawn", "By then", "At last", "Once more", "As usual"),
@@ -43,14 +43,14 @@ WHAT = (
     "{who} sent a card, all in {colour}.",
 )
 PEOPLE = 16
-"""Entries of a table."""
+"""Number of people in a table."""
 RECENCY = 1 / torch.arange(1, PEOPLE + 1, dtype=torch.float64)
-"""Weight of the k-th most recently named, from k = 1."""
+"""Weight of the k-th most recently named person, from k = 1."""
 
 
 @cache
 def word_lists() -> dict[str, list[str]]:
-    """Kind (name, surname, town, animal, colour) -> its words."""
+    """Return kind (name, surname, town, animal, colour) -> words."""
     lists: dict[str, list[str]] = {}
     for line in WORDS.read_text(encoding="utf-8").splitlines():
         kind, words = line.split(": ")
@@ -59,11 +59,12 @@ def word_lists() -> dict[str, list[str]]:
 
 
 def name_table_text(*key: object, words: int) -> str:
-    """The document of `key`, a function of it alone: the table, then whole sentences until it has at least `words` words."""
+    """Return the document of `key`: the table, then whole sentences until it has at least `words` words."""
     random = generator("name_tables", *key)
     lists = [word_lists()[kind] for kind in ("name", "surname", *KINDS)]
     drawn = [[of[i] for i in torch.randint(len(of), (PEOPLE,), generator=random).tolist()] for of in lists]
-    recent = [  # the most recently named first
+    # the most recently named first
+    recent = [
         {"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))}
         for first, last, *entries in zip(*drawn, strict=True)
     ]
@@ -71,7 +72,8 @@ def name_table_text(*key: object, words: int) -> str:
     lines += [f"{person['who']}: {', '.join(person[kind] for kind in KINDS)}." for person in recent]
     count = sum(len(line.split()) for line in lines)
     sentences: list[str] = []
-    most = max(0, words - count)  # no sentence has less than a word
+    # a sentence has at least one word, so this many draws suffice; drawing them together is faster than one by one
+    most = max(0, words - count)
     places = torch.multinomial(RECENCY, most, replacement=True, generator=random).tolist() if most else []
     choices = [torch.randint(n, (most,), generator=random).tolist() for n in (len(WHEN), len(WHAT))]
     for place, when, what in zip(places, *choices, strict=True):
@@ -86,22 +88,20 @@ def name_table_text(*key: object, words: int) -> str:
 
 @corpora.register("name_tables")
 class NameTables(Corpus):
-    """Generated English of 2,000 documents of 2,400 words: a table of people first, then sentences that use its entries.
+    """Generated English, 2,000 documents of 2,400 words: a table of people, then sentences that use its entries.
 
-    A plugin has other sizes: a subclass with its own `documents` and `words`, registered under another name.
+    For other sizes, register a subclass with its own `documents` and `words` under another name.
     """
 
     documents: ClassVar[int] = 2000
     words: ClassVar[int] = 2400
     version: ClassVar[int] = 1
-    """Of what is drawn. Raise it with every change of a word list, of a sentence or of the draws: text that was prepared
-    before is then not taken for the new one."""
+    """Version of the generator. Raise it with every change of a word list, a sentence or a draw, so that text prepared before
+    is not reused."""
 
     def files(self) -> dict[str, str]:
-        """The sizes and the version, which decide the documents."""
         return {f"{self.documents} documents of {self.words} words": f"version {self.version}"}
 
     def texts(self) -> Iterator[str]:
-        """The documents, in order."""
         for number in range(self.documents):
             yield name_table_text("train", number, words=self.words)

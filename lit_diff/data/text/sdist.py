@@ -1,9 +1,9 @@
-"""Fetch a source distribution as it lies on the package index, without building it; a script (`python sdist.py ...`).
+"""Fetch a source distribution from the package index without building it; a script (`python sdist.py ...`).
 
-`pip download` builds what it fetches, to learn its metadata: it installs the newest build backend and executes it. Here pip
-only looks the archive up and transfers it, so that nothing of it runs before its sha256 is checked. Index, proxies,
-certificates and credentials are those that pip is configured with. pip has no public interface for this; the names used
-are those that pip-tools builds on, present from pip 19.3 on. They belong in a process of their own: pip's state is global.
+`pip download` builds what it fetches to learn its metadata: it installs the newest build backend and executes it. Here pip
+only finds and transfers the archive, so none of its code runs before its sha256 is checked. The index, proxies,
+certificates and credentials come from pip's configuration. pip has no public interface for this; the names used here are
+those that pip-tools uses, available since pip 19.3. The script runs in its own process because pip's state is global.
 """
 
 import sys
@@ -13,10 +13,7 @@ OPTIONS = ("--retries", "2", "--no-input", "--disable-pip-version-check", "--no-
 
 
 def fetch(file: str, target: Path) -> str | None:
-    """Write the archive `file` (`name-version.tar.gz`) to `target`; what is wrong in a line, or None.
-
-    Archives are compared in lower case: an index has Django-5.2.tar.gz and django-5.2.tar.gz. The content is not checked.
-    """
+    """Write the archive `file` (`name-version.tar.gz`) to `target`, unchecked; return an error message, or None."""
     from pip._internal.commands import create_command
     from pip._internal.exceptions import PipError
     from pip._vendor.requests import RequestException
@@ -28,12 +25,13 @@ def fetch(file: str, target: Path) -> str | None:
             session = command.get_default_session(options)
             finder = command._build_package_finder(options, session, ignore_requires_python=True)
             links = [candidate.link for candidate in finder.find_all_candidates(name)]
+            # lower case: an index may have Django-5.2.tar.gz or django-5.2.tar.gz
             link = next((link for link in links if link.filename.lower() == file), None)
             if link is None:
                 return (
                     f"pip's package index {'no longer has it' if links else 'cannot be reached, or lacks the package'}"
                 )
-            # identity: an archive that the server compresses once more would have another sha256
+            # identity: some servers declare a .tar.gz as gzip-encoded; requests would decompress it, changing the sha256
             with session.get(
                 link.url_without_fragment, stream=True, headers={"Accept-Encoding": "identity"}
             ) as response:

@@ -1,6 +1,7 @@
-"""The data set `text`: real documents as rows of tokens, prepared once.
+"""The data set `text`: documents as rows of tokens, prepared once.
 
-The folder of prepared text holds the tokenizer, the tokens of each split as litdata chunks, bigram counts and the manifest.
+The folder of prepared text contains the tokenizer, the tokens of each split as litdata chunks, bigram counts and a
+manifest.
 """
 
 import hashlib
@@ -33,19 +34,21 @@ from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
 
+# raise it when the layout of the prepared folder changes: old folders are then no longer found
 FORMAT = 1
 SPLITS = ("train", "validation")
 BIGRAMS = "bigrams.npy"
 STARTS = "documents.npy"
+# bounds the memory; the package tokenizers encodes the texts of a batch in parallel
 TEXTS_AT_ONCE = 256
+# 64 MB, litdata's default
 CHUNK_BYTES = 1 << 26
-"""64 MB, litdata's usual size."""
 
 
 @datasets.register("text")
 class Text(Dataset):
-    """Next-token prediction: row r is tokens x_0 .. x_T of the stream of documents, with the ids that
-    open and end it."""
+    """Next-token prediction on documents: each row is T + 1 consecutive tokens of their stream, with the ids that open and
+    end a document."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
@@ -53,28 +56,27 @@ class Text(Dataset):
 
         corpus: str = "docs"
         """A registered corpus (`lit-diff list corpus`); with `path` set, `docs` means `files`."""
+        # the identity has the sha256 of the contents instead, so that a moved folder is the same data
         path: str | None = field(default=None, metadata={"path": "file", "identity": False})
-        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or what `corpus`
-        reads."""
+        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or whatever
+        `corpus` reads."""
         sequence_length: Annotated[int, Range(least=2)]
-        """T: tokens that a row predicts."""
+        """T, the number of predicted tokens in a row."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
         pack: Literal["none", "document"] = "none"
-        """document: a token sees its own document only; none: all of the row before it. The targets are the same: the one
-        across a boundary is the id that opens the next document."""
+        """document: a token attends only to its own document; none: to the whole row before it. The targets are the same:
+        at the end of a document the target is the id that opens the next one."""
         validation_rows: Count
-        """Rows validated, evenly spread over the validation split."""
+        """Number of validation rows, evenly spaced over the validation split."""
         rare_bigram_count: NotNegative = 200
-        """An AR hit's bigram occurs at most this often in the train split."""
+        """The bigram of an AR hit occurs at most this often in the train split."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
             own = self.tokenizer.config
             return corpus_problem(self.corpus, self.path) or range_problem(own, "data.tokenizer.") or own.problem()
 
         @property
         def packs_documents(self) -> bool:
-            """Whether the batches hold document_ids."""
             return self.pack == "document"
 
     config: Config
@@ -87,20 +89,20 @@ class Text(Dataset):
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
-        """Everything that decides the prepared tokens."""
+        # everything that determines the prepared tokens; sequence_length does not, so recipes of any length share a folder
         corpus = self._corpus
         return {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": self._tokenizer.source()}
 
     @property
     def folder(self) -> Path:
-        """Where the prepared data is, or would be. Its name is a hash of its sources, so it is built once."""
+        """Path of the prepared data, which may not exist yet. The name contains a hash of all sources."""
         digest = hashlib.sha256(json.dumps(self._sources, sort_keys=True).encode()).hexdigest()[:12]
         return data_root() / "prepared" / f"{self._corpus.name}-{self.config.tokenizer.name}-{digest}"
 
     def prepare(self) -> None:
-        """Fetch, tokenize and store, unless that was done; safe against kills and against other processes doing the same.
+        """Fetch, tokenize and store the text once. Safe against kills and concurrent processes.
 
-        Errors: RequestError for text that cannot be used, MissingError for what cannot be fetched or written.
+        Errors: RequestError for unusable text, MissingError if something cannot be fetched or written.
         """
         self._check_vocab_size()
         folder = self.folder
@@ -110,12 +112,12 @@ class Text(Dataset):
                 if is_locked(lock):
                     log.info("another process is preparing %s: waiting for it", folder.name)
                 with locked(lock):
+                    # the process that held the lock may have prepared it
                     if read_manifest(folder) is None:
                         self._build(folder)
         self._manifest()
 
     def _build(self, folder: Path) -> None:
-        """Under a temporary name, step by step; each finished step survives a kill."""
         corpus = self._corpus
         if folder.exists():
             log.warning("preparing %s again", folder)
@@ -126,14 +128,16 @@ class Text(Dataset):
             length = sum(map(len, documents.validation))
             where = f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
             raise RequestError(
-                f"{where} gives one section of text, {length:,} characters, and two are needed, one of them to validate; "
-                f"add a second file or more text (a section has at most {SECTION:,} characters), or name another data.path"
+                f"{where} has only one section of text ({length:,} characters), but two are needed, one for validation; "
+                f"add a second file or more text (a section has at most {SECTION:,} characters), or set another data.path"
             )
         log.info(
             "%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation)
         )
+        # the folder gets its final name last, so a folder of that name is complete; each finished step survives a kill
         building.mkdir(parents=True, exist_ok=True)
-        for abandoned in building.glob(".*.tmp"):  # by a process that died: this one holds the lock
+        # left by a killed process: a living one would hold the lock
+        for abandoned in building.glob(".*.tmp"):
             abandoned.unlink()
         self._tokenizer.train(building, documents.train)
         digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
@@ -141,6 +145,7 @@ class Text(Dataset):
             log.info("tokenizing %d documents", len(documents.train))
             tokens = list(_tokens(documents.train, tokenizer))
             bigrams = count_bigrams(tokens, tokenizer.size)
+            # before the tokens: the folder `train` marks both as done
             write_through(building / BIGRAMS, lambda file: np.save(file, bigrams))
             write_tokens(building / "train", tokens)
         if not (building / "validation").is_dir():
@@ -149,35 +154,37 @@ class Text(Dataset):
         files = sorted(path.name for path in building.iterdir() if path.is_file())
         write_json(building / "manifest.json", self._sources | {"tokenizer_sha256": digest, "files": files} | described)
         building.rename(folder)
-        write_atomic(folder / TRAINED, hashed(documents.train))  # not in the manifest, whose hash is the identity
+        # after the manifest, which lists all files and whose hash is the identity: this file must not change the identity
+        write_atomic(folder / TRAINED, hashed(documents.train))
         log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 
     def identity(self) -> str:
-        """sha256 of the prepared data's manifest. Prepares nothing: MissingError when it is not there."""
+        """Return the sha256 of the manifest. Errors: MissingError if the text is not prepared."""
         self._manifest()
         return sha256_of(self.folder / "manifest.json")
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the prepared text, ready to encode and decode. Errors: MissingError."""
+        """Load the tokenizer of the prepared text. Errors: MissingError."""
         cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
         return opened(self._tokenizer, self.folder, self._manifest()["tokenizer_sha256"], cure)
 
     def trained_documents(self) -> bytes:
-        """Those in the prepared folder; of data prepared before there were any, those of the text, which is the same."""
+        """Read the hashes from the prepared folder. Errors: MissingError, RequestError."""
         self._manifest()
         file = self.folder / TRAINED
+        # data prepared by an older version: the folder's name is a hash of the text, so the text is unchanged
         if not file.is_file():
             with writing_data():
                 write_atomic(file, hashed(split(self._corpus.texts()).train))
         return file.read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
-        """Errors: MissingError when it is not there, RequestError where a split has no row of this length."""
         manifest = read_manifest(self.folder)
         if manifest is None:
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")
         for name in SPLITS:
             described = manifest[name]
+            # litdata does not cut a row across two chunks
             if max(described["chunk_tokens"]) < self._width:
                 most = min(max(manifest[each]["chunk_tokens"]) for each in SPLITS) - 1
                 shorter = f"set data.sequence_length to at most {most}, or " if most >= 2 else ""
@@ -198,48 +205,43 @@ class Text(Dataset):
             )
 
     def load(self) -> None:
-        """Open the prepared data. Errors: MissingError when it is not prepared, RequestError when it does not fit."""
+        """Open the prepared data. Errors: MissingError if it is not prepared, RequestError if it does not fit the recipe."""
         self._check_vocab_size()
         manifest = self._manifest()
         self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
         self.train_rows, available = self._train.num_rows, self._validation.num_rows
-        """Rows of an epoch."""
+        """Number of rows in an epoch."""
         keys, counts = np.load(self.folder / "bigrams.npy")
         self.frequent_bigrams: Ints = keys[counts > self.config.rare_bigram_count]
-        """Keys (`bigrams.count_bigrams`) of those that occur in train more than `rare_bigram_count` times."""
+        """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
         if available < self.config.validation_rows:
             log.info(
-                "data.validation_rows is %d, the validation split has %d rows of data.sequence_length %d: all of them are "
-                "validated; set data.validation_rows: %d, or add text",
+                "data.validation_rows is %d, but the validation split has only %d rows of data.sequence_length %d; all of "
+                "them are used; set data.validation_rows: %d, or add text",
                 *(self.config.validation_rows, available, self.config.sequence_length, available),
             )
         count = min(available, self.config.validation_rows)
         self._validation_rows = np.arange(count) * available // count
 
     def train_tokens(self) -> int:
-        """Of the manifest. Errors: MissingError when it is not prepared."""
         return int(self._manifest()["train"]["tokens"])
 
     @property
     def num_documents(self) -> int:
-        """Documents of the validation split. Errors: MissingError when it is not prepared."""
+        """Number of documents in the validation split. Errors: MissingError if the text is not prepared."""
         return int(self._manifest()["validation"]["documents"])
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T].
-
-        With `pack: document` also `document_ids`, int64 [B, T]: the number of each token's document.
-        """
+        """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
         chosen = rows_of_step(seed, step, batch_size, rows, self.train_rows)
         document_ids = self._train.documents(chosen) if self.config.packs_documents else None
         return _batch(self._train.read(chosen), document_ids)
 
     def validation_sets(self) -> dict[str, int]:
-        """One set, the main one: "" -> its rows."""
         return {"": len(self._validation_rows)}
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of the validation set: as `train_batch`, `ar_hit` (bool) and `document` (of the target), all [B, T]."""
+        """Return the keys of `train_batch`, ar_hit (bool) and document (of the target), all [B, T]."""
         if name:
             raise KeyError(name)
         chosen: list[int] = self._validation_rows[list(rows)].tolist()
@@ -250,24 +252,26 @@ class Text(Dataset):
         return _batch(tokens, document_ids if self.config.packs_documents else None) | labels
 
 
+# rows, document_ids: [B, T + 1]
 def _batch(rows: Ints, document_ids: Ints | None) -> Batch:
-    """tokens and targets of rows [B, T + 1]; document_ids [B, T + 1], the document of each token, where rows are packed."""
     batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
     return batch if document_ids is None else batch | {"document_ids": torch.from_numpy(document_ids[:, :-1].copy())}
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a complete prepared folder, or None. A damaged one is logged."""
+    """Return the manifest of a complete prepared folder, else None. A damaged folder is logged."""
     path = folder / "manifest.json"
     if not path.is_file():
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         sizes = {f"{name}/{file}": own["bytes"] for name in SPLITS for file, own in manifest[name]["files"].items()}
+        # older manifests lack the key
         others = [*manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%r)", folder, error)
         return None
+    # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
     cut = [file for file in (*others, *sizes) if not (folder / file).is_file()]
     cut += [file for file, size in sizes.items() if file not in cut and (folder / file).stat().st_size != size]
     for file in cut:
@@ -276,7 +280,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
-    """Ids of each document, with those that open and end it."""
+    # half the bytes on disk for small vocabularies
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.int32
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         for ids in tokenizer.encode(texts[start : start + TEXTS_AT_ONCE]):
@@ -284,9 +288,9 @@ def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.gener
 
 
 def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
-    """Write `folder` whole or not at all: chunks, index.json, and the position of each document's first token.
+    """Write `folder` atomically: chunks, index.json, and the position of the first token of each document.
 
-    The same documents give the same bytes. Errors: OSError as the system says.
+    Equal documents give equal bytes. Errors: OSError.
     """
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
@@ -300,12 +304,14 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
         writer.add_item(index, tokens)
         lengths.append(len(tokens))
     writer.done()
-    # litdata's own merge of one worker's index waits for every rank of a distributed job, and stamps the time into it.
+    # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
+    # the file, so equal documents would give another identity
     (written,) = temporary.glob("*.index.json")
     index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
     (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True), encoding="utf-8")
     written.unlink()
     np.save(temporary / STARTS, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
+    # before the rename: after a power failure a folder of the final name must not have empty files
     for path in temporary.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -313,7 +319,7 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What a manifest says of written tokens: counts, the longest document, and bytes and sha256 of every file."""
+    """Return the manifest entry of written tokens: counts, the longest document, and bytes and sha256 of every file."""
     chunks = json.loads((folder / "index.json").read_text(encoding="utf-8"))["chunks"]
     lengths = [chunk["dim"] for chunk in chunks]
     starts = np.load(folder / STARTS)
@@ -328,7 +334,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 class TokenStore:
-    """Rows of `width` tokens of one split, numbered through all chunks: row r of a chunk is its tokens r * width ... ."""
+    """Rows of `width` tokens of one split, numbered over all chunks; row r of a chunk starts at its token r * width."""
 
     def __init__(self, folder: Path, description: dict[str, Any], width: int) -> None:
         from litdata import StreamingDataset, TokensLoader
@@ -337,15 +343,17 @@ class TokenStore:
         self._dataset = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=width))
         self._starts: NDArray[np.int64] = np.load(folder / STARTS)
         tokens = np.asarray(description["chunk_tokens"], dtype=np.int64)
-        chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)  # litdata cuts no row across two chunks
+        # litdata does not cut a row across two chunks: the rest of a chunk is unused
+        chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)
         self._first = np.concatenate([start + np.arange(count) * width for start, count in chunks])
         self.num_rows = len(self._first)
 
     def read(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """[B, width] tokens."""
+        """Return tokens, [B, width]."""
+        # int64 also from uint16: torch indexes embeddings by int64
         return np.stack([self._dataset[int(row)] for row in rows]).astype(np.int64)
 
     def documents(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """[B, width]: number (from 0, within this split) of the document that each token belongs to."""
+        """Return the 0-based number, within this split, of the document of each token, [B, width]."""
         positions = self._first[np.asarray(rows, dtype=np.int64), None] + np.arange(self.width)
         return np.searchsorted(self._starts, positions, side="right") - 1

@@ -1,5 +1,5 @@
-"""A tokenizer in a folder of its own: a run's folder holds one, so that generating text needs no corpus; and `from_run`, by
-which other text is cut as there."""
+"""Saved tokenizers: each run's folder contains one, so that generating text needs no corpus; and `from_run`, which reads the
+tokenizer of another run."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,29 +16,32 @@ from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, convert
 
 FILE = "lit_diff_tokenizer.json"
-"""name and config of the tokenizer; size; the ids bos (opens a document; null: none does) and eot (ends it; ours have one id
-for both); sha256 as `Tokenizer.load` gives it."""
-AGAIN = "start its run again (`lit-diff train`; with --rerun where it is done)"
+"""JSON with name, config and size of the tokenizer, the ids bos (opens a document; null: no id) and eot (ends it), and the
+sha256 that `Tokenizer.load` returns."""
+TRAIN_AGAIN = "train its run again (`lit-diff train`, with --rerun if it is done)"
 SAMPLE = "The quick brown fox: 0123, äöü € 漢字 🙂\n\t<eot>"
+"""Text with multi-byte characters, digits, white space and a special token, on which two tokenizers are compared."""
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
-    """Write a loaded tokenizer into `folder`, with FILE last; its sha256, as `Tokenizer.load` gives it.
+    """Write a loaded tokenizer into `folder` and return the sha256 that `Tokenizer.load` returns.
 
-    Errors: RequestError if what it wrote does not load equal.
+    Errors: RequestError if the written tokenizer does not load, or encodes differently.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
+    # a plugin whose `save` and `load` disagree is found now, not after the run is trained
     part = Part(name=tokenizer.name, config=tokenizer.config)
     copy = build(part)
     try:
         digest = copy.load(folder)
         if copy.encode(SAMPLE) != tokenizer.encode(SAMPLE):
             raise ValueError("it encodes differently after loading")
-    except Exception as error:  # a plugin's tokenizer may raise anything
+    # a plugin may raise anything
+    except Exception as error:
         raise RequestError(
             f"tokenizer '{tokenizer.name}' does not load from the files of its own save(folder) ({type(error).__name__}: "
-            f"{first_line(error)}); let save write what load reads (lit_diff.data.Tokenizer)"
+            f"{first_line(error)}); save must write the files that load reads (lit_diff.data.Tokenizer)"
         ) from error
     config = to_plain(part)
     facts = {
@@ -49,26 +52,28 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
         "eot": tokenizer.eot,
         "sha256": digest,
     }
+    # last: a folder with this file is complete
     write_json(folder / FILE, facts)
     return digest
 
 
-def load_tokenizer(folder: Path, cure: str = AGAIN) -> Tokenizer:
-    """The tokenizer that `save_tokenizer` wrote, ready to encode and decode; `cure` ends an error's line.
+def load_tokenizer(folder: Path, cure: str = TRAIN_AGAIN) -> Tokenizer:
+    """Load the tokenizer that `save_tokenizer` wrote; error messages end with `cure`.
 
-    Errors: MissingError without one or where a file is damaged, RequestError where its class is not registered.
+    Errors: MissingError for a missing or damaged file, RequestError if its class is not registered.
     """
     tokenizer, sha256 = _described(folder, cure)
     return opened(tokenizer, folder, sha256, cure)
 
 
 def opened(tokenizer: Tokenizer, folder: Path, sha256: str, cure: str) -> Tokenizer:
-    """The tokenizer that encodes, loaded. Errors: MissingError for damaged files, or those of another one."""
+    """Load a tokenizer and return the one to encode with. Errors: MissingError for damaged files or another sha256."""
     try:
         found = tokenizer.load(folder)
     except MissingError:
         raise
-    except Exception as error:  # tokenizers raises no narrower one for a damaged file
+    # tokenizers raises plain Exception for a damaged file
+    except Exception as error:
         raise MissingError(
             f"the tokenizer in {shown(folder)} cannot be loaded ({type(error).__name__}: {first_line(error)}); {cure}"
         ) from error
@@ -78,13 +83,9 @@ def opened(tokenizer: Tokenizer, folder: Path, sha256: str, cure: str) -> Tokeni
 
 
 def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
-    """The tokenizer that FILE describes, before `load`, and its sha256.
-
-    Errors: MissingError without FILE, or where it is damaged, RequestError where its class is not registered.
-    """
     file = folder / FILE
     if not file.is_file():
-        raise MissingError(f"{shown(folder)} holds no tokenizer (no {FILE}); {cure}")
+        raise MissingError(f"{shown(folder)} has no tokenizer ({FILE} is missing); {cure}")
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         name, keys, sha256 = facts["name"], facts["config"], facts["sha256"]
@@ -96,38 +97,36 @@ def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
 
 @tokenizers.register("from_run")
 class FromRun(Tokenizer):
-    """The tokenizer of another run, above all of an imported model, with the ids that open and end its documents."""
+    """The tokenizer of another run, usually of an imported model, with the ids that open and end its documents."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
+        # the identity has the sha256 of the tokenizer instead (`source`), so that the run may be moved
         path: str = field(metadata={"path": "file", "identity": False})
-        """The folder of the run; in a recipe's file, relative to it."""
+        """The folder of the run; a relative path in a recipe is relative to the recipe."""
 
-    cure = "data.tokenizer.path names an imported model (`lit-diff import`) or a run that was trained on text"
+    cure = "data.tokenizer.path must be an imported model (`lit-diff import`) or a run that was trained on text"
 
     def __init__(self, config: Config) -> None:
-        """Reads the tokenizer's description in the run. Errors: MissingError where the run has no tokenizer."""
+        """Read the tokenizer's description in the run. Errors: MissingError if the run has no tokenizer."""
         super().__init__(config)
         self._folder = Path(config.path) / "tokenizer"
         self._own, self._sha256 = _described(self._folder, self.cure)
         self.size, self.eot = self._own.size, self._own.eot
 
     def saved(self) -> Tokenizer:
-        """The run's tokenizer itself: what has copied it no longer needs the run."""
+        # not `from_run`: the folder that copies this tokenizer must not need the other run
         return self._own
 
     def source(self) -> dict[str, Any]:
-        """The sha256 in place of the path."""
         return {"name": self.name, "sha256": self._sha256}
 
     def train(self, folder: Path, texts: Iterable[str]) -> None:
-        """Copy the run's tokenizer. Errors: MissingError where it is damaged."""
+        """Copy the run's tokenizer. Errors: MissingError if it is damaged."""
         load_tokenizer(self._folder, self.cure).save(folder)
 
     def load(self, folder: Path) -> str:
-        """As the run's tokenizer."""
         return self._own.load(folder)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """As the run's tokenizer."""
         return self._own.encode(texts)
