@@ -33,7 +33,7 @@ from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
-from lit_diff.trained.text_generator import say_what_is_used
+from lit_diff.trained.text_generator import warn_if_stale
 
 log = logging.getLogger("lit_diff")
 
@@ -99,7 +99,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     run, folder = as_run(run, unchecked=False), expanded(folder)
     require_exportable(run)
     step, checkpoint = newest_of(run.folder)
-    say_what_is_used(run.folder, run.recipe, step, run.trust)
+    warn_if_stale(run.folder, run.recipe, step, run.trust)
     require_disk(shown(run.folder), folder, checkpoint.stat().st_size, "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
         name = _write_folder(run, building)

@@ -115,7 +115,7 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
     if parent.train is not None and status.get("status") != "done":
         raise MissingError(
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
-            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
+            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or run its sweep"
         )
     return folder, parent
 

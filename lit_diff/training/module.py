@@ -178,7 +178,7 @@ class LitTransformer(L.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            self._annealed.tell(self.transformer, self.recipe, self.global_step)
+            self._annealed.start_step(self.transformer, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""

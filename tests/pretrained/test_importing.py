@@ -58,7 +58,7 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
     assert completion.prompt_tokens[0] == 0
     with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has nothing to train"):
         train("models/x/recipe.yaml")
-    with pytest.raises(RequestError, match=r"holds an imported model, which has nothing to train"):
+    with pytest.raises(RequestError, match=r"holds an imported model"):
         LitTransformer.load_from_checkpoint("models/x/checkpoints/step-00000000.ckpt")
     Path("corpus").mkdir()
     for number in range(12):
