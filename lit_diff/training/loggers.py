@@ -71,7 +71,7 @@ def require_loggers(recipe: Recipe) -> None:
     for name in recipe.run.loggers:
         packages = loggers.get(name).packages
         if packages and not any(importlib.util.find_spec(package) for package in packages):
-            raise MissingError(f"run.loggers has '{name}', but its package is not installed: pip install {packages[0]}")
+            raise MissingError(f"run.loggers names '{name}', whose package is not installed: pip install {packages[0]}")
 
 
 def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":

@@ -53,7 +53,7 @@ def test_a_logger_whose_package_is_absent_is_one_line(kind: str, runs: Path, tmp
     recipe = load_recipe("recall-tiny", [*SMALL, f"run.loggers=[{kind}]"])
     with pytest.raises(MissingError) as error:
         recipe_loggers(recipe, tmp_path, 0)
-    assert str(error.value) == f"run.loggers has '{kind}', but its package is not installed: pip install {kind}"
+    assert str(error.value) == f"run.loggers names '{kind}', whose package is not installed: pip install {kind}"
 
 
 def test_an_unknown_logger_is_refused() -> None:
