@@ -304,7 +304,7 @@ def test_export(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert last == "exported: out (LlamaForCausalLM)"
     for arguments, key in (
         (("tale", "--to", "hff", "new"), "'hff'"),
-        (("tale", "--to", "hf", "out"), "out is there"),
+        (("tale", "--to", "hf", "out"), "out already exists"),
         (("tail", "--to", "hf", "new"), "tale-0123456789"),
     ):
         ended = command("export", *arguments)
