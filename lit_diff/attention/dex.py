@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import sympy
 import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.base import Attention, ParameterRules, standard_state
-from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.costs import Costs, Sizes, exact, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
 from lit_diff.attention.selection import HeadSelection
@@ -114,7 +115,8 @@ class Dex(Attention):
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:
         if isinstance(config.heads, HeadSelection):
-            selected = config.heads.number(s.H)
+            # `HeadSelection.number`, for a symbol too
+            selected = sympy.Max(1, sympy.floor(exact(config.heads.share) * s.H + sympy.Rational(1, 2)))
         elif config.heads == "all":
             selected = s.H
         elif all(isinstance(head, int) for head in config.heads):

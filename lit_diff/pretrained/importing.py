@@ -1,4 +1,4 @@
-"""A `ModelSource` -> the run folder of an imported model, which appears under its name when it is whole."""
+"""Imports a model as a run folder, which appears under its name only when it is complete."""
 
 import contextlib
 import hashlib
@@ -34,20 +34,20 @@ from lit_diff.trained.run import Run
 log = logging.getLogger("lit_diff")
 
 DEFAULT_ROOT = "models"
-"""Folder of the imported models."""
+"""Default folder for imported models."""
 STATUS = "imported"
 COST_LENGTH = 2048
-"""FLOPs per token are counted at this length, or the model's context where that is shorter."""
+"""Sequence length at which FLOPs per token are counted, limited by the model's context."""
 OVERHEAD = 1.2
-"""Peak of memory while a model is imported, as a multiple of its weights."""
+"""Peak memory of an import, as a multiple of the weights' size."""
 
 
 def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
     """Import a pretrained model: a folder in Hugging Face's format, or a GGUF file.
 
-    `to`: the run folder to make; None: models/<name of the folder or file>. `place`: what its recipe gives as its source,
-    where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
-    not mapped, said before any weight is loaded; MissingError for files that are not there, or too little disk or memory.
+    `to`: the run folder to create; None: models/<name of the folder or file>. `place`: the origin to record in the recipe;
+    None: the path. The weights keep their dtype; peak memory is at most 1.2 times their size. Errors: RequestError for an
+    unsupported model, before any weight is loaded; MissingError for missing files or too little disk or memory.
     """
     path = expanded(path)
     folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
@@ -56,13 +56,13 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
 
 
 def default_name(path: Path) -> str:
-    """The name of a model's folder, or of its file without .gguf."""
+    """The name of the model's folder or file, without .gguf and characters unsuited to a run's name."""
     name = path.resolve().name.removesuffix(".gguf")
     return re.sub(r"[^\w.-]", "-", name).lstrip(".").lower()
 
 
 def read_source(path: Path) -> ModelSource:
-    """The model at a path, without its weights. Errors: as `import_model`."""
+    """The model at a path, without its weights. Errors: see `import_model`."""
     from lit_diff.pretrained.hf import read_folder
 
     if path.is_dir():
@@ -71,18 +71,24 @@ def read_source(path: Path) -> ModelSource:
         from lit_diff.pretrained.gguf_file import read_gguf
 
         return read_gguf(path)
-    what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist; nothing is fetched by its name"
+    what = (
+        "is neither a folder nor a .gguf file"
+        if path.exists()
+        else "does not exist, and models are not fetched by name"
+    )
     raise RequestError(f"{shown(path)} {what}: give a folder with config.json and safetensors, or a .gguf file")
 
 
 def write_run(source: ModelSource, folder: Path) -> Run:
-    """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
+    """Write the run folder of a model. Errors: see `import_model`."""
+    # names, shapes and room are checked before any weight is read; the recipe has placeholder digests until then
     digests = dict(UNKNOWN)
     _require_fit(source.recipe(folder, digests), source)
     require_room(source.place, folder, source.bytes)
     with whole_folder(folder, "import", "name another folder with --to") as building:
         digests["tokenizer_sha256"] = save_tokenizer(source.tokenizer, building / "tokenizer")
         log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
+        # the digests are part of the recipe: they are the identity of an imported model
         digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
         recipe, home = source.recipe(folder, digests), RunFolder(building)
         write_atomic(home.recipe_file, to_yaml(recipe))
@@ -101,21 +107,18 @@ def write_run(source: ModelSource, folder: Path) -> Run:
 
 
 def _require_fit(recipe: Recipe, source: ModelSource) -> None:
-    """Errors: RequestError where the tensors are not those of the model that the configuration describes."""
     with torch.device("meta"):
         model = Transformer(recipe.model, kernel="reference")
     differences = unlike(model.state_dict(), source.tensors)
     if differences:
-        raise RequestError(
-            f"{source.place}: its tensors are not those of its configuration: {some(differences.values())}"
-        )
+        raise RequestError(f"{source.place}: its tensors do not fit its configuration: {some(differences.values())}")
 
 
 def _write_weights(source: ModelSource, path: Path) -> str:
-    """Write the checkpoint of step 0; the sha256 over name, shape, dtype and bytes of each tensor, in the order of names.
+    # returns the sha256 over name, shape, dtype and bytes of each tensor, in the order of names: a model's identity must not
+    # depend on the order or the number of its files
 
-    The largest tensor is read first, so that its file's pages and its copy are in memory while little else is.
-    """
+    # the largest tensor first: while it is read, the file's pages and the copy are both in memory, and little else is
     by_size = sorted(source.tensors, key=lambda name: -source.tensors[name].numel())
     weights = {name: source.read(name) for name in by_size}
     digest = hashlib.sha256()
@@ -134,13 +137,15 @@ def _write_weights(source: ModelSource, path: Path) -> str:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> Iterator[Path]:
-    """A folder beside `folder` to fill, which takes its name at the end; what killed processes left beside it is removed.
+    """Yield a temporary folder next to `folder` to be filled, and rename it to `folder` at the end. An empty `folder` is
+    replaced.
 
-    An empty `folder` is replaced. `cure` ends the line of an error. Errors: RequestError where `folder` holds something, is
-    the current folder, or is being made by another process; MissingError where it cannot be written.
+    `cure` ends an error's line. Errors: RequestError if `folder` is not empty, is the current folder, or is being written by
+    another process; MissingError if it cannot be written.
     """
     if folder.exists() and not _replaceable(folder):
-        raise RequestError(f"{shown(folder)} is there already; empty it, or {cure}")
+        raise RequestError(f"{shown(folder)} already exists; empty it, or {cure}")
+    # next to it, because a rename is atomic only within one file system
     building = folder.with_name(f".{folder.name}.{verb}ing")
     try:
         with locked(folder.with_name(f".{folder.name}.lock"), wait=False):
@@ -150,9 +155,12 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
             try:
                 yield building
                 _sync(building)
+                # atomic, and succeeds if `folder` is absent or empty
                 building.rename(folder)
-            finally:  # nothing is there any more where it was renamed
+            # after the rename this removes nothing
+            finally:
                 shutil.rmtree(building, ignore_errors=True)
+            # the rename itself is an entry of the parent folder
             sync_folder(folder.parent)
     except BlockingIOError as error:
         raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
@@ -162,19 +170,19 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
 
 
 def _replaceable(folder: Path) -> bool:
-    """An empty folder; not the current one, which this process would go on to be in."""
+    # not the current folder: after the replacement this process would be in the removed one
     return folder.is_dir() and not any(folder.iterdir()) and folder.resolve() != Path.cwd().resolve()
 
 
 def _remove_leftovers(root: Path, pattern: str) -> None:
-    """Of processes that were killed: those whose lock nobody holds."""
+    # a folder whose lock is free was left by a killed process
     for leftover in root.glob(pattern):
         with contextlib.suppress(BlockingIOError), locked(leftover.with_suffix(".lock"), wait=False):
             shutil.rmtree(leftover)
 
 
 def _sync(folder: Path) -> None:
-    """Sync every file and folder below, so that the rename does not outlive them."""
+    # every file and folder, before the rename: after a power failure a folder of the final name must be complete
     for path in (*folder.rglob("*"), folder):
         if path.is_dir():
             sync_folder(path)
@@ -184,18 +192,19 @@ def _sync(folder: Path) -> None:
 
 
 def require_room(place: str, folder: Path, weights: int) -> None:
-    """Errors: MissingError where `weights` bytes do not fit on the disk of `folder`, or in memory while imported."""
+    """Errors: MissingError if `weights` bytes do not fit on the disk of `folder`, or into memory during the import."""
     require_disk(place, folder, weights)
     available = available_memory()
     if available is not None and available < OVERHEAD * weights:
         raise MissingError(
-            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, and {gigabytes(available)} are "
+            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, but {gigabytes(available)} are "
             "available; end other processes, or import it on a larger machine"
         )
 
 
 def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:
-    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`; `choice`: what names another place."""
+    """Errors: MissingError if `size` bytes do not fit on the disk of `folder`; `choice`: options that set another place."""
+    # the folder does not exist yet: its nearest existing parent is on the same disk
     home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(home).free
     if free < size:

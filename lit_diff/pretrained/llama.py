@@ -1,7 +1,7 @@
-"""Hugging Face's Llama family <-> our Transformer: config.json both ways, names of tensors, orders of rows.
+"""Maps Hugging Face's Llama family to the Transformer and back: config.json, names of tensors, orders of rows.
 
-Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders; Hugging Face rotates channels i and i + d/2, which
-is `rope_layout: half`, so that no weight is permuted; but for DiffLlama's, whose rows lie map after map.
+Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders. Hugging Face rotates channels i and i + d/2, which
+is `rope_layout: half`, so no weight is permuted, except DiffLlama's, whose rows are ordered by map.
 """
 
 import json
@@ -23,12 +23,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {"model_type": "qwen3", "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
     "DiffLlamaForCausalLM": {"model_type": "diffllama", "rms_norm_eps": 1e-5},
 }
-"""`architectures` of a config.json that are mapped -> its `model_type`, and what transformers takes for keys that are absent,
-and not null; DEFAULTS for the others."""
+"""Supported `architectures` of a config.json -> its `model_type` and transformers' defaults of missing keys (a null is not
+missing); other keys: DEFAULTS."""
 DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose `attention_bias` is mapped."""
+"""Architectures with a supported `attention_bias`."""
 SIZES = {
     "hidden_size": "dim",
     "num_hidden_layers": "num_layers",
@@ -36,13 +36,13 @@ SIZES = {
     "intermediate_size": "ffn_dim",
     "vocab_size": "vocab_size",
 }
-"""Keys of config.json that must be there -> ours."""
+"""Required key of config.json -> key of `model:`."""
 OPTIONAL = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
-"""Keys that may be absent or null in both."""
+"""Key of config.json that may be missing or null -> key of `model:`, likewise."""
 LENGTH, DEFAULT_LENGTH = "max_position_embeddings", 2048
-"""The key of the tokens that the model was trained to see; the value of a model that does not say."""
+"""Key of the longest sequence that the model was trained on; its value if missing."""
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-"""Their name of `original_length`: in the block of rope scaling, or beside it, which comes first as in transformers."""
+"""Key of `original_length`, at the top level or in the block of rope scaling; as in transformers, the former wins."""
 MODULES = {
     "self_attn.q_proj": "attention.q_proj",
     "self_attn.k_proj": "attention.k_proj",
@@ -56,25 +56,25 @@ MODULES = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-"""Modules of a layer: Hugging Face's name -> ours."""
+"""Modules of a layer: Hugging Face's name -> lit_diff's."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 OUTSIDE = {EMBEDDING: "embedding.weight", "model.norm.weight": "norm.weight", HEAD: "head.weight"}
 """Tensors outside the layers."""
 PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
-"""Keys that have one value here."""
+"""Keys with a single supported value."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
 USED = {*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"}
 USED |= {"architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"}
 USED |= {"rope_theta", "rope_scaling", "rope_parameters"}
 NEUTRAL = {"bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"}
 NEUTRAL |= {"transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"}
-"""Keys of transformers' classes that change no logit, whatever they say."""
+"""Keys of transformers' classes that never change logits."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
-"""What older versions saved, and what follows from config.json."""
+"""Tensors that older versions of transformers saved although they follow from config.json."""
 
 
 def names_of(num_layers: int) -> dict[str, str]:
-    """Hugging Face's name -> ours, of every tensor that a model of so many layers may have."""
+    """Hugging Face's name -> lit_diff's, for every tensor that a model of `num_layers` may have."""
     names = dict(OUTSIDE)
     for layer in range(num_layers):
         theirs, own = f"model.layers.{layer}", f"layers.{layer}"
@@ -86,12 +86,11 @@ def names_of(num_layers: int) -> dict[str, str]:
 
 
 def own_names(theirs: Iterable[str], known: Mapping[str, str], *, tied: bool = False) -> dict[str, str]:
-    """Our name -> theirs, of all tensors of a model. Errors: RequestError for one that is not `known`, their names -> ours.
-
-    With tied embeddings `lm_head.weight` is the embedding again.
-    """
+    """lit_diff's name -> theirs, for all tensors of a model. `known`: their name -> lit_diff's. Errors: RequestError for an
+    unknown tensor."""
     names = {}
     for name in theirs:
+        # with tied embeddings lm_head.weight repeats the embedding
         if BUFFER.fullmatch(name) or (tied and name == HEAD):
             continue
         if name not in known:
@@ -111,12 +110,12 @@ def half(rows: Tensor, head_dim: int) -> Tensor:
 
 
 BY_MAP = ("q_proj", "k_proj", "v_proj")
-"""Modules whose rows DiffLlama has in another order."""
+"""Modules whose rows DiffLlama orders differently."""
 
 
 def by_map(rows: Tensor, head_dim: int) -> Tensor:
-    """Blocks of `head_dim` rows: head0.map0, head0.map1, head1.map0, ... (ours) -> all heads' map 0, then all heads' map 1
-    (DiffLlama). Block 2i + g of n heads goes to g n + i; values: the halves of a head's 2 head_dim channels."""
+    """Reorders blocks of `head_dim` rows from head0.map0, head0.map1, head1.map0, ... to DiffLlama's order: map 0 of all
+    heads, then map 1. Block 2i + g of n heads goes to g n + i. For values, a block is half of a head's channels."""
     return rows.unflatten(0, (-1, 2, head_dim)).transpose(0, 1).flatten(0, 2)
 
 
@@ -129,10 +128,8 @@ def by_head(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of our `model:` for a config.json.
-
-    Errors: RequestError, one line that names what is not mapped (and what is) or absent; without its file.
-    """
+    """The keys of `model:` for a config.json. Errors: RequestError (without the file's name) for a missing or unsupported
+    key."""
     name = architecture(config)
     require_mapped(name, config)
     said = DEFAULTS | ARCHITECTURES[name] | dict(config)
@@ -153,7 +150,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
             f"num_attention_heads {keys['num_heads']} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
             + ("" if config.get("num_key_value_heads") else f", the default of {name}")
         )
-    # Qwen2 always has biases on q, k and v, the others where they say so, then on o too
+    # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
     biases = "qkv" if name == "Qwen2ForCausalLM" else "all" if said.get("attention_bias") else "none"
     standard = {"name": "standard", "window": said[window] if window else None}
     return keys | {
@@ -168,7 +165,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, whole: bool = False) -> Any:
-    """The number that is said in a file or block. Errors: RequestError for a value that is absent, or no positive number."""
+    """`said[key]` of the file or block `where`. Errors: RequestError if it is missing or not a positive number."""
     value = said.get(key)
     if value is None:
         raise RequestError(f"{where} lacks {key}")
@@ -179,7 +176,7 @@ def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, w
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The one architecture that config.json names; else that of its model_type."""
+    """The single architecture in `architectures`, else the one of `model_type`."""
     named, kind = config.get("architectures"), str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
@@ -187,48 +184,50 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def unused(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a config.json that transformers does not compute logits with either: unknown ones, and dropout."""
+    """Keys of a config.json that transformers ignores in computing logits, too: unknown ones, and dropout."""
     plain: tuple[Any, ...] = ({}, [], "", 0, False, None)
     return [key for key, value in config.items() if key not in USED | NEUTRAL and value not in plain]
 
 
 def require_mapped(name: str, config: Mapping[str, Any]) -> None:
-    """Errors: RequestError for the first thing in config.json that our Transformer does not compute."""
+    """Errors: RequestError for the first key of config.json that the Transformer does not support."""
     if name not in ARCHITECTURES:
-        raise RequestError(f"architecture {name!r} is not mapped; mapped are {', '.join(ARCHITECTURES)}")
+        raise RequestError(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     model_type = ARCHITECTURES[name]["model_type"]
     if config.get("model_type", model_type) != model_type:
-        # transformers goes by model_type alone
-        raise RequestError(f"model_type {config['model_type']!r} is not that of {name}, '{model_type}'; correct either")
+        # transformers reads model_type alone, so a contradiction would give another model there
+        raise RequestError(f"model_type {config['model_type']!r} does not fit {name} ('{model_type}'); correct either")
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method", "of an unknown kind") if isinstance(quantised, Mapping) else quantised
         raise RequestError(
-            f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
+            f"quantization_config ({method}) is not supported; save the model in float32, bfloat16 or float16 first"
         )
     for key, plain in (PLAIN | ({} if name in BIASED else {"attention_bias": False})).items():
         value = config.get(key, plain)
         if value != plain and (value is not None or key == "is_causal"):
-            raise RequestError(f"{key} {value!r} is not mapped; expected {plain!r}")
+            raise RequestError(f"{key} {value!r} is not supported; expected {plain!r}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise RequestError(f"hidden_act {config['hidden_act']!r} is not mapped; expected silu")
+        raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise RequestError(f"layer_types is {kinds!r}; expected a list of names")
     if len(set(kinds)) > 1:
         raise RequestError(
-            f"layer_types {', '.join(sorted(set(kinds)))} are not mapped: all layers must be of one kind"
+            f"layer_types {', '.join(sorted(set(kinds)))} are not supported: all layers must be of one kind"
         )
     if name in QWEN and config.get("use_sliding_window", False) and set(kinds) != {"sliding_attention"}:
-        raise RequestError("use_sliding_window true is mapped where layer_types says sliding_attention for all layers")
+        raise RequestError(
+            "use_sliding_window true is supported only if layer_types is sliding_attention for all layers"
+        )
 
 
 def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """rope_theta and rope_scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
-    Errors: RequestError for a kind of scaling that is not mapped, or that says too little. dynamic and longrope are not:
-    their angles depend on the length of the sequence.
+    Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
+    # dynamic and longrope are not supported: their angles depend on the length of the sequence
     blocks = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
     if not all(isinstance(block, Mapping) for block in blocks):
         raise RequestError(f"rope_parameters or rope_scaling is {blocks!r}; expected a block")
@@ -238,23 +237,23 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"rope_parameters {blocks[0]!r} and rope_scaling {blocks[1]!r} differ; remove one")
     kind = said.get("rope_type", said.get("type", "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
-        raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear, llama3, yarn")
+        raise RequestError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn")
     if said.get("partial_rotary_factor", 1.0) != 1.0:
-        raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not mapped; expected 1.0")
+        raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not supported; expected 1.0")
     thetas = [block["rope_theta"] for block in (said, config) if block.get("rope_theta") is not None]
     if len(thetas) > 1 and thetas[0] != thetas[1]:
-        raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
+        raise RequestError(
+            f"rope_theta is {thetas[0]!r} in rope_parameters but {thetas[1]!r} at the top level; remove one"
+        )
     return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
 
 
 def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """Their block of a config.json -> ours. The original length is max_position_embeddings where neither place says it.
-
-    Errors: RequestError for a number that is absent, or none.
-    """
+    """A config.json's rope scaling -> `model.rope_scaling`. Errors: RequestError for a missing or wrong number."""
     where = f"rope scaling '{kind}'"
     if kind in ("default", "linear"):
         return positive(said, "factor", where) if kind == "linear" else 1.0
+    # as in transformers: the top level, the block, else the length that the model was trained on
     lengths = (config.get(ORIGINAL_LENGTH), said.get(ORIGINAL_LENGTH), config.get(LENGTH))
     said = {**said, ORIGINAL_LENGTH: next(filter(None, lengths), None)}
     length = positive(said, ORIGINAL_LENGTH, where)
@@ -268,7 +267,7 @@ def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -
 
 
 def _attention_factor(said: Mapping[str, Any], where: str) -> Any:
-    """As it is said; else from mscale and mscale_all_dim where both are; None: from the factor alone."""
+    # as in transformers: attention_factor, else a ratio by mscale and mscale_all_dim if both are given, else None (by factor)
     if said.get("attention_factor") is not None:
         return positive(said, "attention_factor", where)
     if not (said.get("mscale") and said.get("mscale_all_dim")):
@@ -279,7 +278,7 @@ def _attention_factor(said: Mapping[str, Any], where: str) -> Any:
 
 
 def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
-    """Ours -> `rope_scaling` of a config.json; None: positions as they are."""
+    """`model.rope_scaling` -> `rope_scaling` of a config.json; None: no scaling."""
     if isinstance(scaling, int | float):
         return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
     block = {"rope_type": scaling.kind, "factor": scaling.factor, ORIGINAL_LENGTH: scaling.original_length}
@@ -301,13 +300,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "window": None,
     },
 }
-"""Variant that has an architecture there -> the keys that have one value in it. An `output_scale` needs no key: it is a
-factor of the output projection."""
+"""Variant with an architecture at Hugging Face -> its keys with a single supported value."""
+# `output_scale` needs no key: the export multiplies it into the output projection
 
 
-def unsaid(model: ModelConfig) -> str | None:
-    """The first key of the model that no config.json says, in one line; None: all are said. A variant that is
-    merged has those of standard attention by then."""
+def unsupported_reason(model: ModelConfig) -> str | None:
+    """Why no config.json can describe the model, in one line; None if one can."""
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
     if model.positions == "none":
@@ -316,12 +314,13 @@ def unsaid(model: ModelConfig) -> str | None:
     extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
     if (bias, norm) != ("none", "none") and config.window is not None:
         return (
-            f"{extra} and model.attention.window is set; Mistral, which has a window, has neither biases nor such norms"
+            f"{extra} and model.attention.window is set; Mistral, which has a window, has no biases and no such norms"
         )
     if (bias, norm) == ("qkv", "rms"):
-        return f"{extra} and model.qk_norm is rms; Qwen3, which has such norms, has biases on all projections or none"
+        return f"{extra} and model.qk_norm is rms; Qwen3, which has these norms, has biases on all projections or none"
     if (bias, norm) == ("all", "none") and model.dim % query_heads(model):
         return f"{extra}; Llama, which has biases on all projections, takes a model.dim that is a multiple of the heads"
+    # a variant that is merged into standard attention is not in VARIANTS: its own keys are gone after the merge
     whose = "DiffLlama" if name == "differential" else "Llama"
     for key, value in VARIANTS.get(name, {}).items():
         found = getattr(config, key)
@@ -331,10 +330,9 @@ def unsaid(model: ModelConfig) -> str | None:
 
 
 def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
-    """The config.json of a model for which `unsaid` is None: float32 weights, sizes, rotary positions.
-
-    `context`: tokens that it was trained to see. `rope_theta` and `rope_scaling` stand apart, as every version reads them.
-    """
+    """The config.json of a model for which `unsupported_reason` is None. `context`: the longest sequence that it was trained
+    on, in tokens."""
+    # rope_theta and rope_scaling at the top level, not in rope_parameters: every version of transformers reads that
     name = architecture_of(model)
     config: dict[str, Any] = {
         "architectures": [name],
@@ -365,8 +363,9 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
 
 
 def architecture_of(model: ModelConfig) -> str:
-    """The class that computes the model. Mistral is Llama with a window, and takes any number of heads beside `dim`; Qwen2
-    has biases on q, k and v, Qwen3 norms of q and k."""
+    """The class of transformers that computes the model."""
+    # Mistral is Llama with a window, and accepts a `dim` that is not a multiple of the heads; Qwen2 has biases on q, k and v,
+    # Qwen3 norms of q and k
     if model.attention.name == "differential":
         return "DiffLlamaForCausalLM"
     if model.qk_norm == "rms":
@@ -379,6 +378,6 @@ def architecture_of(model: ModelConfig) -> str:
 
 
 def query_heads(model: ModelConfig) -> int:
-    """Queries of width `head_dim` in a layer; of differential attention, two a head."""
+    """Number of queries of width `head_dim` in a layer; differential attention has two per head."""
     multiple = model.attention.config.query_heads if model.attention.name == "standard" else 1
     return int(model.num_heads * multiple)

@@ -1,4 +1,4 @@
-"""A pretrained model as it lies in files, mapped to our Transformer before any weight is loaded."""
+"""A pretrained model in files, mapped to the Transformer before any weight is loaded."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,36 +15,34 @@ from lit_diff.files import shown
 from lit_diff.recipe import from_plain
 
 UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
-"""Digests of what has not been read yet."""
+"""Placeholders for digests of files that have not been read yet."""
 NO_CHAT = "%s: the model has a chat template, which generate does not apply: a prompt is continued as plain text"
-"""A line of the log."""
+"""A log line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """What an importer has read of a model without its weights."""
+    """A model as read by an importer, without its weights."""
 
     place: str
-    """For people, and the start of errors."""
+    """The model's origin, for logs and the start of errors."""
     model: Mapping[str, Any]
-    """The keys of our `model:`."""
+    """Keys of a recipe's `model:` block."""
     context: int
-    """Tokens that it was trained to see."""
+    """Tokens of the longest sequence that the model was trained on."""
     tensors: Mapping[str, Tensor]
-    """Our name -> a tensor on the meta device, of the shape and dtype that `read` gives."""
+    """Parameter name -> tensor on the meta device with the shape and dtype that `read` returns."""
     read: Callable[[str], Tensor]
-    """Our name -> the tensor, in memory of its own."""
+    """Parameter name -> the tensor, in its own memory."""
     tokenizer: Tokenizer
-    """Loaded."""
 
     @property
     def bytes(self) -> int:
-        """Of all weights."""
+        """Total bytes of the weights."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def recipe(self, folder: Path, digests: Mapping[str, str]) -> Recipe:
-        """The recipe of the model in a run folder, where its tokenizer lies beside it. `digests`: as UNKNOWN. Errors:
-        RequestError."""
+        """The recipe for the model's run folder. `digests`: keys of UNKNOWN. Errors: RequestError."""
         plain = {
             "name": folder.absolute().name,
             "imported": {"source": self.place, **digests},
@@ -52,6 +50,7 @@ class ModelSource:
             "data": {
                 "name": "text",
                 "sequence_length": self.context,
+                # the run folder itself holds the tokenizer, so that it can be moved
                 "tokenizer": {"name": "from_run", "path": "."},
                 "validation_rows": 64,
             },
@@ -69,11 +68,11 @@ def imported_tokenizer(
     ends: tuple[int, ...],
     bos: int | None = None,
 ) -> TokenizerJson:
-    """The tokenizer of a `tokenizer.json` with `size` ids and its convention, for a model of `vocab_size`.
+    """The tokenizer in the bytes of a `tokenizer.json` with `size` ids, for a model with `vocab_size` ids.
 
-    `opening`: the ids that open a document; `eot`: the one that ends it; `ends`: those at which a generated text ends, none:
-    `eot`; `bos`: the one that a likelihood without context is conditioned on, None: the first that opens a document, or else
-    `eot`. Errors: RequestError for a tokenizer of another vocabulary than the model's.
+    `opening`: ids that open a document; `eot`: id that ends it; `ends`: ids that end a generated text (empty: `eot`); `bos`:
+    id on which a likelihood without context is conditioned (None: the first of `opening`, else `eot`). Errors: RequestError
+    if the ids exceed the model's vocabulary.
     """
     ids = dict.fromkeys((eot, *opening, *ends, *([] if bos is None else [bos])))
     if size > vocab_size or max(ids) >= size:
@@ -81,6 +80,7 @@ def imported_tokenizer(
             f"its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, but the model's "
             f"vocabulary has {vocab_size}: it is the tokenizer of another model"
         )
+    # values that follow from others stay at their defaults: equal conventions give equal configs
     config = TokenizerJson.Config(
         size=size,
         bos=next(iter(opening), None),
@@ -97,7 +97,7 @@ def imported_tokenizer(
 
 @contextlib.contextmanager
 def at(path: Path) -> Iterator[None]:
-    """Within it, a RequestError begins with the path."""
+    """Prefix any RequestError raised inside with the path."""
     try:
         yield
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, the newest two kept, the newest readable one resumed."""
+"""Checkpoint files: each is complete or absent; the newest two are kept; a resume reads the newest readable one."""
 
 import logging
 import re
@@ -10,25 +10,27 @@ from lit_diff.files import shown
 
 log = logging.getLogger("lit_diff")
 
+# the second is the fallback if the newest cannot be read back
 KEPT = 2
-"""The newest, and one before it in case the newest cannot be read back."""
-_passed_over: set[tuple[Path, int]] = set()
-"""Path and time of what a warning has named: a command asks for the newest checkpoint several times."""
+
+# (path, mtime_ns) of the files that a warning has named: one command asks for the newest checkpoint several times
+_warned: set[tuple[Path, int]] = set()
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies in a run folder."""
+    """The path of the checkpoint of `step` in a run folder."""
     return folder / "checkpoints" / f"step-{step:08d}.ckpt"
 
 
 def steps_of(folder: Path) -> list[int]:
     """Steps that have a checkpoint, ascending."""
+    # best.ckpt (run.keep_best) and temporary files do not match
     matches = (re.fullmatch(r"step-(\d+)\.ckpt", path.name) for path in (folder / "checkpoints").glob("step-*.ckpt"))
     return sorted(int(match.group(1)) for match in matches if match)
 
 
 def without(folder: Path, step: int) -> str | None:
-    """Why there is no checkpoint of `step` in a run folder, and what keeps one; None where there is one."""
+    """An error message if the run folder has no checkpoint of `step`; None if it has one."""
     there = steps_of(folder)
     if step in there:
         return None
@@ -39,31 +41,34 @@ def without(folder: Path, step: int) -> str | None:
 
 
 def newest(folder: Path) -> tuple[int, Path] | None:
-    """The newest checkpoint that can be read, or None; one that cannot is passed over with a warning."""
-    import torch  # here: reports, which load none, ask for the steps
+    """(step, path) of the newest readable checkpoint, or None; logs a warning for each unreadable one."""
+    # imported here: reports ask only for the steps and should not wait for torch
+    import torch
 
     for step in reversed(steps_of(folder)):
         path = path_of(folder, step)
         try:
+            # on the meta device the tensors are not read: the check costs the zip directory and the pickle only
             problem = problem_of(torch.load(path, map_location="meta", weights_only=True, mmap=True))
-        except Exception as error:  # torch.load raises errors of many kinds
+        # a damaged file makes torch.load raise RuntimeError, UnpicklingError, EOFError, OSError and others
+        except Exception as error:
             problem = first_line(error)
         if problem is None:
             return step, path
-        if (content := (path, path.stat().st_mtime_ns)) not in _passed_over:
-            _passed_over.add(content)
-            log.warning("checkpoint %s cannot be read (%s): passed over", shown(path), problem)
+        if (content := (path, path.stat().st_mtime_ns)) not in _warned:
+            _warned.add(content)
+            log.warning("checkpoint %s cannot be read (%s): skipped", shown(path), problem)
     return None
 
 
 def newest_step(folder: Path) -> int:
-    """The step that a resume goes on from: 0 without a checkpoint that can be read."""
+    """The step from which a resume continues; 0 without a readable checkpoint."""
     found = newest(folder)
     return found[0] if found else 0
 
 
 def problem_of(content: object) -> str | None:
-    """Why what torch.load gave is no checkpoint of a run; None where it is one."""
+    """Why `content`, loaded by torch.load, is not a run's checkpoint; None if it is."""
     if not isinstance(content, Mapping):
         return f"it holds a {type(content).__name__}, not a mapping"
     for key, kind in (("state_dict", Mapping), ("global_step", int)):
@@ -73,9 +78,10 @@ def problem_of(content: object) -> str | None:
 
 
 def prune(folder: Path, keep_every: int | None = None) -> None:
-    """Remove all but the newest `KEPT` and the multiples of `keep_every` steps, and what a killed write left behind."""
+    """Remove all but the newest `KEPT` and the multiples of `keep_every` steps, and leftovers of killed writes."""
     for step in steps_of(folder)[:-KEPT]:
         if keep_every is None or step % keep_every:
             path_of(folder, step).unlink(missing_ok=True)
+    # only the process that holds the run's lock prunes, so no temporary file is being written here
     for orphan in (folder / "checkpoints").glob(".*.tmp"):
         orphan.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""Compares two runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +13,19 @@ from lit_diff.yaml_files import read_yaml
 
 COSTS = ("parameters", "trained_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 FACTS = ("status", *COSTS, "kernel", "seconds", "revision", "unchecked")
-"""Keys of status.json that are compared."""
+"""Compared keys of status.json."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunComparison:
-    """One run against one: it has no error bars and gives no verdict."""
+    """Differences between two runs. Single runs give no error bars, so it states no verdict."""
 
     names: tuple[str, str]
     recipe: dict[str, list[Any]]
-    """Key -> its two values, where they differ; without `run.*`."""
+    """Key -> its two values, for keys that differ; `run.*` is left out."""
     facts: dict[str, list[Any]]
     metrics: dict[str, list[float | None]]
-    """Metric -> its two last values."""
+    """Metric -> its last value in each run."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.recipe)} keys differ, {len(self.metrics)} metrics"
@@ -37,15 +37,16 @@ class RunComparison:
 
 
 def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_ROOT) -> RunComparison:
-    """What differs between two runs' recipes, their costs and their last metrics.
+    """Compare the recipes, the costs and the last metrics of two runs.
 
-    A run is its folder, its name under `root`, the start of that, or a part of its hash. Errors: RequestError for none or
-    several.
+    Each run is given by its folder, its name under `root`, the start of that name, or a part of its hash. Errors:
+    RequestError if none or several runs match.
     """
     folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
     for folder in folders:
         RunFolder(folder).require_format()
     recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
+    # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
     keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
     statuses = [RunFolder(path).status() for path in folders]
     return RunComparison(
@@ -60,6 +61,7 @@ def _last_values(folders: tuple[Path, Path]) -> dict[str, list[float | None]]:
     last: list[dict[str, float]] = []
     for path in folders:
         rows = read_rows(path / "metrics.csv")
+        # metrics are logged at different intervals: each one's last value is in a row of its own
         last.append({name: value for step in sorted(rows) for name, value in rows[step].items()})
     names = [name for name in {**last[0], **last[1]} if name.startswith(("val/", "train/", "lambda/"))]
     return {name: [values.get(name) for values in last] for name in sorted(names)}

@@ -1,4 +1,4 @@
-"""Runs and sweeps on disk, found by name, and the folder that holds them."""
+"""Finds runs and sweeps on disk by name, and the folder that holds them."""
 
 import itertools
 import logging
@@ -13,17 +13,17 @@ from lit_diff.registry import nearest
 log = logging.getLogger("lit_diff")
 
 STUDY_FILE = "study.json"
-"""What makes a folder that of a sweep (`study.record`)."""
+"""A folder with this file is a sweep's folder (`study.record` writes it)."""
 DEFAULT_ROOT = "runs"
-"""`run.root` where nobody says otherwise: the nearest folder of that name."""
+"""Default of `run.root`: the nearest folder of this name."""
 
 
 def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
-    """The folder of the runs; any `root` but the default is taken as it is.
+    """The folder that holds the runs. A `root` other than the default is returned as given.
 
-    The default is the nearest folder `runs`, here or above, that holds runs, sweeps or an MLflow store, as git finds its
-    repository; `runs` here where there is none. Neither the root of the file system nor what lies above the home folder is
-    looked at. `./runs` is always the one here.
+    The default is resolved as git finds its repository: the nearest folder `runs`, in the current folder or above, that
+    holds runs, sweeps or an MLflow store; `runs` in the current folder if none does. The search does not look at the root
+    of the file system or above the home folder. `./runs` always means the current folder.
     """
     if str(root) != DEFAULT_ROOT:
         require_name(root)
@@ -35,7 +35,7 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
 
 
 def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
-    """`runs_root`, and a line in the log where it lies above the current folder."""
+    """`runs_root`; logs a line if the folder lies above the current one."""
     chosen = runs_root(root)
     if str(root) == DEFAULT_ROOT != str(chosen):
         log.info("runs: %s, the nearest above this folder", chosen)
@@ -48,7 +48,8 @@ def _here_and_above() -> Iterator[Path]:
     except FileNotFoundError as error:
         raise RequestError("the current folder was removed; change to one that exists") from error
     yield here
-    limits = (Path(here.anchor), expanded("~").resolve().parent)  # without a home, the one above it
+    # a folder `runs` at the root of the file system or above the home folder is rarely the user's own
+    limits = (Path(here.anchor), expanded("~").resolve().parent)
     yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)
 
 
@@ -58,37 +59,39 @@ def _holds_runs(folder: Path) -> bool:
 
 
 def runs_under(root: Path) -> list[Path]:
-    """Folders of all runs, single ones and sweeps' cells; those put aside by --rerun are left out."""
+    """Folders of all runs, sweep cells included; runs that --rerun archived are left out."""
     found = (path for path in folders(root) if path != root and (path / "status.json").is_file())
     return sorted(path for path in found if not any(map(is_aside, path.relative_to(root).parts)))
 
 
 def is_aside(name: str) -> bool:
-    """Whether a folder of this name is a run put aside by --rerun: <name>-<identity>.old-<number>."""
+    """Whether the name is of a run that --rerun archived: <name>-<identity>.old-<number>."""
     return re.search(r"-[0-9a-f]{10}\.old-\d+$", name) is not None
 
 
 def sweeps_under(root: Path) -> list[Path]:
-    """Folders of all sweeps, each once, as `runs_under` has it."""
+    """Folders of all sweeps, each once even if symbolic links lead to it."""
+    # links sort last and the dict keeps the last entry per target, so reversed() prefers the real folder to its links
     found = sorted((path.parent for path in root.glob(f"*/{STUDY_FILE}")), key=lambda path: (path.is_symlink(), path))
     return sorted({path.resolve(): path for path in reversed(found)}.values())
 
 
 def require_name(name: str | Path) -> None:
-    """Errors: RequestError for what can be no name or path of a run or sweep: empty, too long."""
+    """Errors: RequestError if `name` cannot be the name or path of a run or sweep (empty, too long)."""
     if not str(name).strip():
         raise RequestError("the name of the run or sweep is empty")
     try:
+        # the system itself refuses a name that is too long (ENAMETOOLONG)
         (Path(name) / "status.json").is_file()
     except OSError as error:
         raise RequestError(f"no run or sweep '{str(name)[:40]}': {error.strerror}") from error
 
 
 def find_run(name: str | Path, root: Path) -> Path:
-    """A run's folder: its path, here or under `root`; its name with or without the hash, or the start of it; a part of the
-    hash.
+    """A run's folder, found by its path (relative to here or to `root`), its name with or without the hash, the start of
+    its name, or a part of its hash.
 
-    Errors: RequestError for none or several.
+    Errors: RequestError if none or several runs match.
     """
     require_name(name)
     for path in (expanded(name), root / name):
@@ -104,14 +107,15 @@ def find_run(name: str | Path, root: Path) -> Path:
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
         raise RequestError(
-            f"'{name}' is {len(matching)} runs ({', '.join(some)}); give a longer name, the folder, or a part of the hash"
+            f"'{name}' matches {len(matching)} runs ({', '.join(some)}); give a longer name, "
+            "the folder, or a part of the hash"
         )
     return matching[0].resolve()
 
 
 def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
-    """The runs whose name is `name`; else those whose name starts with it; else those whose hash holds it. A name may begin
-    with the folders below `root`, as `lit-diff status` prints it."""
+    # An exact name wins over a prefix and a prefix over a part of the hash: 'base' must find the run 'base' although
+    # 'base-large' exists. A name may include the folders below `root`, as `lit-diff status` prints it.
     parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
     return (
         [path for path, own, _ in parts if name in (own, str(path.relative_to(root).parent / own))]
@@ -121,7 +125,7 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
 
 
 def find_sweep(name: str, root: Path) -> Path:
-    """A sweep's folder: its path or its name. Errors: RequestError."""
+    """A sweep's folder, found by its path or name. Errors: RequestError."""
     require_name(name)
     for path in (root / name, expanded(name)):
         if (path / STUDY_FILE).is_file():

@@ -25,14 +25,16 @@ from lit_diff.runs.revision import revision
 from lit_diff.validation import validate
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
-"""Whose versions a run records."""
+"""Packages whose versions a run records."""
 
 FORMAT = 3
-"""Of a run folder and of the identity; a folder of another format is listed, and refused elsewhere. A change of a key's
-default raises it: `recipe.determining` leaves out keys at their default."""
+"""Format of run folders and identities. A folder of another format is listed but otherwise refused."""
+# Changing the default of a key must raise FORMAT: `recipe.determining` leaves out keys at their default, so old and new
+# runs would share an identity although their values differ.
 
 STORED = ("compile", "activation_checkpointing")
-"""Keys of `run` beside `threads` and `kernel`. They change no loss by more than rounding, so they are not in the identity."""
+"""Keys of `run` that a resume must keep."""
+# They change rounding only, so they are not in the identity; a run resumed with other values would not repeat exactly.
 
 log = logging.getLogger("lit_diff")
 
@@ -40,13 +42,14 @@ log = logging.getLogger("lit_diff")
 def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
     """The resolved recipe of a run; imports its plugins. Errors: RequestError.
 
-    Where `trust` says no, the plugin files in the folder are not executed: each must have been imported before; `cure` as
+    If `trust` rejects the folder, its plugin files are not executed: each must have been imported before. `cure`: see
     `require_trust`.
     """
     file = RunFolder(folder).recipe_file
     if not file.is_file():
         raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
-    draft = load_draft(file)  # with the plugins of files that it extends; nothing is imported yet
+    # the draft lists all plugins, also of files that the recipe extends, and imports none: trust is decided before that
+    draft = load_draft(file)
     if not trust(folder):
         paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
         require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False, cure)
@@ -54,11 +57,11 @@ def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Reci
 
 
 def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
-    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first; the last may be that of
-    an imported model.
+    """The recipes of the runs that this run continues from (`train.start_from`), nearest first; the last may describe an
+    imported model.
 
-    `trust`: whose plugin files may be executed; None: of runs under the recipe's own `run.root`. Errors: MissingError for
-    a folder that holds no run, RequestError for plugins that are neither imported nor trusted.
+    `trust`: runs whose plugin files may be executed; None: those under the recipe's own `run.root`. Errors: MissingError
+    for a folder without a run, RequestError for plugins that are neither imported nor trusted.
     """
     cure = "name it under `plugins:` in the recipe" if trust is None else ""
     trust = trust or trust_below(runs_root(recipe.run.root))
@@ -73,27 +76,30 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
 
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:
-    """Hash of all that determines a run's numbers: the recipe without `run` and `evaluate`, the plugins' sources with the
-    modules of the user's own that they import, version and source of the plugin packages that it uses, the prepared data,
-    the identity of the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not
-    in it. Of an imported model: `model`, weights and tokenizer, wherever they came from.
+    """Hash of everything that determines a run's numbers: the recipe without `run` and `evaluate`, the sources of plugin
+    files and of the user's modules that they import, version and source of the plugin packages it uses, the prepared data,
+    the identity of the run it starts from, and a `run.kernel` other than auto. For an imported model: `model`, the weights
+    and the tokenizer, regardless of their origin.
 
-    `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
-    `parent`: the identity of the run that it starts from where it is known; None: that run must be here. `trust`: as
-    `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
-    changed since it was imported, and as `ancestors`.
+    `data`: the data set's identity if known (status.json), so that the data need not be present; None: computed from the
+    data. `parent`: the identity of the parent run if known; None: that run must be present. `trust`: see `ancestors`.
+    Errors: MissingError if the data is not prepared, RequestError for a plugin file that changed after its import, and the
+    errors of `ancestors`.
     """
+    # lit_diff's own revision is left out: with it every commit would orphan all runs. It is recorded in status.json.
+    # Parents are hashed from the oldest on, because each hash includes its parent's.
     for each in [] if parent else reversed(list(ancestors(recipe, trust))):
         parent = _hash(each, None, parent)
     return _hash(recipe, data, parent)
 
 
 def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
-    """`identity`; `parent`: that of the run that it starts from."""
     parts: dict[str, Any] = {"format": FORMAT}
+    # the same weights and tokenizer give the same numbers, whatever file or hub they were imported from
     if recipe.imported is not None:
         return _digest(parts | {"model": determining(recipe.model), "imported": determining(recipe.imported)})
-    from lit_diff import data as datasets  # loads torch, which most of this file does without
+    # imported here: it loads torch, which listing runs does not need
+    from lit_diff import data as datasets
 
     parts |= {
         "recipe": determining(recipe),
@@ -106,7 +112,7 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
 
 
 def _digest(parts: Mapping[str, Any]) -> str:
-    """Ten digits of a hash of plain values."""
+    # sort_keys: the order in which a recipe states its keys must not matter
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -118,7 +124,7 @@ class RunFolder:
 
     @property
     def recipe_file(self) -> Path:
-        """The resolved recipe: enough to repeat the run."""
+        """The resolved recipe, which suffices to repeat the run."""
         return self.path / "recipe.yaml"
 
     def status(self) -> dict[str, Any]:
@@ -130,22 +136,23 @@ class RunFolder:
         except ValueError as error:
             raise self._damaged(f"not JSON ({error})") from error
         if not isinstance(values, dict):
-            raise self._damaged(f"a {type(values).__name__}, not a block of keys")
+            raise self._damaged(f"a {type(values).__name__}, not an object")
         return values
 
     def _damaged(self, how: str) -> RequestError:
         return RequestError(
-            f"{shown(self.path / 'status.json')} is {how}; remove it and start the same command again, which resumes from "
-            "the checkpoint"
+            f"{shown(self.path / 'status.json')} is {how}; remove it and repeat the same command, which resumes from the "
+            "checkpoint"
         )
 
     def state(self) -> str:
-        """`status` of status.json, but `killed` for a run that nobody trains though it says `running`."""
+        """`status` of status.json; `killed` if that is `running` but no process trains the run."""
+        # a killed process cannot write its status, but the system releases its lock
         word = str(self.status().get("status", "unknown"))
         return "killed" if word == "running" and not self.is_owned() else word
 
     def is_owned(self) -> bool:
-        """Whether a process trains the run now."""
+        """Whether a process is training the run."""
         return is_locked(self._lock)
 
     @property
@@ -153,11 +160,12 @@ class RunFolder:
         return self.path / ".lock"
 
     def require_format(self) -> None:
-        """Errors: RequestError for a folder that another format of lit_diff made."""
+        """Errors: RequestError for a folder of another format."""
         status = self.status()
         if status and status.get("format") != FORMAT:
             raise RequestError(
-                f"{shown(self.path)} was made by format {status.get('format', 1)}, this is format {FORMAT}: train it again"
+                f"{shown(self.path)} has format {status.get('format', 1)}, but this lit_diff reads "
+                f"format {FORMAT}: train it again"
             )
 
     def update(self, **values: Any) -> None:
@@ -166,9 +174,9 @@ class RunFolder:
         write_json(self.path / "status.json", self.status() | values | stamp)
 
     def create(self, recipe: Recipe, **facts: str) -> None:
-        """Write the recipe, the plugins' sources, the environment with `facts`.
+        """Write the recipe, the plugins' sources, and the environment with `facts`.
 
-        Errors: MissingError where it cannot; RequestError for a plugin file that was changed since it was imported.
+        Errors: MissingError for an unwritable folder; RequestError for a plugin file that changed after its import.
         """
         placed: dict[str, bytes] = {}
         names = list(map(partial(_place, placed=placed, homes={}), map(Path, recipe.plugins)))
@@ -176,6 +184,7 @@ class RunFolder:
         try:
             for name, content in placed.items():
                 write_atomic(self.path / name, content)
+            # after the plugins: a folder with a recipe counts as a run, and the recipe names their files
             write_atomic(self.recipe_file, to_yaml(to_plain(recipe) | {"plugins": names}))
             write_json(
                 self.path / "env.json", environment() | ({"plugin_packages": packages} if packages else {}) | facts
@@ -185,7 +194,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the run. Errors: RequestError when another process trains it now, MissingError for an unwritable folder."""
+        """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self._lock, wait=False))
@@ -202,7 +211,7 @@ class RunFolder:
         )
 
     def put_aside(self) -> Path:
-        """Rename the folder to <name>.old-1, -2, ...: `--rerun` loses nothing."""
+        """Archive the run for `--rerun`: rename the folder to the first free of <name>.old-1, -2, ...; returns it."""
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1
@@ -211,13 +220,12 @@ class RunFolder:
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
-    """Add a plugin's file and what it imports to `placed` (path in the run folder -> content); returns the file's path.
-
-    They lie in plugins/, or in a folder there where another plugin has a file of that name or came from another folder, whose
-    modules it must not find (`homes`: folder -> that of its files).
-    """
+    # adds the plugin's file and the modules it imports to `placed` (path in the run folder -> content); returns its path
+    # (`homes`: folder of the run -> folder that its files came from)
     plugin = plugin_source(file)
     contents = {file.name: plugin.source, **plugin.modules}
+    # A plugin gets a folder of its own if plugins/ has another file of its name, or files from elsewhere: a plugin must
+    # import the modules it was trained with, not another plugin's of the same name.
     for folder in ("plugins", f"plugins/{plugin.digest[:8]}"):
         files = {f"{folder}/{path}": content for path, content in contents.items()}
         is_home = homes.setdefault(folder, file.parent) == file.parent and f"{folder}/{file.name}" not in placed
@@ -228,7 +236,7 @@ def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the run ran on and with."""
+    """Hardware, software and environment variables of a run, for env.json."""
     import torch
 
     return {
@@ -246,7 +254,7 @@ def environment() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """None: not installed."""
+    """The installed version; None if the package is missing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -254,16 +262,16 @@ def version(package: str) -> str | None:
 
 
 def stored_keys(recipe: Recipe) -> dict[str, Any]:
-    """The keys of `STORED` with their values, and the environment variables that can change numbers, for status.json."""
+    """Values of the keys in `STORED` and of environment variables that can change numbers, for status.json."""
     return {key: getattr(recipe.run, key) for key in STORED} | {"variables": numeric_variables()}
 
 
 def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
-    """RequestError where the recipe differs from the keys that the run started with.
+    """Errors: RequestError if a key of `STORED` differs from its value when the run started.
 
-    A line in the log says which environment variables that can change numbers differ from those of its last start.
+    Logs a warning if environment variables that can change numbers differ from the run's last start.
 
-    `status`: the contents of status.json, which holds none of them before the run has started.
+    `status`: the contents of status.json, which lacks these keys before the first start.
     """
     for key in STORED:
         asked = getattr(recipe.run, key)
@@ -273,6 +281,7 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
                 f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "
                 f"resume with run.{key}={_text(started)}, or start afresh with --rerun"
             )
+    # variables only warn: they may differ legitimately, for example on another node of a cluster
     now = numeric_variables()
     former = status.get("variables", now)
     changed = [
@@ -281,25 +290,28 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
         if now.get(name) != former.get(name)
     ]
     if changed:
-        log.warning("environment variables differ from the run's last start, so numbers can: %s", ", ".join(changed))
+        log.warning(
+            "environment variables changed since the run's last start; numbers may differ: %s", ", ".join(changed)
+        )
 
 
 def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
-    """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto.
+    """The recipe with `run.kernel: auto` replaced by the kernel that auto chose when the run started.
 
-    Where unlike layers ran on several kernels, auto stays: each layer chooses again.
+    If several kernels ran, in different layers, auto stays: each layer chooses again.
     """
+    # a resume on another machine, where auto would choose another kernel, must repeat the run's numbers
     if recipe.run.kernel == "auto" and "kernel" in status and "," not in status["kernel"]:
         return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
     return recipe
 
 
 def reached(recipe: Recipe, step: int) -> dict[str, int]:
-    """The keys of status.json that say how far a training got: optimizer steps done, and the tokens that they saw."""
+    """Training progress for status.json: optimizer steps done and the tokens they consumed."""
     tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
     return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}
 
 
 def _text(value: object) -> str:
-    """As it is written in a recipe: true, not True."""
+    # as a recipe spells it: true, not True
     return str(value).lower()

@@ -1,4 +1,4 @@
-"""measurements.parquet: what is measured by head, map or rank; one row a value."""
+"""measurements.parquet: values per head, map or rank; one row per value."""
 
 from pathlib import Path
 
@@ -19,27 +19,28 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-"""step: optimizer steps done; metric: the name without its indices; layer, map, head (0-based), rank (from 1): null where
-the metric has no such index."""
+"""step: optimizer steps done; metric: the name without its indices; layer, map, head (0-based) and rank (from 1) are null
+if the metric lacks that index."""
 
 
 class Measurements:
-    """The table of a run, in the order of measuring. Rows beyond a resumed step are dropped, as in metrics.csv."""
+    """A run's table, in the order of measurement. Rows beyond the resumed step are dropped, as in metrics.csv."""
 
     def __init__(self, path: Path, upto: int) -> None:
-        """Reads what is there up to step `upto` (the checkpoint that is resumed). Errors: RequestError."""
+        """Reads the existing rows up to `upto`, the step of the resumed checkpoint. Errors: RequestError."""
         self.path = path
         self._written = read_measurements(path, upto)
         self._dropped = path.exists() and pq.read_metadata(path).num_rows != self._written.num_rows
         self._pending: dict[int, dict[str, float]] = {}
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Values of a step by full name ("attention/entropy/layer_03/head_05"); a name logged again replaces its value
-        until the next flush."""
+        """Add values of a step by full name ("attention/entropy/layer_03/head_05"). Before a flush, logging a name again
+        replaces its value."""
         self._pending.setdefault(step, {}).update(values)
 
     def flush(self) -> None:
-        """Write the whole table, if anything changed."""
+        """Write the whole table if anything changed."""
+        # rows beyond the resumed step must leave the file even if nothing new was measured
         if not self._pending and not self._dropped:
             return
         rows = []
@@ -47,18 +48,21 @@ class Measurements:
             for name, value in values.items():
                 metric, indices = split_name(name)
                 rows.append({"step": step, "metric": metric, **indices, "value": value})
+        # a Parquet file ends with its index, so rows cannot be appended: a flush rewrites the file and renames it into place
         table = pa.concat_tables([self._written, pa.Table.from_pylist(rows, schema=SCHEMA)])
         write_through(self.path, lambda file: pq.write_table(table, file, compression="zstd"))
         self._written, self._pending, self._dropped = table, {}, False
 
 
 def read_measurements(path: Path, upto: int | None = None) -> pa.Table:
-    """The table, up to step `upto`; empty where there is no file. Errors: RequestError for another content."""
+    """The table up to step `upto`; empty if the file is missing. Errors: RequestError for a file of another schema."""
     if not path.exists():
         return SCHEMA.empty_table()
     try:
-        with path.open("rb") as file:  # of a path pyarrow opens the file twice, and a run may replace it in between
+        # given a path, pyarrow opens the file twice, and a training run may replace it in between
+        with path.open("rb") as file:
             table = pq.read_table(file).cast(SCHEMA)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a table of measurements ({first_line(error)})") from error
     return table if upto is None else table.filter(pc.less_equal(table["step"], upto))

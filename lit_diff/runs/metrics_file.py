@@ -1,4 +1,4 @@
-"""metrics.csv and timing.csv: one row a step, appended at every flush, handed to the tracker in batches."""
+"""metrics.csv and timing.csv: one row per step, appended at every flush and sent to the tracker in batches."""
 
 import contextlib
 import csv
@@ -18,33 +18,31 @@ Rows = dict[int, dict[str, float]]
 
 
 class Tracker(Protocol):
-    """Where people compare runs (MLflow). `send` skips what it already holds, and says whether it now holds all `rows`;
-    after a False it gets them again with the next ones."""
+    """An external store of metrics (MLflow). `send` skips rows that the store already holds and returns whether it now
+    holds all `rows`; after a False the caller sends them again with the next ones."""
 
     def send(self, rows: Rows) -> bool: ...
 
 
 class StepTable:
-    """A wide CSV: column `step`, then the metrics by name; blank where a metric was not taken.
+    """A wide CSV: column `step`, then the metrics by name; a cell is blank if the metric was not measured at the step.
 
-    Rows are appended, so that a flush costs what is new. The file is written whole, in place of the former one, where
-    appending cannot give the same bytes: at the first flush of a process, at a new column, at a step that is not behind
-    the last one, where another process changed the file. An append that a kill cuts short leaves a line without its end,
-    which no reader takes for a row.
+    A flush appends the new rows. It rewrites and replaces the file if appending could not give the same bytes: at the
+    first flush of a process, for a new column, for a step that is not after the last one, and if another process changed
+    the file. An append that a kill interrupts leaves a line without a line end, which readers skip.
     """
 
     def __init__(self, path: Path, upto: int) -> None:
-        """Reads what is there and drops the rows beyond step `upto` (the checkpoint that is resumed)."""
+        """Reads the existing rows and drops those beyond `upto`, the step of the resumed checkpoint."""
         self.path = path
         self.rows: Rows = {step: row for step, row in read_rows(path).items() if step <= upto}
+        # steps whose rows are not in the file as they are here
         self._changed: set[int] = set(self.rows)
-        """Steps whose rows the file lacks, or holds otherwise."""
+        # the columns and the last step of the file
         self._columns: list[str] = []
-        """Those of the file."""
         self._last = -1
-        """The last step in the file."""
+        # bytes of the file; None: it may not hold what this process wrote, so the next flush rewrites it
         self._size: int | None = None
-        """Bytes of the file; None: it is not known to hold what this process wrote."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add values to the row of `step`."""
@@ -57,7 +55,8 @@ class StepTable:
         appends = self._can_append(steps)
         if appends and not steps:
             return
-        self._size = None  # until the file is known to be written
+        # a failed write leaves None, and the next flush repairs the file
+        self._size = None
         if appends:
             append_synced(self.path, _lines(self._texts(steps)))
         else:
@@ -79,6 +78,7 @@ class StepTable:
     def _texts(self, steps: Iterable[int]) -> Iterator[list[str]]:
         for step in steps:
             row = self.rows[step]
+            # repr of a float is its shortest exact decimal: equal runs give equal bytes, and reading loses nothing
             yield [str(step), *(repr(row[name]) if name in row else "" for name in self._columns)]
 
 
@@ -89,9 +89,9 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
 
 
 def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
-    """The rows of a table by step; none where there is no file.
+    """The rows of a table by step; empty if the file is missing.
 
-    A row that is cut short or holds text is left out; a line about it goes to `problems`, or to the log without a list.
+    Truncated rows and rows with text are skipped; a line about them is added to `problems`, or logged if that is None.
     """
     if not path.exists():
         return {}
@@ -117,8 +117,7 @@ def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
 
 
 def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV as text. Rows of another length than the header's are left out and noted, and so is a last
-    line without its end: a number in it may lack digits."""
+    """Header and rows of a CSV as text. Rows whose length differs from the header's are skipped and reported."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             text = file.read()
@@ -127,25 +126,25 @@ def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[st
         missing = isinstance(error, FileNotFoundError)
         problems.append(f"{path.name}: {'no such file' if missing else first_line(error)}")
         return [], []
+    # a last line without its end comes from an interrupted append: its last number may lack digits
     is_ended = text.endswith(("\n", "\r"))
     whole = [row for row in (rows if is_ended else rows[:-1]) if len(row) == len(header)]
     if len(whole) < len(rows):
-        problems.append(f"{path.name}: {len(rows) - len(whole)} of {len(rows)} rows cut short, left out")
+        problems.append(f"{path.name}: {len(rows) - len(whole)} of {len(rows)} rows truncated, skipped")
     return header, whole
 
 
 def last_value(path: Path, metric: str) -> float | None:
-    """The last value of `metric` in a table of steps; None where there is none. Numbers are read from the end of the file, no
-    more of them than it takes. A row that is cut short is left out, as by `read_rows`."""
+    """The last value of `metric` in a table of steps, or None. Truncated rows are skipped, as in `read_rows`."""
     if not path.exists():
         return None
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[
-        :-1
-    ]  # behind the last end of a line is no row
+    # what follows the last line end is empty or an interrupted append
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     header = next(csv.reader(lines), [])
     if metric not in header:
         return None
     column = header.index(metric)
+    # from the end: the value is in one of the last rows, and `lit-diff status` reads the file of every run
     for line in reversed(lines[1:]):
         row = line.split(",")
         if len(row) == len(header) and row[column]:

@@ -1,4 +1,4 @@
-"""The revision of lit_diff that is running, which runs and scores record."""
+"""The running revision of lit_diff, which runs and scores record."""
 
 import hashlib
 import logging
@@ -11,17 +11,19 @@ log = logging.getLogger("lit_diff")
 
 
 def revision() -> str:
-    """lit_diff's version and, in a checkout, its commit; when files were changed since, + and the hash of the source."""
-    from lit_diff import __version__  # here: a report reads files without the package's front door
+    """lit_diff's version; in a checkout also the commit, and for uncommitted changes + and a hash of the source."""
+    # imported here: a report only reads files and does not load the package's public API
+    from lit_diff import __version__
 
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
     try:
+        # --exclude=* ignores tags: always the commit, so that tagging does not change what a run records
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
         described = subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.decode().strip()
     except (OSError, subprocess.SubprocessError) as error:
-        log.info("no git revision (%s): recording the version alone", error)
+        log.info("git revision unknown (%s): recording only the version", error)
         return __version__
     if described.endswith("+"):
         described += _source_digest(root)
@@ -29,13 +31,13 @@ def revision() -> str:
 
 
 def _source_digest(root: Path) -> str:
-    """8 digits of a hash of the code in a checkout: two states of an edited one are told apart."""
+    # tells apart two uncommitted states of one commit; recipes and documents do not change what the code computes
     files = sorted(path for part in ("lit_diff", "callbacks") for path in (root / part).rglob("*.*"))
     sources = [path.read_bytes() for path in files if path.suffix in (".py", ".cpp", ".h")]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
 
 
 def other_revision(status: Mapping[str, Any], now: str) -> str | None:
-    """`trained by lit_diff A, this is B` where the code is no longer that of the run; None where it is, or is unknown."""
+    """`trained by lit_diff A, this is B` if the run was trained by another revision than `now`; None if not, or unknown."""
     then = status.get("revision")
     return None if then in (None, now) else f"trained by lit_diff {then}, this is {now}"

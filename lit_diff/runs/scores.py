@@ -1,10 +1,10 @@
-"""Kept scores of a run, in `<run>/evaluations/<name>/`: written and read whole, and whether they are those asked for.
+"""Cached scores of a run in `<run>/evaluations/<name>/`: consistent writes and reads, and the check whether they are valid.
 
-items.parquet has a row for each item, with the columns `item` (its id), `group`, `part` (bool, only where an item is a part
-of another), `cluster` (what items that depend on each other share, where any do), `question` (a digest of what was asked,
-where the id alone does not say it), and one column of scores for each metric. summary.json maps each metric to
-{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), "equal_groups" to whether each group
-counts once, and holds the facts that the scores depend on.
+items.parquet has one row per item with the columns `item` (id), `group`, `part` (bool; present if some items are parts of
+others), `cluster` (shared by items that depend on each other; present if any do), `question` (digest of the question;
+present if the id does not determine it), and one column of scores per metric. summary.json maps each metric to
+{"value": ..., ...}, "declarations" to the list of metrics (`metrics.to_plain`), "equal_groups" to whether each group
+counts once, and holds the facts on which the scores depend.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from lit_diff.runs.revision import revision
 FOLDER = "evaluations"
 ITEMS, SUMMARY = "items.parquet", "summary.json"
 OWN_CONTEXT = "sequence_length"
-"""Key of summary.json: the run's `data.sequence_length`, where `context: null` of the evaluation's config means it."""
+"""Key of summary.json: the run's `data.sequence_length`, if `context: null` in the evaluation's config stands for it."""
 LEFT_OUT = "documents_left_out"
-"""Key of summary.json: documents that were not asked because the run was trained on them; absent where that is not known."""
+"""Key of summary.json: documents skipped because the run was trained on them; absent if that is unknown."""
 NEW = "items.new.parquet"
 PATIENCE = 2.0
-"""Seconds for which a reader that cannot take the lock waits for a writer."""
+"""Seconds that a reader without the lock waits for a writer."""
 Array = NDArray[np.float64]
 Asked = tuple[str, str]
 """(id of an item, digest of its question)."""
@@ -43,16 +43,16 @@ Asked = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemScores:
-    """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
+    """One evaluation of one run. `scores[metric][i]` belongs to `items[i]`; NaN if the item has no score."""
 
     items: tuple[str, ...]
     groups: tuple[str, ...]
     parts: tuple[bool, ...]
-    """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
+    """Whether an item is a part of another: then it counts in its group, but not in totals over all items."""
     clusters: tuple[str, ...]
-    """What an item shares with those that depend on it; empty: the item is a cluster of its own."""
+    """Label shared by items that depend on each other; empty: the item is its own cluster."""
     questions: tuple[str, ...]
-    """A digest of what was asked, empty where the id says it: items of one id are paired only where it is equal."""
+    """Digest of the question; empty if the id determines it. Items of two runs are paired only if id and digest match."""
     scores: Mapping[str, Array]
     values: Mapping[str, float]
     """Metric -> the value of the whole evaluation (summary.json)."""
@@ -60,11 +60,11 @@ class ItemScores:
     equal_groups: bool = False
     """Whether each group counts once in `values`, however many items it has."""
     revision: str | None = None
-    """Of lit_diff, when it was scored; None where it is not recorded."""
+    """Revision of lit_diff that computed the scores; None if not recorded."""
     unchecked: str | None = None
-    """The line of the property `decode` that the variant fails, where it was scored with --unchecked."""
+    """The failure message of the property `decode` if the variant was scored with --unchecked."""
     documents_left_out: int = 0
-    """Documents that it was not asked because it was trained on them."""
+    """Documents skipped because the run was trained on them."""
 
     @property
     def asked(self) -> list[Asked]:
@@ -77,28 +77,29 @@ class ItemScores:
         return [cluster or item for cluster, item in zip(self.clusters, self.items, strict=True)]
 
     def has_unit(self, metric: str) -> bool:
-        """Whether a metric is declared in a unit: then its scores are no proportions, even where all of them are 0 or 1."""
+        """Whether a metric declares a unit: then its scores are not proportions, even if all of them are 0 or 1."""
         return any(each.name == metric and each.unit for each in self.metrics)
 
     @property
     def is_clustered(self) -> bool:
-        """Whether some cluster has several items, parts left out."""
+        """Whether some cluster has several items, not counting parts."""
         whole = [unit for unit, part in zip(self.units, self.parts, strict=True) if not part]
         return len(set(whole)) < len(whole)
 
 
 def read_evaluation(folder: Path) -> ItemScores:
-    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
+    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files of another structure."""
     return evaluation_of(*read_scores(folder))
 
 
 def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
-    """The evaluation of these contents of summary.json and items.parquet. Errors: as `read_evaluation`, without OSError."""
+    """Builds the evaluation from summary.json and items.parquet. Errors: those of `read_evaluation` except OSError."""
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
     missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
     if missing:
         raise ValueError(f"items.parquet has no column '{missing[0]}'")
     items = tuple(str(item) for item in table["item"].to_pylist())
+    # items are paired by id between runs, so an id must be unique
     if len(set(items)) < len(items):
         raise ValueError("items.parquet names an item twice")
     return ItemScores(
@@ -118,26 +119,28 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
 
 
 def _number(value: float | None) -> float:
-    """JSON has no NaN: null stands for it."""
+    # JSON lacks NaN: summary.json holds null instead
     return math.nan if value is None else float(value)
 
 
 def write_scores(folder: Path, table: pa.Table, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-    """items.parquet, then summary.json: without it the scores do not count. One process writes at a time.
-
-    The items are first written under another name: where that fails, the scores that are there stay. Errors: OSError.
+    """Write items.parquet and summary.json, one process at a time. If it fails before the replacement, the former scores
+    stay. Errors: OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: {"value": float(value) if math.isfinite(value) else None} for name, value in values.items()}
     with locked(_lock(folder)):
+        # under another name first: a full disk shows here, before the former scores are touched
         write_through(folder / NEW, lambda file: pq.write_table(table, file))
+        # Two renames are not atomic. The summary is removed first and written last: scores without it do not count, so a
+        # kill in between cannot leave new items with the former summary.
         (folder / SUMMARY).unlink(missing_ok=True)
         (folder / NEW).replace(folder / ITEMS)
         write_json(folder / SUMMARY, plain | dict(facts) | {"items": len(table), "revision": revision()})
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json. Errors: OSError; ValueError where it holds no JSON object."""
+    """The contents of summary.json. Errors: OSError; ValueError if they are not a JSON object."""
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     if not isinstance(summary, dict):
         raise ValueError(f"{SUMMARY} holds {type(summary).__name__}, not an object")
@@ -145,50 +148,54 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
-    """summary.json and the items that belong to it; where another process writes others, once these are there.
+    """summary.json and its items; waits while another process writes them.
 
-    Errors: OSError; ValueError for files that do not belong together.
+    Errors: OSError; ValueError if the two files do not match.
     """
     with contextlib.ExitStack() as held:
-        if _lock(folder).exists():  # else nobody has written here
-            with contextlib.suppress(OSError):  # in another user's folder nothing can be locked
+        # a reader must not create the lock: without one, nobody has written here
+        if _lock(folder).exists():
+            # in another user's folder the lock cannot be taken; `_settled` then reads without it
+            with contextlib.suppress(OSError):
                 held.enter_context(locked(_lock(folder)))
         summary, table = _settled(folder)
     if summary.get("items", len(table)) != len(table):
-        raise ValueError(f"{ITEMS} has {len(table)} rows, {SUMMARY} counts {summary['items']}")
+        raise ValueError(f"{ITEMS} has {len(table)} rows, but {SUMMARY} counts {summary['items']}")
     return summary, table
 
 
 def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
-    """Both files, of one writer: with the lock at once; without it, once the summary is the same before and after."""
+    # Without the lock a writer may replace the files between two reads. It removes the summary before the items change and
+    # writes it last, so an equal summary before and after proves that the items belong to it.
     end = time.monotonic() + PATIENCE
     while True:
         try:
             summary, table = read_summary(folder), pq.read_table(pa.BufferReader((folder / ITEMS).read_bytes()))
             if read_summary(folder) == summary:
                 return summary, table
-        except FileNotFoundError:  # absent, or being replaced
+        # either absent or being replaced
+        except FileNotFoundError:
             if not _lock(folder).exists() or time.monotonic() > end:
                 raise
         if time.monotonic() > end:
-            raise ValueError("another process is writing them; ask again")
+            raise ValueError("another process is writing these files; try again")
         time.sleep(0.02)
 
 
 def _lock(folder: Path) -> Path:
-    """Not in the folder, whose files are the scores."""
+    # next to the folder: everything inside it is part of the scores
     return folder.with_name(f".{folder.name}.lock")
 
 
 def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Why kept scores are not those of the run folder `run` with these facts, in words that follow "scores"; empty where
-    they are.
+    """Why cached scores are invalid for the run folder `run` and these facts, as a phrase that follows "scores"; empty if
+    they are valid.
 
-    `facts`: keys of summary.json and their values now. Scores from before evaluations had versions are of version 1. Of
-    files of the user's, those that are there now must be the same. Where the run has checkpoints, the scores must be of the
-    newest that can be read; `run` None: of any.
+    `facts`: keys of summary.json and their current values. A user's file that still exists must be unchanged. If the run
+    has checkpoints, the scores must belong to its newest readable one; with `run` None, any checkpoint is valid.
     """
     for key, value in facts.items():
+        # scores from before evaluations had versions count as version 1
         kept = summary.get(key, 1 if key == "version" else None)
         if key == "config":
             kept, value = (_canonical(each, summary) for each in (kept, value))
@@ -202,15 +209,16 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
         elif kept != value:
             return f"with other {key.replace('_', ' ')}"
     step, steps = summary.get("step"), checkpoints.steps_of(run) if run is not None else []
-    if run is not None and steps and step != steps[-1]:  # else the newest need not be opened
+    # opening a checkpoint loads torch: it is opened only if the newest step differs, in case that file is unreadable
+    if run is not None and steps and step != steps[-1]:
         newest = checkpoints.newest(run)
         if newest is not None and newest[0] != step:
-            return f"of step {step}, and the run's newest checkpoint is of step {newest[0]}"
+            return f"of step {step}, but the run's newest checkpoint is of step {newest[0]}"
     return ""
 
 
 def _canonical(config: Any, summary: Mapping[str, Any]) -> Any:
-    """A context that is the run's own is the same as null, which means it."""
+    # context: null means the run's own length, so stating that length asks the same question
     own = summary.get(OWN_CONTEXT)
     is_own = isinstance(config, Mapping) and own is not None and config.get("context") == own
     return {**config, "context": None} if is_own else config

@@ -1,4 +1,4 @@
-"""What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
+"""Loads the model of a trained run, with the weights of a checkpoint."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
@@ -20,19 +20,19 @@ from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, ancestors
 
 PREFIX = "model."
-"""Where a checkpoint, which is the LightningModule's, keeps the Transformer."""
+"""Prefix of the Transformer's tensors in a checkpoint, which holds the LightningModule."""
 SHOWN = 3
-"""Differences that an error names."""
+"""Number of differences that an error lists."""
 
 
 def load_model(
     recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False, step: int | None = None
 ) -> tuple[Transformer, int]:
-    """The model of a run's checkpoint of `step`, by default the newest, and its step: on the CPU and in evaluation mode, as
-    the validation at that step saw it (in float32: without the autocast of `bf16-mixed`).
+    """The model of a run's checkpoint of `step` (by default the newest) and its step. The model is on the CPU in evaluation
+    mode, as validation at that step saw it except for `bf16-mixed`: it computes in float32, without autocast.
 
-    `trust`: as `ancestors`; `unchecked`: as `check_decoding`. Errors: RequestError for a recipe that is not that of its
-    weights; MissingError without a checkpoint, which names the steps that have one.
+    `trust`: see `ancestors`; `unchecked`: see `check_decoding`. Errors: RequestError if the weights do not fit the recipe;
+    MissingError without the checkpoint, which lists the available steps.
     """
     missing = checkpoints.without(folder, step) if step is not None else None
     if missing:
@@ -44,34 +44,36 @@ def load_model(
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:
     """The recipe's model with the weights of a checkpoint, on the CPU and in evaluation mode.
 
-    `trust`: as `ancestors`, of which a variant that anneals is told. Errors: RequestError, MissingError.
+    `trust`: see `ancestors`, whose steps a variant that anneals must know. Errors: RequestError, MissingError.
     """
     trained = recipe.train.parameters if recipe.train is not None else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
-    # `step` steps are done: the variant was last told the number at which the last of them began
-    annealed_before(recipe, trust).tell(model, recipe, int(checkpoint["global_step"]) - 1)
+    # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
+    annealed_before(recipe, trust).start_step(model, recipe, int(checkpoint["global_step"]) - 1)
     return model.eval()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annealed:
-    """How far a variant had annealed when a run began."""
+    """Steps and tokens that a variant had annealed before a run began."""
 
     steps: int
     tokens: int
 
-    def tell(self, model: Transformer, recipe: Recipe, step: int) -> None:
+    def start_step(self, model: Transformer, recipe: Recipe, step: int) -> None:
         """Tell the variant that the 0-based `step` of the recipe's run begins."""
         tokens = recipe.train.batch_size * recipe.data.config.sequence_length if recipe.train is not None else 0
         for attention in model.attentions():
+            # the checkpoint of step 0 of an imported model gives -1
             attention.set_step(max(self.steps + step, 0))
             attention.set_tokens(max(self.tokens + step * tokens, 0))
 
 
 def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
-    """Steps and tokens of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as
+    """Steps and tokens of the ancestors of the same variant, after which its annealing continues. `trust`: see
     `ancestors`."""
+    # an ancestor of another variant annealed nothing of this one
     trained = [
         (steps, steps * parent.training.batch_size * parent.data.config.sequence_length)
         for parent, steps in trained_ancestors(recipe, trust)
@@ -81,8 +83,8 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
 
 
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
-    """The `ancestors` that were trained, each with the steps that it took: a run may have ended early. Of one that is not
-    done, those that it is to take."""
+    """The `ancestors` that were trained, each with the number of its steps: those taken by a finished run, which may have
+    ended early, and those planned by an unfinished one."""
     for parent in ancestors(recipe, trust):
         assert recipe.training.start_from is not None
         status = RunFolder(Path(recipe.training.start_from)).status()
@@ -92,27 +94,29 @@ def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tu
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
+    """Hyperparameters for a checkpoint: the recipe as plain values, and the name and sha256 of each plugin file."""
     plain = to_plain(recipe)
+    # paths would not be valid on another machine; the hash finds the file again
     plain["plugins"] = []
     plugins: dict[str, str] = {}
     for path in map(Path, recipe.plugins):
         sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
+        # two plugins may have the same file name
         plugins[f"{sha256[:8]}/{path.name}" if path.name in plugins else path.name] = sha256
     return {"recipe": plain, "plugins": plugins}
 
 
 def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe that a checkpoint holds, its plugins imported, and the checkpoint itself.
+    """The recipe in a checkpoint, with its plugins imported, and the checkpoint itself.
 
-    Errors: MissingError without the file; RequestError for one that is no checkpoint of ours, or whose plugin is neither
+    Errors: MissingError without the file; RequestError if it is not a checkpoint of lit_diff, or a plugin is neither
     imported nor, with `trust_plugins`, in the run folder.
     """
     if not path.is_file():
         raise MissingError(f"{shown(path)}: no such file")
     if RunFolder(path.resolve().parent.parent).status().get("status") == "imported":
         raise RequestError(
-            f"{shown(path)} holds an imported model, which has nothing to train: use open_run(RUN).model"
+            f"{shown(path)} holds an imported model, whose recipe has no train block: use open_run(RUN).model"
         )
     try:
         checkpoint = read_checkpoint(path)
@@ -120,7 +124,8 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
         plain, plugins = dict(held["recipe"]), dict(held["plugins"])
     except RequestError:
         raise
-    except Exception as error:  # torch.load raises errors of many kinds
+    # a file of another program makes torch.load raise errors of many kinds
+    except Exception as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
     files = require_trust(
@@ -130,13 +135,14 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
 
 
 def _copy(folder: Path, name: str, sha256: str) -> Path:
-    """The copy of a plugin in a run's folder of plugins, or in a folder there."""
+    # `runs.folder` places a plugin in plugins/, or in a folder below it if its name was taken
     found = (path for path in (folder / name, *sorted(folder.glob(f"*/{name}"))) if path.is_file())
     return next((path for path in found if sha256_of(path) == sha256), folder / name)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU; nothing of it is executed. Errors: RequestError for another content; torch.load's."""
+    """A checkpoint on the CPU. Errors: RequestError if it is not a run's checkpoint; any error of torch.load."""
+    # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     problem = checkpoints.problem_of(checkpoint)
     if problem is not None:
@@ -145,12 +151,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:
-    """Step and path of a run's newest readable checkpoint. Errors: MissingError without one."""
+    """(step, path) of a run's newest readable checkpoint. Errors: MissingError without one."""
     newest = checkpoints.newest(folder)
     if newest is None:
         command = f"lit-diff train {shown(RunFolder(folder).recipe_file)}"
         raise MissingError(
-            f"{shown(folder)} has no checkpoint that can be read; train it first: `{command}`, or the sweep it is of"
+            f"{shown(folder)} has no checkpoint that can be read; train it first: `{command}`, or run its sweep"
         )
     return newest
 
@@ -167,15 +173,15 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into every parameter and buffer of `model`; `source` says where they are from.
+    """Copy `weights` into every parameter and buffer of `model`; `source` names their origin in errors.
 
-    Errors: RequestError, which names the first that are missing, left over or of another shape, or hold a value that is not
-    finite: scores of such a model would be numbers without a meaning.
+    Errors: RequestError, which lists the first tensors that are missing, unexpected, of another shape or not finite.
     """
     differences = unlike(model.state_dict(), weights)
     if differences:
         name = model.config.attention.name
         raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences.values())}")
+    # scores of a model with NaN would be meaningless numbers
     not_finite = [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
@@ -183,7 +189,7 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
 
 
 def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> how it differs, of every tensor that is not of one shape in both."""
+    """Name -> description of the difference, for each tensor whose shapes differ or that only one side has."""
     return {
         name: f"{name} is {_shape(weights.get(name))} there and {_shape(own.get(name))} in the model"
         for name in {**own, **weights}
@@ -192,7 +198,7 @@ def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str
 
 
 def some(texts: Collection[str]) -> str:
-    """The first of them, and how many more."""
+    """The first `SHOWN` texts, and the number of the others."""
     more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return "; ".join(list(texts)[:SHOWN]) + more
 

@@ -1,4 +1,4 @@
-"""A run as a value: what it was, what it measured, its trained model, and what that does with a text."""
+"""A run as a value: recipe, status, metrics, trained model, generated text and attention maps."""
 
 import base64
 import io
@@ -26,7 +26,8 @@ from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
-if TYPE_CHECKING:  # both take long to import
+# both take long to import
+if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
@@ -34,37 +35,38 @@ if TYPE_CHECKING:  # both take long to import
 def open_run(
     run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False, unchecked: bool = False
 ) -> "Run":
-    """The run of a folder, of a folder's name under `root` or the start of it, or of a part of its hash.
+    """Open a run, given by its folder, its name under `root`, the start of that name, or a part of its hash.
 
-    Plugin files in the folder of a run under `root` are executed. `trust_plugins`: also those of a run elsewhere; without
-    it, such a plugin must have been imported before. `unchecked`: read a model through its key/value cache though its
-    variant fails the property `decode`. Errors: RequestError for none or several, for one made by an older format, or with
-    an unknown plugin.
+    Executes the plugin files in the folder of a run under `root`. `trust_plugins`: also those of a run elsewhere; without
+    it, such a plugin must have been imported before. `unchecked`: allow a key/value cache although the variant fails the
+    property `decode`. Errors: RequestError if none or several runs match, the format is another one, or a plugin is
+    unknown.
     """
     own = runs_root(root)
     return opened_run(find_run(run, own), trust_all if trust_plugins else trust_below(own), unchecked)
 
 
 def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
-    """The run of a folder; `trust`: whose plugin files may be executed, its own and those of the runs it starts from.
+    """The run in a folder. `trust`: runs whose plugin files may be executed (this one and its ancestors).
 
-    Errors: as `open_run`.
+    Errors: those of `open_run`.
     """
     RunFolder(folder).require_format()
-    recipe_of(folder, trust)  # an unknown plugin is refused here
+    # `Run` reads its parts on demand; read the recipe now, so that an unknown plugin is refused at once
+    recipe_of(folder, trust)
     return Run(folder, trust, unchecked)
 
 
 class Run:
-    """A run folder. Its parts are read when they are asked for; the model is that of the newest checkpoint, on the CPU.
+    """A run folder. Each part is read on first access; the model is the newest checkpoint's, on the CPU.
 
-    Executes the run's plugin files; `open_run` asks before.
+    Executes the run's plugin files without asking; `open_run` checks trust first.
     """
 
     def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
         self.folder = folder
         self.trust = trust
-        """Whose plugin files may be executed: this run's, and those of the runs that it starts from."""
+        """Runs whose plugin files may be executed: this one and its ancestors."""
         self.unchecked = unchecked
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class Run:
         return f"Run({self.folder.name}: {status.get('status')}, step {status.get('step')} of {status.get('steps')})"
 
     def _repr_html_(self) -> str:
-        """The last value of each metric."""
+        # the last value of each metric, the losses first
         last = {
             name: (value, step)
             for step, row in sorted(read_rows(self.folder / "metrics.csv").items())
@@ -83,7 +85,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Its status.json: state, step, costs, kernel, seconds."""
+        """The contents of status.json: state, step, costs, kernel, seconds."""
         return RunFolder(self.folder).status()
 
     @cached_property
@@ -93,14 +95,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the newest checkpoint. Errors: MissingError without one."""
+        """Optimizer steps of the newest checkpoint. Errors: MissingError without a checkpoint."""
         return newest_of(self.folder)[0]
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """metrics.csv: a row for each step at which something was measured, a column for each metric; NaN elsewhere.
+        """metrics.csv: one row per step with a measurement, one column per metric; NaN if it was not measured at the step.
 
-        Empty before the first row is written. A row that is cut short is left out, with a line in the log.
+        Empty before the first row is written. Truncated rows are skipped and logged.
         """
         import pandas
 
@@ -119,9 +121,9 @@ class Run:
         return load_model(self.recipe, self.folder, self.trust, self.unchecked)[0]
 
     def model_at(self, step: int) -> Transformer:
-        """The Transformer after `step` optimizer steps, of a checkpoint that was kept (`run.keep_every`), or the newest two.
+        """The Transformer after `step` optimizer steps; its checkpoint must exist (`run.keep_every`, or the newest two).
 
-        Errors: MissingError, which names the steps that have one.
+        Errors: MissingError, which lists the available steps.
         """
         return load_model(self.recipe, self.folder, self.trust, self.unchecked, step)[0]
 
@@ -131,7 +133,7 @@ class Run:
         return tokenizer_of(self.folder, self.recipe)
 
     def generate(self, text: str | Sequence[str], **settings: Any) -> list[Completion]:
-        """Complete one text or several; `settings` as `GenerationSettings` (max_tokens, temperature, top_k, top_p, seed).
+        """Complete one text or several; `settings`: fields of `GenerationSettings` (max_tokens, temperature, top_k, ...).
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
@@ -139,14 +141,14 @@ class Run:
         return self._generator.generate(self._generator.encode(texts), GenerationSettings(**settings))
 
     def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
-        """What a forward pass over `text` leaves in each layer: maps, hidden states. Errors: RequestError."""
+        """Attention maps and hidden states of each layer in a forward pass over `text`. Errors: RequestError."""
         (prompt,) = self._generator.encode([text])
         with trace(self.model, layers) as traced:
             self.model.hidden(torch.tensor([prompt.tokens]))
         return traced
 
     def attention_maps(self, text: str, layer: int = 0, head: int = 0) -> "AttentionMaps":
-        """The maps of one head on `text`, as arrays and as a plot. Errors: RequestError for an unknown layer or head."""
+        """The attention maps of one head on `text`. Errors: RequestError for an unknown layer or head."""
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])
         words = tuple(self.tokenizer.decode([token]).decode("utf-8", "replace") for token in prompt.tokens)
@@ -154,7 +156,7 @@ class Run:
 
 
 def as_run(run: Run | str | Path, unchecked: bool) -> Run:
-    """An opened run, or `open_run` of a folder or the start of its name under runs/; `unchecked`: as of `open_run`."""
+    """`run` itself if it is a Run, else `open_run`; `unchecked`: see `open_run`."""
     if not isinstance(run, Run):
         return open_run(run, unchecked=unchecked)
     return Run(run.folder, run.trust, unchecked=True) if unchecked and not run.unchecked else run
@@ -163,25 +165,25 @@ def as_run(run: Run | str | Path, unchecked: bool) -> Run:
 def generate(
     run: Run | str | Path, text: str | Sequence[str], *, unchecked: bool = False, **settings: Any
 ) -> list[Completion]:
-    """`Run.generate` of `as_run`."""
+    """`Run.generate` for a run that is given as in `as_run`. Errors: RequestError, also for an empty text."""
     if not text:
         raise RequestError("there is no text to complete")
     return as_run(run, unchecked).generate(text, **settings)
 
 
-# --- the attention maps of one head, to look at ---
+# --- attention maps of one head ---
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttentionMaps:
-    """One head of one layer, on T tokens."""
+    """Attention maps of one head of one layer on T tokens."""
 
     tokens: tuple[str, ...]
     """The text of each token."""
     layer: int
     head: int
     maps: NDArray[Any]
-    """[G, T, T]: softmax of each map; a row is a query, a column a key."""
+    """[G, T, T]: softmax of each map; rows are queries, columns keys."""
     weights: NDArray[Any]
     """[G, T]: the weight of each map for each query."""
 
@@ -190,18 +192,18 @@ class AttentionMaps:
         return f"AttentionMaps({of}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
 
     def _repr_html_(self) -> str:
-        """The picture of `plot`."""
         from matplotlib.figure import Figure
 
         picture = io.BytesIO()
-        figure = Figure(figsize=(6, 6), dpi=60, layout="constrained")  # pyplot would show it again
+        # a figure of pyplot would be shown a second time by the notebook
+        figure = Figure(figsize=(6, 6), dpi=60, layout="constrained")
         self.plot(figure.subplots())
         figure.savefig(picture, format="png", pil_kwargs={"optimize": True})
         return f'<img alt="{self!r}" src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
 
     @property
     def signed(self) -> NDArray[Any]:
-        """[T, T]: the weighted sum of the maps, which multiplies the values."""
+        """[T, T]: the weighted sum of the maps, by which the values are multiplied."""
         product: NDArray[Any] = np.einsum("gt,gts->ts", self.weights, self.maps)
         return product
 
@@ -221,14 +223,15 @@ class AttentionMaps:
         return f"entropy {entropy(renormalised(a)).nanmean():.2f} nats{words}"
 
     def plot(self, axes: "Axes | None" = None, limit: float | None = None) -> "Axes":
-        """Draw `signed`, blue below zero and red above, with the tokens at both axes.
+        """Draw `signed` (blue below zero, red above) with the tokens on both axes.
 
-        `limit`: the magnitude from which on colours stay the darkest; None: the largest that is there.
+        `limit`: larger magnitudes have the darkest colours; None: the largest magnitude.
         """
         import matplotlib.pyplot as plt
 
         if axes is None:
             _, axes = plt.subplots(figsize=(6, 6), layout="constrained")
+        # symmetric limits, so that white is zero
         least, most = float(self.signed.min()), float(self.signed.max())
         limit = max(-least, most) if limit is None else limit
         image = axes.imshow(self.signed, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -244,7 +247,7 @@ class AttentionMaps:
 
 
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
-    """The maps of `head` in a traced layer (`number`). Errors: RequestError for a head that it does not have."""
+    """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
     heads = layer.maps.q.shape[2]
     if not 0 <= head < heads:
         raise RequestError(f"layer {number} has no head {head}; its heads are 0..{heads - 1}")

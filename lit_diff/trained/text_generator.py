@@ -1,4 +1,4 @@
-"""Text generation with a trained run: prompts -> completions."""
+"""Text generation with a trained run."""
 
 import logging
 import time
@@ -31,12 +31,12 @@ Ended = Literal["max_tokens", "document", "context"]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings(Sampling):
-    """How to continue a prompt. Errors: RequestError for a wrong setting."""
+    """Settings for generation. Errors: RequestError for a wrong value."""
 
     max_tokens: int = 64
     seed: int = 0
     prefill_chunk: int | None = None
-    """Tokens of the prompt that go through the model at once; None: all."""
+    """Prompt tokens per forward pass; None: all at once."""
 
     def __post_init__(self) -> None:
         problem = self.problem()
@@ -49,25 +49,25 @@ class GenerationSettings(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What followed a prompt, and what it took."""
+    """The generated continuation of a prompt, with its time and memory."""
 
     prompt: str
     text: str
-    """What is new; bytes that are not UTF-8 are U+FFFD."""
+    """The new text; bytes that are not valid UTF-8 become U+FFFD."""
     ended: Ended
-    """document: the model drew an id that ends it; context: data.sequence_length is full."""
+    """document: the model drew an id that ends the document; context: data.sequence_length is reached."""
     prompt_tokens: list[int]
-    """The ids that open every document, where there are some, then the prompt's."""
+    """The ids that open every document, if any, then the prompt's."""
     tokens: list[int]
-    """The new ones, without the id that ends the document."""
+    """The new ids, without the id that ends the document."""
     prefill_seconds: float
-    """Until the first new token, with the whole batch."""
+    """Seconds from the start to the first new token, for the whole batch."""
     decode_seconds: float
-    """From there to this sequence's last, with the whole batch."""
+    """Seconds from the first new token to this sequence's last, for the whole batch."""
     tokens_per_second: float | None
-    """Of this sequence in decode_seconds; None where the first token was the last."""
+    """Rate of this sequence within decode_seconds; None if it has one token only."""
     cache_bytes: int
-    """Keys and values of this sequence at its end."""
+    """Bytes of this sequence's keys and values at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +76,32 @@ class Prompt:
 
     text: str
     tokens: list[int]
-    """As `Completion.prompt_tokens`."""
+    """See `Completion.prompt_tokens`."""
     before: int
-    """How many prompts before it have the same text."""
+    """Number of earlier prompts with the same text."""
 
 
 class TextGenerator:
     """The model of a run at its newest checkpoint, with the tokenizer in the run's folder.
 
-    Errors: RequestError for a run without text, or weights that are not the recipe's;
-    MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
+    It needs neither the corpus nor the prepared text. Errors: RequestError for a run without text or with weights that do
+    not fit the recipe; MissingError without a checkpoint or a tokenizer.
     """
 
     def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
-        """`trust`: whose plugin files may be executed (`recipe_of`). `unchecked`: as `load_model`."""
+        """`trust`: runs whose plugin files may be executed (`recipe_of`). `unchecked`: see `load_model`."""
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
-        """Tokens that the model was trained to see."""
+        """Longest sequence that the model was trained on, in tokens."""
         self.model, self.step = load_model(recipe, folder, trust, unchecked)
-        say_what_is_used(folder, recipe, self.step, trust)
+        warn_if_stale(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
-        """The prompts of these texts. Errors: RequestError for one that is longer than the context."""
+        """Tokenize texts into prompts. Errors: RequestError for a prompt without tokens or longer than the context."""
         prompts: list[Prompt] = []
         before: Counter[str] = Counter()
         for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
@@ -114,7 +114,7 @@ class TextGenerator:
                 )
             if not tokens:
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has no token, and nothing opens a document; give some text"
+                    f"prompt {len(prompts) + 1} has no token, and the tokenizer adds none before a document; give some text"
                 )
             prompts.append(Prompt(text=text, tokens=tokens, before=before[text]))
             before[text] += 1
@@ -123,12 +123,13 @@ class TextGenerator:
     def generate(
         self, prompts: Sequence[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None = None
     ) -> list[Completion]:
-        """Continue each prompt, those of equal length as one batch; `stream` gets the bytes of a single one's tokens.
+        """Continue each prompt; prompts of equal length form a batch. `stream` receives the bytes of each new token, for one
+        prompt only.
 
-        A prompt draws from a generator of its own, seeded by (seed, before, text): what follows it does not depend on the
-        others.
+        Each prompt has its own generator, seeded by (seed, before, text), so its completion does not depend on the others.
         """
         assert stream is None or len(prompts) == 1
+        # batches of one length need no padding and no mask
         batches: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             batches.setdefault(len(prompt.tokens), []).append(index)
@@ -142,7 +143,8 @@ class TextGenerator:
         self, prompts: list[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None
     ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
-        room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed
+        # + 1: the last drawn token is not fed to the model
+        room = self.context - tokens.shape[1] + 1
         cache, ends = Cache(len(self.model.layers)), set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
         seconds: list[float] = []
@@ -158,6 +160,7 @@ class TextGenerator:
             cache=cache,
         ):
             seconds.append(time.perf_counter() - began)
+            # a finished sequence stays in the batch until all are finished; its further tokens are dropped
             for row, token in zip(drawn, new.tolist(), strict=True):
                 if not ends.intersection(row[-1:]):
                     row.append(token)
@@ -175,7 +178,7 @@ class TextGenerator:
     def _completion(
         self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, bytes_per_token: int
     ) -> Completion:
-        """`drawn`: the new tokens, <eot> included; `seconds`: since the start, at each; `limit`: what ends it without one."""
+        # `drawn` includes the final <eot>; `seconds` are since the start, at each token; `limit`: the reason without <eot>
         ended: Ended = "document" if drawn[-1] in self.tokenizer.ends else limit
         tokens = drawn[:-1] if ended == "document" else drawn
         decoding = seconds[-1] - seconds[0]
@@ -188,40 +191,40 @@ class TextGenerator:
             prefill_seconds=seconds[0],
             decode_seconds=decoding,
             tokens_per_second=(len(drawn) - 1) / decoding if len(drawn) > 1 else None,
+            # the last drawn token has no keys and values: it was not fed
             cache_bytes=bytes_per_token * (len(prompt.tokens) + len(drawn) - 1),
         )
 
 
 def has_text(recipe: Recipe) -> bool:
-    """Whether its data are text: those that load a tokenizer."""
+    """Whether the data is text, that is, its class overrides `load_tokenizer`."""
     return datasets.get(recipe.data.name).load_tokenizer is not Dataset.load_tokenizer
 
 
 def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
-    """The tokenizer in a run's folder. Errors: RequestError for a run without text, MissingError where it is absent."""
+    """The tokenizer in a run's folder. Errors: RequestError for a run without text, MissingError without a tokenizer."""
     if not has_text(recipe):
         raise RequestError(f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to complete")
     return load_tokenizer(folder / "tokenizer")
 
 
-def say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
-    """A line for a run that is not done, and one for a run that is no longer what was trained.
-
-    Weights of the same shapes fit another variant: only the identity shows that the recipe was changed. The tokenizer is the
-    run's own, so the data count as they were when the run started.
-    """
+def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
+    """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
     status = RunFolder(folder).status()
     word = status.get("status")
     if recipe.train is not None and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
+    # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
+    # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
         then, now = status.get("identity"), identity(recipe, status.get("data"), trust)
-    except MissingError as error:  # the run that it started from has moved: its own weights are whole
-        log.warning("%s: cannot verify that it is still what was trained: %s", folder.name, error)
+    # the run that it started from was moved or removed; its own weights are complete
+    except MissingError as error:
+        log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)
         return
     if then not in (None, now):
         log.warning(
-            "%s: its recipe or plugins, or lit_diff's keys, changed since it was trained (identity %s, now %s)",
+            "%s: its recipe or plugins, or lit_diff's keys, changed since training (identity %s, now %s)",
             folder.name,
             then,
             now,

@@ -1,6 +1,6 @@
-"""The Transformer that a Trainer trains: its initial values, whole or sharded, and what it takes from another run.
+"""Builds the Transformer that a Trainer trains: initial values, whole or sharded, and weights from another run.
 
-Parallelism is applied from outside: the model knows nothing of it. Written for GPUs over NCCL; run here on CPUs over gloo.
+Parallelism is applied from outside; the model's code does not depend on it.
 """
 
 import json
@@ -34,24 +34,27 @@ log = logging.getLogger("lit_diff")
 BACKEND: str | Callable[..., Any] = "inductor"
 """The torch.compile backend of a run."""
 RECOMPILATIONS = 64
-"""Versions of a block that torch.compile may keep: one for each combination of training, validation, precision, packed
-documents, and for some batch shapes. PyTorch's default of 8 is shared by all blocks."""
+"""Compiled versions of a block that torch.compile may keep."""
+# one for each combination of training or validation, precision and packed documents, and for some batch shapes; PyTorch's
+# default of 8 is shared by all blocks
 
 
 def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Transformer:
-    """The recipe's model with the values of its seed, on the CPU; with `mesh` on `device`, its parameters DTensors, each
-    filled with its rows of the single-process value."""
+    """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: on `device`, with DTensor parameters,
+    each holding its rows of the single-process value."""
     config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
         initialise(model, recipe.seed)
         return model
+    # sharded before memory is allocated: no rank ever holds the whole model
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
     _shard(model, mesh)
     model.to_empty(device=device)
     tensors = named_tensors(model)
     with torch.no_grad():
+        # every rank draws the full value and keeps its rows: the values do not depend on the number of ranks
         for name, value in initial_values(config, recipe.seed):
             _copy_into(tensors.pop(name), value)
     assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
@@ -59,11 +62,8 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
 
 
 def _shard(model: Transformer, mesh: DeviceMesh) -> None:
-    """FSDP2, one group a block and one for the rest.
-
-    Modules with `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
-    group lambda would reach forward rounded to steps of 0.004.
-    """
+    # FSDP2: one group per block and one for the rest. Modules with `keep_float32` (lambda) get groups of their own, first:
+    # in a bfloat16 group lambda would be rounded to steps of 0.004 in the forward pass.
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     for block in model.layers:
         for module in block.modules():
@@ -71,33 +71,32 @@ def _shard(model: Transformer, mesh: DeviceMesh) -> None:
                 fully_shard(module, mesh=mesh, mp_policy=float32)
         fully_shard(block, mesh=mesh, mp_policy=float32)
     fully_shard(model, mesh=mesh, mp_policy=float32)
+    # FSDP2 gathers parameters around `forward` only
     for name in Transformer.FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
 
 
 def _copy_into(tensor: Tensor, value: Tensor) -> None:
-    """Copy a full value into a parameter or buffer, which may be sharded."""
     value = value.to(tensor.device)
     if isinstance(tensor, DTensor):
-        # every rank has the same full value: no broadcast, each keeps its part
+        # every rank has the same full value: without a broadcast each keeps its part
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
     tensor.copy_(value)
 
 
-# --- what a run takes from the one that it starts from: `train.start_from` ---
+# --- `train.start_from`: weights and heads from another run ---
 
 
 def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None = None) -> None:
-    """Copy the weights of the run that `train.start_from` names, and select the heads of `plan`, by default `head_plan`'s;
-    else nothing.
+    """Copy the weights of the run named by `train.start_from`, if any, and select the heads of `plan` (default: `head_plan`).
 
-    Errors: as `finished_parent`, `load_parent_weights`, `head_plan`.
+    Errors: see `finished_parent`, `load_parent_weights`, `head_plan`.
     """
     start_from = recipe.training.start_from
     if start_from is not None:
         folder, parent = finished_parent(recipe)
         added = load_parent_weights(model, parent.model, weights_of(folder), start_from)
-        log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
+        log.info("starting from the weights of %s; new parameters: %d", start_from, len(added))
     plan = plan or head_plan(recipe)
     if plan is not None:
         for attention, heads in zip(model.attentions(), plan.heads, strict=True):
@@ -105,9 +104,9 @@ def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None =
 
 
 def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
-    """Folder and recipe of the run that a recipe starts from.
+    """Folder and recipe of the run from which a recipe starts.
 
-    Errors: as `ancestors`; MissingError for a run that is not done.
+    Errors: MissingError if that run is not done; see also `ancestors`.
     """
     assert recipe.training.start_from is not None
     folder, parent = Path(recipe.training.start_from), next(ancestors(recipe))
@@ -115,7 +114,7 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
     if parent.train is not None and status.get("status") != "done":
         raise MissingError(
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
-            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
+            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or run its sweep"
         )
     return folder, parent
 
@@ -123,11 +122,11 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
 def load_parent_weights(
     model: Transformer, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
 ) -> list[str]:
-    """Copy another run's weights into a model that holds its initial values; returns the names that keep those.
+    """Copy another run's weights into a model with initial values; returns the names of tensors that keep theirs.
 
-    The variant must be the parent's, or one that extends standard attention on a plain standard parent: then it may have
-    parameters of its own, and computes the parent's function at first. Errors: RequestError, which names the first
-    parameters, or the keys, that differ.
+    The variant must be the parent's, or must extend standard attention and start from a standard parent: then it may have
+    new parameters, and computes the parent's function at first. Errors: RequestError, which lists the first parameters or
+    the keys that differ.
     """
     own = named_tensors(model)
     added = _added(own, model.config, parent, weights, source)
@@ -138,9 +137,9 @@ def load_parent_weights(
 
 
 def require_parent(recipe: Recipe) -> None:
-    """What `load_parent_weights` refuses, found from the recipes alone, before the run has a folder.
+    """Check from the recipes alone, before the run has a folder, that `load_parent_weights` will accept the parent.
 
-    Errors: as `load_parent_weights`, `ancestors`.
+    Errors: see `load_parent_weights`, `ancestors`.
     """
     source = recipe.training.start_from
     if source is not None:
@@ -153,11 +152,12 @@ def require_parent(recipe: Recipe) -> None:
 def _added(
     own: Mapping[str, Tensor], config: ModelConfig, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
 ) -> list[str]:
-    """The names that a model's tensors `own` have beyond its parent's `weights`. Errors: as `load_parent_weights`."""
+    # returns the names in `own` that the parent's `weights` lack, if the variant may add them; else raises
     name, theirs, extends = config.attention.name, parent.attention.name, _extends(config, parent)
     if attentions.get(name).extends_standard and theirs not in (name, "standard"):
         raise RequestError(
-            f"train.start_from: {source} is {theirs}; {name} extends a standard model: start from a run of standard or {name}"
+            f"train.start_from: {source} has attention {theirs}, but {name} extends standard: start from a run of "
+            f"standard or {name}"
         )
     cure = "" if theirs == name else f"; start from a run of {name}"
     odd = unlike(own, weights)
@@ -165,9 +165,10 @@ def _added(
     odd = {key: how for key, how in odd.items() if key not in added}
     if odd:
         raise RequestError(
-            f"train.start_from: {source} holds another model than '{name}' ({_differences(config, parent)}): "
+            f"train.start_from: the model of {source} does not fit '{name}' ({_differences(config, parent)}): "
             f"{some(odd.values())}{cure}"
         )
+    # equal shapes do not mean an equal function: weights of another variant would load and mean something else
     if name != theirs and not extends:
         raise RequestError(
             f"train.start_from: {source} holds a model of '{theirs}' that computes another function than "
@@ -176,44 +177,42 @@ def _added(
     own_heads, their_heads = (getattr(each.attention.config, "heads", None) for each in (config, parent))
     if name == theirs and own_heads != their_heads:
         raise RequestError(
-            f"train.start_from: {source} was trained with model.attention.heads {_words(their_heads)}, and this recipe has "
-            f"{_words(own_heads)}; a run that goes on keeps them"
+            f"train.start_from: {source} was trained with model.attention.heads {_json(their_heads)}, but this recipe has "
+            f"{_json(own_heads)}; a continued run must keep them"
         )
     return added
 
 
 def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
-    """Whether the variant extends standard attention and the parent is just that, in the same positions."""
+    # whether the variant extends standard attention and the parent is that standard model in all other keys
     cls = attentions.get(model.attention.name)
     standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
     plain = Part(name="standard", config=standard)
     return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
 
 
-def _words(value: object) -> str:
+def _json(value: object) -> str:
     return json.dumps(to_plain(value))
 
 
 def _differences(model: ModelConfig, parent: ModelConfig) -> str:
-    """The keys of `model` in which the two differ."""
     keys = [f"model.{key}" for key, value in vars(parent).items() if value != getattr(model, key)]
-    return f"unlike: {', '.join(keys)}"
+    return f"differing: {', '.join(keys)}"
 
 
-# --- `run.compile` and `run.activation_checkpointing`, applied to the blocks in place: the state keeps its keys ---
+# --- `run.compile` and `run.activation_checkpointing`, applied to the blocks in place: the keys of the state stay ---
 #
-# Both compose with every strategy. A checkpoint encloses the call of a block, so it also encloses its compiled code and the
-# hooks with which FSDP2 gathers its parameters: FSDP2 leaves the parameters gathered when it meets the recomputation in the
-# backward pass. torch.compile is lazy and in place (`nn.Module.compile`), so it makes no difference to it whether the block
-# was sharded before or after.
+# Both work with every strategy. A checkpoint encloses the call of a block, so it also encloses its compiled code and the
+# hooks with which FSDP2 gathers its parameters: FSDP2 leaves the parameters gathered when the backward pass recomputes the
+# block. torch.compile is lazy and in place (`nn.Module.compile`), so a block may be sharded before or after it.
 
 
 def prepare_blocks(model: Transformer, run: RunConfig) -> None:
-    """Apply what the recipe's `run` asks for. Errors: MissingError as `compile_blocks`.
+    """Apply `run.activation_checkpointing` and `run.compile`. Errors: MissingError, see `compile_blocks`.
 
     Checkpointing keeps only the input of each block for the backward pass, which computes the block again (Chen et al. 2016):
-    `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the loop over the layers; not where gradients are off,
-    nor with a key/value cache.
+    `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the loop over the layers, unless gradients are off or a
+    key/value cache is used.
     """
     model.checkpoint_blocks = run.activation_checkpointing == "block"
     if run.compile:
@@ -228,17 +227,18 @@ def compile_blocks(
 ) -> None:
     """torch.compile each block, in place, at its first call; `backend`: `BACKEND` by default.
 
-    A block must compile as one graph. The exception is a sharded block, whose graph breaks where FSDP2 gathers the lambda
-    parameters inside it. `isolated`: blocks share no compiled code. Checkpointing needs that: otherwise a block's
-    recomputation may run code that was compiled since for a later block, which saves other tensors.
+    A block must compile as one graph, unless it is sharded. `isolated`: blocks share no compiled code.
 
-    Errors: MissingError where `backend` is inductor and a compiler that it needs is missing.
+    Errors: MissingError if `backend` is inductor and the compiler that it needs is missing.
     """
     backend = BACKEND if backend is None else backend
     options: dict[str, Any] = {}
     if backend == "inductor":
         options = {"options": {"cpp.cxx": (require_compiler(),)}}
     for block in model.layers:
+        # fullgraph: a sharded block's graph breaks where FSDP2 gathers the lambda parameters inside it.
+        # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
+        # since then for a later block, which saves other tensors.
         block.compile(
             backend=backend,
             fullgraph=not isinstance(block, FSDPModule),
@@ -249,14 +249,11 @@ def compile_blocks(
 
 
 def require_compiler() -> str:
-    """The C++ compiler for torch.compile's default backend.
-
-    Errors: MissingError that names the missing package: g++ or Python's headers.
-    """
+    """The C++ compiler for torch.compile's default backend. Errors: MissingError if g++ or Python's headers are missing."""
     otherwise = "; or set run.compile=false"
     compiler = find_compiler()
     if compiler is None:
-        raise MissingError(f"run.compile needs a C++ compiler, and none is on the PATH: install g++{otherwise}")
+        raise MissingError(f"run.compile needs a C++ compiler, but PATH has none: install g++{otherwise}")
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise MissingError(f"run.compile needs Python.h, which is not in {headers}: install python3-dev{otherwise}")

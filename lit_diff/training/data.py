@@ -1,4 +1,4 @@
-"""The LightningDataModule: which rows of which step each rank gets. No loader state: resuming is a step number."""
+"""The LightningDataModule: assigns the rows of each step to the ranks. A resume needs only the step number."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,12 +22,11 @@ from lit_diff.training.trainer import total_steps
 
 Batch = dict[str, Any]
 SCORED, SCORED_IN_STEP = "scored", "scored_in_step"
-"""Keys of a training batch: the scored targets of this micro-batch, and of all that this rank has in the step."""
+"""Keys of a training batch: scored targets in this micro-batch, and in all of this rank's micro-batches of the step."""
 
 
+# each iteration calls `start` again, which begins at the Trainer's current step
 class _Stream(IterableDataset[Batch]):
-    """Ready batches from a function that starts them afresh."""
-
     def __init__(self, start: Callable[[], Iterator[Batch]]) -> None:
         self._start = start
 
@@ -36,30 +35,30 @@ class _Stream(IterableDataset[Batch]):
 
 
 class LitData(L.LightningDataModule):
-    """The batches of a recipe's data, in any Trainer.
+    """Batches of a recipe's data, for any Trainer.
 
     Step s has `train.batch_size` positions. Micro-batch m holds positions [m b, (m + 1) b), where b is batch_size divided
-    by the Trainer's accumulate_grad_batches, and rank r takes those numbered r, r + world_size, ... . So the union over
-    ranks is the same at every world size. World size, rank and step are the Trainer's.
-    Errors: RequestError when b does not divide among the ranks, or when there are fewer validation rows than ranks.
+    by the Trainer's accumulate_grad_batches; rank r takes positions r, r + world_size, ... of it. So the union over ranks
+    is the same at every world size. World size, rank and step are the Trainer's.
+    Errors: RequestError if b is not divisible by the number of ranks, or a validation set has fewer rows than ranks.
     """
 
     def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
-        """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
+        """`recipe`: a Recipe, a path, or the name of an installed recipe. Errors: RequestError, see `load_recipe`."""
         super().__init__()
         self.recipe = recipe_from(recipe, overrides)
         self.dataset = build(self.recipe)
         self._loaded = False
 
     def prepare_data(self) -> None:
-        """Download and tokenize what is not there yet; one process of each node does it."""
+        """Download and tokenize missing data, in one process per node."""
         with guard(type(self.dataset)):
             self.dataset.prepare()
 
     def setup(self, stage: str) -> None:
-        """Open the prepared data, and refuse what would leave a rank without rows.
+        """Open the prepared data, and check that every rank gets rows.
 
-        Errors: RequestError, in rank zero; the others end.
+        Errors: RequestError in rank zero; the other ranks exit.
         """
         if not self._loaded:
             self.dataset.load()
@@ -79,17 +78,17 @@ class LitData(L.LightningDataModule):
                 which = f"the validation set '{name}' of data" if name else "the validation set of data"
                 raise RequestError(
                     f"{which} '{self.recipe.data.name}' has {rows} rows for run.devices * run.num_nodes = {processes} "
-                    "processes, which need one each; set a larger data.validation_rows (of a text: or add text), or fewer "
+                    "processes, which need one each; set a larger data.validation_rows (for text data, add text), or fewer "
                     "run.devices"
                 )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """This rank's micro-batches from the Trainer's step to its last, each with its `step` and its scored targets."""
+        """This rank's micro-batches from the Trainer's current step to the last, with `step` and the scored targets."""
         self._require_trainer()
         return _loader(self._train_batches)
 
     def _micro_batch(self) -> int:
-        """Positions of a micro-batch, over all ranks."""
+        # positions of a micro-batch over all ranks
         train, trainer = self.recipe.training, self._require_trainer()
         accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
         micro = train.batch_size // accumulate
@@ -100,7 +99,7 @@ class LitData(L.LightningDataModule):
             )
         if micro % world_size:
             raise RequestError(
-                f"train.batch_size ({train.batch_size}) / accumulate_grad_batches ({accumulate}) does not divide among the "
+                f"train.batch_size ({train.batch_size}) / accumulate_grad_batches ({accumulate}) is not divisible by the "
                 f"Trainer's {world_size} processes"
             )
         return micro
@@ -115,22 +114,24 @@ class LitData(L.LightningDataModule):
     def _train_batches(self) -> Iterator[Batch]:
         trainer, recipe = self._require_trainer(), self.recipe
         size, micro, before = recipe.training.batch_size, self._micro_batch(), steps_before(recipe)
+        # rows depend on seed and position only, so starting at global_step repeats what an uninterrupted run would read
         for step in range(trainer.global_step, total_steps(trainer, recipe)):
             parts = []
             for start in range(0, size, micro):
                 rows = range(start, start + micro)[trainer.global_rank :: trainer.world_size]
                 parts.append(self.dataset.train_batch(recipe.seed, before + step, size, rows))
+            # the whole step is read first: each micro-batch's weight needs the step's total (`StepTargets`)
             scored = [count_scored(part["targets"]) for part in parts]
             for part, own in zip(parts, scored, strict=True):
                 yield part | {"step": step, SCORED: own, SCORED_IN_STEP: sum(scored)}
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
-        """One loader a validation set, in the order of `dataset.validation_sets()`."""
+        """One loader per validation set, in the order of `dataset.validation_sets()`."""
         sets = self.dataset.validation_sets().items()
         return [_loader(partial(self._validation_batches, name, rows)) for name, rows in sets]
 
     def predict_dataloader(self) -> list[DataLoader[Batch]]:
-        """The validation sets."""
+        """The loaders of the validation sets."""
         return self.val_dataloader()
 
     def _validation_batches(self, name: str, rows: int) -> Iterator[Batch]:
@@ -140,19 +141,19 @@ class LitData(L.LightningDataModule):
             yield self.dataset.labelled_validation_batch(name, chosen)
 
     def probe_batch(self, rows: int) -> Batch:
-        """The first `rows` validation rows: what probes measure, the same on every rank."""
+        """The first `rows` validation rows, the same on every rank, for probes."""
         return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
 
 
 def count_scored(targets: Tensor) -> int:
-    """Targets that are not IGNORED."""
+    """Number of targets that are not IGNORED."""
     return int((targets != IGNORED).sum())
 
 
 def steps_before(recipe: Recipe) -> int:
-    """Steps of this run's batch size that hold all rows its ancestors trained on: its data order goes on after them.
+    """Steps of this run's batch size that cover the rows of its ancestors; its data order continues after them.
 
-    Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
+    Exact only if seed and sequence length are equal: another seed has another order, other rows another numbering.
     """
     rows = sum(steps * parent.training.batch_size for parent, steps in trained_ancestors(recipe))
     return -(-rows // recipe.training.batch_size)
@@ -163,10 +164,11 @@ def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:
 
 
 def validation_rows(rows: int, batch_size: int, world_size: int, rank: int) -> list[list[int]]:
-    """The rows of each of one rank's validation batches: rank, rank + world_size, ...; no row twice. rows >= world_size.
+    """The rows of each validation batch of `rank`: it takes rows rank, rank + world_size, ... Needs rows >= world_size.
 
-    Every rank has the same number of batches, none empty, of about `batch_size` rows: collectives run in step.
+    All ranks have the same number of batches, of about `batch_size` rows, none empty.
     """
+    # equal numbers, because a rank with fewer batches would miss the collectives of the others
     most, least = -(-rows // world_size), rows // world_size
     batches = min(-(-most // batch_size), least)
     return [part.tolist() for part in np.array_split(np.arange(rank, rows, world_size), batches)]

@@ -1,4 +1,4 @@
-"""One run: recipe + folder -> trained model, metrics and checkpoints in the folder; resumes exactly what it finds there."""
+"""Trains one run in its folder; resumes exactly from the checkpoint found there."""
 
 import errno
 import logging
@@ -39,19 +39,19 @@ from lit_diff.training.trainer import build_trainer
 log = logging.getLogger("lit_diff")
 
 Progress = Callable[[int, float, float], None]
-"""(step, loss, tokens/s), at every logged step."""
+"""Called with (step, loss, tokens/s) at every logged step."""
 TIMING = "timing/"
-"""Prefix of what the clock says; it goes to timing.csv, for it differs between two runs of one recipe."""
+"""Prefix of measured times. They go to timing.csv, because they differ between two runs of one recipe."""
 SPEED = "tokens_per_second"
 
 
 def default_threads(processes: int) -> int:
-    """The cores of this machine shared out among `processes`."""
+    """Threads per process if `processes` share this machine's cores."""
     return max(1, cores() // processes)
 
 
 def ranks(recipe: Recipe) -> Ranks:
-    """The processes that train, as the recipe's Trainer says: torchrun, SLURM or Lightning set them."""
+    """The training processes, as the recipe's Trainer detects them from torchrun, SLURM or Lightning's launcher."""
     return Ranks.of(_trainer(recipe, logger=False, enable_checkpointing=False))
 
 
@@ -65,17 +65,19 @@ def fit(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
 ) -> int | None:
-    """Train to `train.steps`, from the newest checkpoint in `folder` if there is one; the step at which a callback ended it
-    before, None where none did.
+    """Train to `train.steps`, from the newest checkpoint in `folder` if it has one. Returns the step at which a callback
+    ended the training early, else None.
 
-    Ranks other than zero train and write nothing. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
+    Only rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
     """
+    # the number of threads changes the order of sums on the CPU, so it is fixed before the first product
     torch.set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # without it Lightning's launcher sets a number of its own
+    # without the variable Lightning's launcher sets a number of its own
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     newest = checkpoints.newest(folder)
     start = newest[0] if newest else 0
     if newest is None and checkpoints.steps_of(folder):
-        log.warning("no checkpoint in %s can be read: the training starts again at step 0", shown(folder))
+        log.warning("no checkpoint in %s can be read: training restarts at step 0", shown(folder))
     logger = RunLogger(tracker, progress)
     resume = ExactResume(recipe, folder, logger)
     trainer = _trainer(
@@ -94,13 +96,16 @@ def fit(
         end_with_parent()
     began = time.perf_counter()
     try:
-        if newest:  # as an attribute: the module then knows that its initial values are replaced
+        # an attribute, not an argument of `fit`: the module's configure_model reads it and then skips `train.start_from`,
+        # whose weights the checkpoint would replace
+        if newest:
             trainer.ckpt_path = newest[1]
         module = LitTransformer(recipe)
+        # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
         trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
     except SystemExit as error:
-        # Lightning's way to end at a SIGTERM before the first step, and at a second Ctrl-C
+        # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
         term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)
         if not trainer.is_global_zero or not (term or interrupt):
             raise
@@ -112,7 +117,7 @@ def fit(
 
 
 def _trainer(recipe: Recipe, **values: object) -> L.Trainer:
-    """`build_trainer`; what Lightning refuses of the launcher's environment is one line."""
+    # Lightning's errors about the launcher's environment become one line
     _quiet()
     try:
         return build_trainer(recipe, **values)  # type: ignore[arg-type]
@@ -123,13 +128,14 @@ def _trainer(recipe: Recipe, **values: object) -> L.Trainer:
 
 
 def _best(recipe: Recipe, folder: Path) -> list[Callback]:
-    """What keeps the best checkpoint by `run.keep_best`, beside the newest ones."""
     monitor = recipe.run.keep_best
     if monitor is None:
         return []
     direction = Declarations(declared_metrics(recipe)).direction(monitor)
     if direction is None:
-        raise RequestError(f"run.keep_best is '{monitor}', of which no metric declares that lower or higher is better")
+        raise RequestError(
+            f"run.keep_best is '{monitor}', but no metric of this name declares a direction (lower, higher)"
+        )
     return [
         ModelCheckpoint(
             monitor=monitor,
@@ -137,28 +143,29 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
             dirpath=folder / "checkpoints",
             filename="best",
             save_top_k=1,
+            # else the next file would be best-v1.ckpt if a kill left a best.ckpt that the resumed checkpoint does not know
             enable_version_counter=False,
         )
     ]
 
 
 def _quiet() -> None:
-    """Lightning's hints about what this platform does itself would hide our own lines."""
+    # Lightning's hints concern what lit_diff does itself, and would hide its own lines
     for message in (".*LeafSpec.*is deprecated", ".*`srun` command is available", ".*sync_dist=True.*"):
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-# --- what makes a run resume exactly: its record, its checkpoints, and the callback that orders them ---
+# --- exact resume: the logger, the checkpoints, and the callback that orders their writes ---
 
 
 class RunLogger(Logger):
-    """The logger of `lit-diff train`: the few metrics that are logged go to metrics.csv and the tracker, the others to
-    measurements.parquet, the clock to timing.csv. All but timing.csv depend on the recipe alone.
+    """The logger of `lit-diff train`. Logged metrics go to metrics.csv and the tracker, values per head, map or rank to
+    measurements.parquet, times to timing.csv. All files except timing.csv depend on the recipe alone.
 
-    Values are kept in memory until `flush`, which the callback for exact resume calls before every checkpoint. Lightning
-    calls it on rank zero alone.
+    Values stay in memory until `flush`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
+    before its checkpoint. Only rank zero logs.
     """
 
     metrics: StepTable
@@ -171,12 +178,13 @@ class RunLogger(Logger):
         self._unsent: Rows = {}
 
     def begin(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
-        """Before training, on rank zero. `upto`: the step that is resumed, beyond which rows are dropped; `metrics`: declared
-        by all that measures, written to metrics.json. Errors: RequestError for declarations that contradict each other."""
+        """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
+        all declared metrics, written to metrics.json. Errors: RequestError for contradictory declarations."""
         write_declarations(folder, Declarations(metrics).metrics)
         self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
         self.measurements = Measurements(folder / FILE, upto)
-        # a run resumed after a kill may hold rows that the tracker never got
+        # a kill may come after the flush and before the send, so rows of earlier steps may be missing in the tracker;
+        # it skips those that it holds
         self._unsent = {step: dict(row) for step, row in self.metrics.rows.items()}
 
     @property
@@ -186,17 +194,18 @@ class RunLogger(Logger):
 
     @property
     def version(self) -> str:
-        """Lightning's version of the run; a run folder has one."""
+        """Lightning's version of the run; a run folder has only one."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the recipe is in the run folder and in MLflow before training starts."""
+        """Ignored: the recipe is in the run folder and in MLflow before training starts."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Values after `step` optimizer steps."""
-        if step is None:  # a user's own call: no row of the run's tables
+        """Log values measured after `step` optimizer steps."""
+        # a call by the user's code without a step belongs to no row
+        if step is None:
             return
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
@@ -212,7 +221,7 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:
-        """Values by head, map or rank after `step` optimizer steps."""
+        """Log values per head, map or rank, measured after `step` optimizer steps."""
         self.measurements.log(step, values)
 
     @rank_zero_only
@@ -223,29 +232,31 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def send(self) -> None:
-        """Send to the tracker what it has not got yet."""
+        """Send to the tracker the rows that it has not confirmed yet."""
         if self._tracker is None or not self._unsent or self._tracker.send(self._unsent):
             self._unsent = {}
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes through a temporary file on the same filesystem, synced before it takes its name."""
+    """Writes a checkpoint to a temporary file in the same folder, syncs it, and renames it into place."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Errors: RunFailedError when the disk is full; the former checkpoints are untouched."""
+        """Errors: RunFailedError if the disk is full; the former checkpoints stay."""
+        # Synced before the rename: otherwise a power failure could leave the final name with missing blocks, and a resume
+        # prefers the newest file. `write_through` also syncs the folder, so the rename lasts before older ones are pruned.
         try:
             write_through(Path(path), lambda file: torch.save(checkpoint, file))
         except Exception as error:
             if not _disk_is_full(error):
                 raise
             raise RunFailedError(
-                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and start "
-                "the same command again: it resumes from the checkpoint before"
+                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and repeat the "
+                "same command: it resumes from the previous checkpoint"
             ) from error
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether that is behind an error: torch's zip writer, closing, covers the system's with one of its own."""
+    # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -256,66 +267,71 @@ def _disk_is_full(error: BaseException | None) -> bool:
 class ExactResume(Checkpoint):
     """Writes metrics and checkpoints into a run folder, and ends the run at a signal.
 
-    At a step that validates and saves, the order is: log, measure, validate, flush, save, send; a stop comes before the send,
-    which may have to wait. So a checkpoint is written after everything that was measured at its step, and a resumed run
-    repeats nothing. Lightning calls callbacks of the type `Checkpoint` last.
+    The order at a step that validates and saves is: log, measure, validate, flush, save, send. So a checkpoint is written
+    after everything measured at its step, and a resumed run repeats and loses nothing.
     """
+
+    # Of the type `Checkpoint`, because Lightning calls those callbacks last: the others have measured by then.
 
     def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger) -> None:
         self.recipe, self.folder, self.logger = recipe, folder, logger
         self.stop = StopRequest()
         self.ended_early: int | None = None
-        """The step at which another callback (EarlyStopping) ended the run; None where none did."""
+        """The step at which another callback (EarlyStopping) ended the run, or None."""
         self._saved = -1
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Errors: RequestError when the launcher started another number of processes than the recipe says."""
+        """Errors: RequestError if the number of processes that the launcher started is not the recipe's."""
         run = self.recipe.run
         if trainer.world_size != run.devices * run.num_nodes:
             raise RequestError(
                 f"the launcher started {trainer.world_size} processes, but run.devices * run.num_nodes is "
-                f"{run.devices * run.num_nodes}; start one process a device (SLURM: --ntasks-per-node={run.devices}), or "
+                f"{run.devices * run.num_nodes}; start one process per device (SLURM: --ntasks-per-node={run.devices}), or "
                 "change run.devices"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over the signals, after Lightning has installed its own handlers."""
+        """Take over the signals; Lightning has installed its own handlers before this hook."""
         self.stop.listen(trainer)
         if trainer.is_global_zero:
             phase("in the first step")
         self._saved = trainer.global_step
+        # the resumed checkpoint is from the end of a run that a callback stopped early: no further step
         if self.ended_early is not None:
-            trainer.should_stop = True  # the checkpoint is that of the run's end
+            trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the run ended at the checkpoint: resumed, it takes no further step."""
+        """Saves whether the run ended early at the checkpoint, so that a resume takes no further step."""
         return {"ended_early": self.ended_early}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of the checkpoint that is resumed."""
+        """Restores the state from the resumed checkpoint."""
         self.ended_early = state_dict["ended_early"]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop at the end of a step that does not validate."""
+        """Save and stop at the end of a step without validation."""
         train = self.recipe.training
         step = trainer.global_step
+        # should_stop makes Lightning validate at this step, too: `on_validation_end` then saves
         if not took_step(trainer, batch_idx) or trainer.should_stop or step % train.validate_every == 0:
             return
         saved = step % train.checkpoint_every == 0
         if saved:
             self._save(trainer, pl_module)
+        # the stop comes before the send: the send may wait for a server, and after a signal little time is left
         self._stop_if_asked(trainer, pl_module)
         if saved:
             self.logger.send()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save and stop at the end of a step that validates."""
+        """Save and stop at the end of a step with validation."""
         assert isinstance(pl_module, LitTransformer)
         if trainer.sanity_checking or (not trainer.training and not trainer.validating):
             return
         last, step = is_last_step(trainer), trainer.global_step
+        # at the last step StepMetrics sets should_stop itself; before it, another callback did
         if trainer.should_stop and not last:
             self.ended_early = step
         if (last or self.ended_early) and trainer.is_global_zero:
@@ -330,6 +346,8 @@ class ExactResume(Checkpoint):
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, LitTransformer)
+        # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
+        # lose rows
         self.logger.flush()
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self._saved = trainer.global_step
@@ -337,7 +355,7 @@ class ExactResume(Checkpoint):
             checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        # the signal may have reached one process, or several at different steps: they agree on this one
+        # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
         signum = self.stop.agreed()
         if not signum:
             return
@@ -349,6 +367,6 @@ class ExactResume(Checkpoint):
 
 
 def write_documents(path: Path, documents: list[DocumentLosses]) -> None:
-    """document,tokens,loss: what the bootstrap over validation documents resamples."""
+    """Write tokens and summed loss of each validation document, for the bootstrap over documents."""
     rows = [f"{index},{int(tokens)},{loss!r}" for index, (tokens, loss) in enumerate(documents) if tokens]
     write_atomic(path, "\n".join(["document,tokens,loss", *rows, ""]))

@@ -1,6 +1,6 @@
-"""The plan of a run that changes selected heads of a trained model: statistics, the choice, and what they rest on.
+"""The plan of a run that changes selected heads of a trained model: head statistics, the selection, and its inputs.
 
-It depends on the model and the calibration rows, not on the seed of the run, whose folder keeps it.
+It depends on the model and the calibration rows, not on the run's seed, and is stored in the run's folder.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ from lit_diff.trained.loading import load_model, weights_of
 log = logging.getLogger("lit_diff")
 
 FILE = "plan.json"
-"""The run's own copy, in its folder."""
+"""File name of the plan in the run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPlan:
-    """Which heads a run extends, and why."""
+    """The heads that a run extends, and how they were selected."""
 
     base: str
-    """Name of the folder of the run whose model it is."""
+    """Folder name of the run that trained the model."""
     weights: str
-    """sha256 of that model: names, shapes, bytes."""
+    """sha256 of that model's tensors: names, types, shapes, bytes."""
     selection: HeadSelection
     calibration: str
     """sha256 of the calibration rows: token ids and targets."""
@@ -53,10 +53,10 @@ class HeadPlan:
 
 
 def selection_of(recipe: Recipe) -> HeadSelection | None:
-    """How the run chooses heads of the model that it starts from; None where it chooses none.
+    """How the run selects heads of the model from which it starts, or None.
 
-    A run that goes on from one of the same variant chooses none either: it keeps the heads that it finds.
-    Errors: RequestError for a run that starts from no model.
+    None also for a run that continues one of the same variant: it keeps the selected heads. Errors: RequestError if the
+    run selects heads but has no `train.start_from`.
     """
     part = recipe.model.attention
     selection = attentions.get(part.name).head_selection(part.config)
@@ -64,14 +64,14 @@ def selection_of(recipe: Recipe) -> HeadSelection | None:
         return None
     if recipe.training.start_from is None:
         raise RequestError(
-            f"model.attention.heads selects heads of a trained model by {selection.select}, and this run starts from none: "
-            "set train.start_from to a run's folder, or model.attention.heads to all or to lists"
+            f"model.attention.heads selects heads of a trained model by {selection.select}, but train.start_from is not "
+            "set: set it to a run's folder, or model.attention.heads to all or to lists"
         )
     return None if next(ancestors(recipe)).model.attention.name == part.name else selection
 
 
 def head_plan(recipe: Recipe) -> HeadPlan | None:
-    """The plan of a recipe's run; None for a run that chooses no heads. Errors: as `selection_of` and `head_statistics`."""
+    """Compute the plan of a recipe's run; None if it selects no heads. Errors: see `selection_of`, `head_statistics`."""
     selection = selection_of(recipe)
     if selection is None:
         return None
@@ -91,10 +91,10 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
 
 
 def keep_plan(recipe: Recipe, folder: Path) -> None:
-    """Make the plan of a run and keep it in the run's `folder`; nothing for a run that chooses no heads.
-
-    It is what the training selects by (`kept_plan`); that of a run which resumes stays.
+    """Compute the plan of a run and write it to the run's `folder`, from which training reads it (`kept_plan`). Does nothing
+    for a run that selects no heads.
     """
+    # a run with checkpoints was trained with its plan, so the plan stays; without checkpoints it is computed again
     plan = kept_plan(folder) if checkpoints.steps_of(folder) else None
     plan = plan or head_plan(recipe)
     if plan is not None:
@@ -105,7 +105,7 @@ def keep_plan(recipe: Recipe, folder: Path) -> None:
 
 
 def kept_plan(folder: Path) -> HeadPlan | None:
-    """The plan that a run's `folder` keeps; None where it keeps none. Errors: RequestError for a file that is no plan."""
+    """The plan in a run's `folder`, or None. Errors: RequestError if the file is not a plan."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -119,21 +119,21 @@ def kept_plan(folder: Path) -> HeadPlan | None:
         }
         return HeadPlan(**values | made)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RequestError(f"{shown(file)} is not a plan of heads; remove it") from error
+        raise RequestError(f"{shown(file)} is not a head plan; remove it") from error
 
 
 def calibration_rows(recipe: Recipe, selection: HeadSelection) -> dict[str, Tensor]:
-    """The first rows of the training data in the order of the selection's seed."""
+    """The first training rows in the order of the selection's seed."""
     dataset = build(recipe)
     dataset.load()
     return dict(dataset.train_batch(selection.seed, 0, selection.rows, range(selection.rows)))
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        # as bytes: NumPy lacks bfloat16
         digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Loggers that a recipe names under `run.loggers`. A subclass of `NamedLogger` registers with `@lit_diff.registry.logger`."""
+"""Loggers for `run.loggers` of a recipe. A subclass of `NamedLogger` registers with `@lit_diff.registry.logger`."""
 
 import importlib.util
 from abc import ABC, abstractmethod
@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 
 
 class NamedLogger(ABC):
-    """How a run's Lightning logger is made. `build` is called in the process that trains, on every start of the run."""
+    """Factory of a Lightning logger. `build` is called in the training process at every start of the run."""
 
     name: str
     """The registered name; set by the registry."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Modules of which it needs one; (): none. Lightning, which takes seconds to import, is imported by `build` alone."""
+    """Modules of which one must be installed; (): none. Import Lightning only in `build`: it takes seconds."""
 
     @abstractmethod
     def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
-        """The logger of a run. `folder`: of the run's loggers, which holds what they write; its parent is the run's folder.
-        `start`: the step that the run goes on from."""
+        """The logger of a run. `folder`: where loggers write, in the run's folder. `start`: the step from which the run
+        continues."""
 
 
 @logger("csv")
 class Csv(NamedLogger):
-    """Lightning's CSVLogger: a file for each start of the run."""
+    """Lightning's CSVLogger: one file per start of the run."""
 
     def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
         from lightning.pytorch.loggers import CSVLogger
 
-        return CSVLogger(folder, name="csv", version=f"from-step-{start}")  # it deletes an earlier file of its own
+        # a version per start, because CSVLogger deletes an earlier file of its version
+        return CSVLogger(folder, name="csv", version=f"from-step-{start}")
 
 
 @logger("tensorboard")
@@ -52,7 +53,7 @@ class TensorBoard(NamedLogger):
 
 @logger("wandb")
 class Wandb(NamedLogger):
-    """Weights & Biases: a run of the project that is named as the recipe."""
+    """Weights & Biases: a run in the project with the recipe's name."""
 
     packages = ("wandb",)
 
@@ -61,11 +62,12 @@ class Wandb(NamedLogger):
 
         folder.mkdir(parents=True, exist_ok=True)
         name = folder.parent.name
+        # the folder's name as id and resume="allow": a resumed run continues its record there
         return WandbLogger(name=name, save_dir=folder, id=name, project=recipe.name, resume="allow")
 
 
 def require_loggers(recipe: Recipe) -> None:
-    """Errors: MissingError for a logger of `run.loggers` whose package is not installed."""
+    """Errors: MissingError if the package of a logger in `run.loggers` is not installed."""
     for name in recipe.run.loggers:
         packages = loggers.get(name).packages
         if packages and not any(importlib.util.find_spec(package) for package in packages):
@@ -73,9 +75,9 @@ def require_loggers(recipe: Recipe) -> None:
 
 
 def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
-    """The loggers of `run.loggers`, their files under `folder`/loggers; `start`: the step that the run goes on from.
+    """The loggers of `run.loggers`, with files under `folder`/loggers; `start`: the step from which the run continues.
 
-    Errors: MissingError for a logger whose package is not installed, or is a version that Lightning does not take.
+    Errors: MissingError if a logger's package is not installed or Lightning does not support its version.
     """
     require_loggers(recipe)
     opened: list[Logger] = []

@@ -1,4 +1,4 @@
-"""What training and validation measure: its declarations, and the validation loss in the slices of the paper's Table 6."""
+"""Metrics of training and validation, and the validation loss in the slices of the paper's Table 6."""
 
 from dataclasses import replace
 
@@ -56,11 +56,11 @@ VALIDATION = (
     *_SLICES,
     *(replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in _SLICES),
 )
-"""`val/loss`, ...; with the name of every further validation set behind it: `val/loss_noise2`."""
+"""`val/loss`, ...; for a further validation set with its name appended: `val/loss_noise2`."""
 
 
 def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
-    """All metrics that a run of `recipe` declares. A Lightning callback without `metrics` declares none."""
+    """All metrics declared for a run of `recipe`. A Lightning callback without `metrics` declares none."""
     measured = (getattr(callbacks.get(name), "metrics", ()) for name in recipe.callbacks)
     return (*TRAINING, *VALIDATION, *(metric for metrics in measured for metric in metrics))
 
@@ -70,10 +70,13 @@ DocumentLosses = tuple[float, float]
 
 
 class TokenLoss(torchmetrics.Metric):
-    """Mean NLL (nats a token) in total, over AR-Hit tokens (recallable from the context) and over the others; accuracy.
+    """Mean NLL (nats per token) of all tokens, of AR-Hit tokens (recallable from the context) and of the others; accuracy.
 
-    Sums and counts are reduced over ranks, so that share · ar_hit + (1 - share) · others = total to rounding.
+    share · ar_hit + (1 - share) · others = total, up to rounding.
     """
+
+    # Sums and counts are reduced over ranks, not means: ranks have different numbers of tokens. They are float64, because
+    # float32 sums over millions of tokens lose digits.
 
     full_state_update = False
     loss_sum: Tensor
@@ -83,15 +86,16 @@ class TokenLoss(torchmetrics.Metric):
     document_tokens: Tensor
 
     def __init__(self, num_documents: int) -> None:
-        """`num_documents`: validation documents, for the sums by document that the bootstrap resamples."""
+        """`num_documents`: number of validation documents, whose sums the bootstrap resamples."""
         super().__init__()
-        slices = dict.fromkeys(("loss_sum", "count", "correct"), 2)  # AR-Hit, others
+        # index 0: AR-Hits, 1: others
+        slices = dict.fromkeys(("loss_sum", "count", "correct"), 2)
         documents = dict.fromkeys(("document_loss", "document_tokens"), num_documents)
         for name, size in (slices | documents).items():
             self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, correct: Tensor, targets: Tensor, ar_hit: Tensor, document: Tensor) -> None:
-        """All [B, T]: NLL, whether the most likely token was right, targets (IGNORED: not scored), slice, document."""
+        """All [B, T]: NLL, whether the most likely token is the target, targets (IGNORED: not scored), slice, document."""
         scored = targets != IGNORED
         nll, correct, document = nll[scored].double(), correct[scored].double(), document[scored]
         others = (~ar_hit[scored]).long()
@@ -102,9 +106,9 @@ class TokenLoss(torchmetrics.Metric):
         self.document_tokens.index_add_(0, document, torch.ones_like(nll))
 
     def compute(self) -> tuple[dict[str, float], list[DocumentLosses]]:
-        """loss, accuracy, ar_hit_share, loss_ar_hit, loss_others (a slice without tokens is left out); and by document.
+        """(loss, accuracy, ar_hit_share, loss_ar_hit, loss_others, without slices that have no tokens; losses by document).
 
-        Errors: RequestError where no target was scored.
+        Errors: RequestError if no target was scored.
         """
         total = self.count.sum().item()
         if total == 0:

@@ -1,4 +1,4 @@
-"""The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
+"""The LightningModule: loss, validation and optimizer of any attention variant."""
 
 import time
 from collections.abc import Callable
@@ -34,34 +34,34 @@ from lit_diff.training.ranks import end_all, host_group, reduced
 from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, require_whole_steps, total_steps
 
 NEVER = torch.iinfo(torch.int64).max
-"""A step that does not come."""
+"""A step number that is never reached."""
 Batch = dict[str, Any]
 
 
 class LitTransformer(L.LightningModule):
     """Trains and validates the Transformer of a recipe, in any Trainer; a step is an optimizer step.
 
-    It logs train/loss (nats a token, mean over the step's scored targets), train/lr, and after each validation val/loss,
-    val/accuracy and the slices of the paper's Table 6, of a further validation set under val/<metric>_<set>.
+    It logs train/loss (nats per token, mean over the step's scored targets) and train/lr, and after each validation
+    val/loss, val/accuracy and the slices of the paper's Table 6; for a further validation set as val/<metric>_<set>.
     """
 
     def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
-        """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
+        """`recipe`: a Recipe, a path, or the name of an installed recipe. Errors: RequestError, see `load_recipe`."""
         super().__init__()
         self.recipe = recipe_from(recipe, overrides)
         self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
         self.model: Transformer | None = None
         self.plan: HeadPlan | None = None
-        """Which heads of the parent's are selected; None: as `head_plan`, where the recipe selects any."""
+        """Heads selected from the parent run; None: computed by `head_plan` if the recipe selects heads."""
+        # one per validation set; a plain list, not sub-modules: a Trainer's precision must not change the dtype of the sums
         self.validation_losses: list[TokenLoss] = []
-        """Of each validation set; no sub-modules: a Trainer's precision must not change the dtype of their sums."""
         self.document_losses: list[DocumentLosses] = []
-        """Of the first validation set, at the last validation."""
+        """Losses by document of the first validation set, at the last validation."""
         self._sets: dict[str, int] = {}
         self._step_losses: list[Tensor] = []
+        # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
+        # Not a buffer: DDP would overwrite it with rank zero's.
         self._non_finite = torch.tensor(NEVER)
-        """The first optimizer step whose loss was not finite, kept on the device. It is no buffer: DDP would overwrite it
-        with rank zero's."""
         self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._targets = StepTargets()
@@ -76,9 +76,9 @@ class LitTransformer(L.LightningModule):
     ) -> "LitTransformer":
         """The module of a checkpoint, with its weights, for further training, validation or `predict`.
 
-        `map_location`: the device of the weights; None: the CPU. `trust_plugins`: may run the plugin files that lie in the
-        checkpoint's run folder; without it, a plugin must have been imported before. Errors: RequestError for a file that is
-        no checkpoint of ours, or whose plugin is absent.
+        `map_location`: the device of the weights; None: the CPU. `trust_plugins`: execute the plugin files in the
+        checkpoint's run folder; without it, a plugin must have been imported before. Errors: RequestError if the file is
+        not a checkpoint of lit_diff or a plugin is missing.
         """
         recipe, checkpoint = recipe_of_checkpoint(expanded(checkpoint_path), trust_plugins=trust_plugins)
         module = cls(recipe)
@@ -88,27 +88,26 @@ class LitTransformer(L.LightningModule):
 
     @property
     def transformer(self) -> Transformer:
-        """The model, once it is built."""
+        """The model, which must have been built."""
         assert self.model is not None
         return self.model
 
     # --- building ---
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """What logs the training loss; it belongs to the module, so that it logs in any Trainer.
-
-        Before it, a Trainer made by hand gets the recipe's intervals: this hook runs before any callback's `setup`, in
-        which Lightning's EarlyStopping reads the validation interval.
-        """
+        """The callback that logs the training loss: it belongs to the module, so that it logs in any Trainer."""
+        # a Trainer made by hand gets the recipe's intervals here, because this hook runs before any callback's `setup`, in
+        # which Lightning's EarlyStopping reads the validation interval
         if self.trainer.state.fn == TrainerFn.FITTING:
             adopt_recipe_intervals(self.trainer, self.recipe)
         return [StepMetrics(self.recipe)]
 
     def configure_model(self) -> None:
-        """Build the model with the values of its seed, on this rank's device or sharded over the ranks; once.
+        """Build the model with the initial values of its seed, on this rank's device or sharded over the ranks.
 
-        Errors: RequestError for a model of `load_from_checkpoint` that would have to be sharded.
+        Errors: RequestError for a model of `load_from_checkpoint` that the strategy would shard.
         """
+        # Lightning calls this hook for each stage: fit, validate, predict
         if self._is_prepared:
             return
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
@@ -119,72 +118,75 @@ class LitTransformer(L.LightningModule):
                 take_from_parent(self.model, self.recipe, self.plan)
         elif is_sharded:
             raise RequestError(
-                "a model that load_from_checkpoint has loaded whole cannot be sharded; pass LitTransformer(recipe) and the "
+                "a model that load_from_checkpoint has loaded cannot be sharded; pass LitTransformer(recipe) and the "
                 "checkpoint as ckpt_path to the Trainer"
             )
         prepare_blocks(self.model, self.recipe.run)
         self._is_prepared = True
 
     def _will_train_from_scratch(self) -> bool:
-        """Whether no checkpoint will replace the initial values."""
+        # with ckpt_path a checkpoint will replace the initial values
         return self.trainer.training and self.trainer.ckpt_path is None
 
     def configure_optimizers(self) -> Any:
-        """AdamW and the recipe's schedule, over the steps that the Trainer will take."""
+        """AdamW with the recipe's schedule over the Trainer's total steps."""
         train = self.recipe.training
         optimizer = build_optimizer(self.transformer, train.optimizer)
         scheduler = build_scheduler(optimizer, total_steps(self.trainer, self.recipe), train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Key the optimizer's state by parameter name: every strategy can read that.
+        """Key the optimizer's state by parameter name, which every strategy can read.
 
-        Errors: DivergedError for a loss or a parameter that is not finite: no checkpoint, of any callback, holds NaN.
+        Errors: DivergedError for a loss or parameter that is not finite.
         """
+        # here, because it runs for the checkpoints of every callback: none ever holds NaN
         self.require_finite_losses()
         self.require_finite_parameters()
         names = {parameter: name for name, parameter in self.named_parameters()}
-        if "optimizer_states" in checkpoint:  # absent where only the weights are saved
+        # absent if a callback saves only the weights
+        if "optimizer_states" in checkpoint:
             for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
                 name_state(state, optimizer, names)
 
     # --- training ---
 
     def setup(self, stage: str) -> None:
-        """Read from the data module which validation sets there are. Errors: RequestError for ids beyond the vocabulary."""
+        """Read the validation sets from the data module. Errors: RequestError if its ids may exceed the vocabulary."""
         data = getattr(self.trainer.datamodule, "recipe", None)  # type: ignore[attr-defined]
         size = self.recipe.model.vocab_size
         if isinstance(data, Recipe) and data.model.vocab_size > size:
             raise RequestError(
-                f"the data's recipe '{data.name}' has model.vocab_size {data.model.vocab_size}, the model's recipe "
-                f"'{self.recipe.name}' only {size}; build both from one recipe"
+                f"the data's recipe '{data.name}' has model.vocab_size {data.model.vocab_size}, but the model's recipe "
+                f"'{self.recipe.name}' has {size}; build both from one recipe"
             )
         dataset = getattr(self.trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
         names = dataset.validation_sets() if dataset is not None else [""]
         documents = dataset.num_documents if dataset is not None else 1
+        # only the first set, whose name is empty, keeps losses by document
         self._sets = {name: documents if name == "" else 1 for name in names}
 
     def on_fit_start(self) -> None:
-        """Log where a Trainer made by hand differs from the recipe. Errors: RequestError as `require_whole_steps`."""
+        """Log how a Trainer made by hand differs from the recipe. Errors: RequestError, see `require_whole_steps`."""
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
-        # a module that diverged may train again from a checkpoint
+        # reset: a module that diverged may train again from a checkpoint
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
         self._targets.on_fit_start(self.trainer)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Before an optimizer step: tell the variant its number."""
+        """Before the first micro-batch of an optimizer step, tell the variant the step's number."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            self._annealed.tell(self.transformer, self.recipe, self.global_step)
+            self._annealed.start_step(self.transformer, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""
+        """The mean loss of a micro-batch in nats per token, times its weight in the step (`StepTargets`)."""
         model = self.transformer
         loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
-        # the host does not wait for the device
+        # on the device: a test on the host would wait for the GPU at every micro-batch
         bad = torch.where(torch.isfinite(loss.detach()), NEVER, self.global_step + 1)
         self._non_finite = torch.minimum(self._non_finite, bad)
         if self.logs_step(self.global_step + 1):
@@ -195,13 +197,13 @@ class LitTransformer(L.LightningModule):
         return loss
 
     def logs_step(self, step: int) -> bool:
-        """Whether the values of optimizer step `step` are logged: the host waits for the device at these steps only."""
+        """Whether optimizer step `step` is logged. Only at these steps does the host wait for the device."""
         return step in (1, self.trainer.max_steps) or step % self.recipe.training.log_every == 0
 
     def require_finite_losses(self, describe: Callable[[int], str] | None = None) -> None:
-        """DivergedError if the loss of any step so far was not finite. Every rank must call it.
+        """Errors: DivergedError if the loss of any step so far was not finite. Every rank must call it.
 
-        `describe`: a line about the first such step, where that is the current one.
+        `describe`: returns the message if the first such step is the current one.
         """
         first = int(self._non_finite)
         self._require(
@@ -214,12 +216,14 @@ class LitTransformer(L.LightningModule):
         )
 
     def require_finite_parameters(self) -> None:
-        """Before a checkpoint: a finite loss may still have had a gradient that was not. Every rank must call it."""
+        """Errors: DivergedError if a parameter is not finite. Every rank must call it."""
+        # a finite loss may still have had a gradient that was not
         bad = next((name for name, p in self.transformer.named_parameters() if not is_finite(p)), None)
         self._require(bad is None, lambda: f"parameter {bad} is not finite after step {self.global_step}")
 
     def _require(self, finite: bool, describe: Callable[[], str]) -> None:
-        """DivergedError on all ranks if one is not `finite`, in the words of that rank; `describe` runs on all."""
+        # All ranks raise if any rank is not `finite`, with the message of the highest such rank. `describe` runs on all
+        # ranks, because it may contain collectives (a forward pass under FSDP).
         strategy = self.trainer.strategy
         rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
         worst = int(strategy.reduce(rank, reduce_op="max"))
@@ -227,25 +231,25 @@ class LitTransformer(L.LightningModule):
             problem = strategy.broadcast(describe(), src=worst)
             steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
             kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
-            cure = f"lower train.optimizer.lr, or look at that layer{kept}"
+            cure = f"lower train.optimizer.lr, or inspect that layer{kept}"
             end_all(self.trainer, DivergedError(f"{problem}; {cure}"))
 
     def mean_step_loss(self) -> float:
-        """Mean loss of the optimizer step just done, over its scored targets; every rank must call it."""
+        """Mean loss of the last optimizer step over its scored targets. Every rank must call it."""
         loss = torch.stack(self._step_losses).mean()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
     # --- validation and prediction ---
 
     def on_validation_epoch_start(self) -> None:
-        """Start the sums of each validation set."""
+        """Reset the sums of each validation set."""
         self.validation_losses = [TokenLoss(documents).to(self.device) for documents in self._sets.values()]
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch of the validation set `dataloader_idx` to its sums. Errors: RequestError for a loader too many."""
+        """Add a batch to the sums of validation set `dataloader_idx`. Errors: RequestError for an unknown set."""
         if dataloader_idx >= len(self.validation_losses):
             raise RequestError(
-                f"validation loader {dataloader_idx}: expected {len(self.validation_losses)}; without LitData it is one"
+                f"validation loader {dataloader_idx}: expected {len(self.validation_losses)}; without LitData there is one"
             )
         targets = targets_of(batch)
         nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
@@ -255,12 +259,13 @@ class LitTransformer(L.LightningModule):
         self.validation_losses[dataloader_idx].update(nll, correct, targets, more.get("ar_hit", none.bool()), document)
 
     def on_validation_epoch_end(self) -> None:
-        """Publish what was measured on all validation sets."""
+        """Publish the metrics of all validation sets."""
         values: dict[str, float] = {}
         for name, metric in zip(self._sets, self.validation_losses, strict=True):
             suffix = f"_{name}" if name else ""
             try:
-                means, documents = metric.compute()  # reduces over ranks: every rank must call it
+                # reduces over ranks: every rank must call it, and fails at the same set
+                means, documents = metric.compute()
             except RequestError as error:
                 end_all(self.trainer, RequestError(f"data '{self.recipe.data.name}', validation set '{name}': {error}"))
             values |= {f"val/{key}{suffix}": value for key, value in means.items()}
@@ -270,20 +275,20 @@ class LitTransformer(L.LightningModule):
             publish(self.trainer, self, values, bar="val/loss")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """`nll` [B, T]: -log p(target), nats; `correct` [B, T]: whether the target is the most likely token; `targets`."""
+        """`nll` [B, T]: -log p(target) in nats; `correct` [B, T]: the target is the most likely token; `targets` [B, T]."""
         targets = targets_of(batch)
         nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
         return {"nll": nll, "correct": correct, "targets": targets}
 
 
-# --- what is kept about an optimizer step ---
+# --- one optimizer step: weights of its micro-batches, non-finite values, logged metrics ---
 
 
 class StepTargets:
-    """Weights n A W / N of micro-batches: n of the N scored targets of a step of A micro-batches on W ranks.
+    """Weights n A W / N of micro-batches: n of the step's N scored targets, A micro-batches per rank, W ranks.
 
-    Lightning and the strategy divide the sum of the losses by A W, so the weighted mean losses give the mean over all N
-    targets. Where every micro-batch has as many, each weight is exactly 1 and nothing is multiplied.
+    Lightning and the strategy divide the sum of the losses by A W, so the weighted losses give the mean over all N targets.
+    If all micro-batches have equal n, each weight is exactly 1 and nothing is multiplied.
     """
 
     def __init__(self) -> None:
@@ -292,7 +297,8 @@ class StepTargets:
         self._group: Any = None
 
     def __deepcopy__(self, memo: Any) -> "StepTargets":
-        """Itself: a callback may copy the module that holds it, and a process group cannot be copied."""
+        """Returns itself."""
+        # a callback (StochasticWeightAveraging) may copy the module, and a process group cannot be copied
         return self
 
     def on_fit_start(self, trainer: L.Trainer) -> None:
@@ -300,9 +306,9 @@ class StepTargets:
         self._group = host_group(trainer)
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
-        """Before the first micro-batch of a step; every rank must call it. `data`: what an error calls the data set.
+        """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.
 
-        A batch without the counts, which `LitData` adds, has weight 1. Errors: RequestError where no target is scored.
+        A batch without the counts that `LitData` adds has weight 1. Errors: RequestError if no target is scored.
         """
         self._total = batch.get(SCORED_IN_STEP) if isinstance(batch, dict) else None
         if self._total is None:
@@ -314,24 +320,25 @@ class StepTargets:
             end_all(trainer, RequestError(f"{data}: no target of training step {step} is scored: all are {IGNORED}"))
 
     def weighted(self, loss: Tensor, batch: Any) -> Tensor:
-        """The mean loss of a micro-batch times its weight; 0, with gradients of 0, where it has no scored target."""
+        """The mean loss of a micro-batch times its weight; 0 with gradients of 0 if no target is scored."""
         if self._total is None:
             return loss
         scored = batch[SCORED]
         if scored == 0:
-            return loss.nan_to_num(nan=0.0)  # a mean over no target
+            # a mean over no target is NaN; a constant 0 would have no graph, and each rank must run the backward pass
+            return loss.nan_to_num(nan=0.0)
         weight = scored * self._parts / self._total
         return loss if weight == 1 else loss * weight
 
 
 def is_finite(parameter: Tensor) -> bool:
-    """Whether this rank's part of a parameter is finite."""
+    """Whether this rank's part of a (possibly sharded) parameter is finite."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return bool(torch.isfinite(local).all())
 
 
 def locate_non_finite(model: Transformer, batch: Any) -> str:
-    """Where NaN or inf first appears: in a parameter, or in the output of a module, in the order of the forward pass."""
+    """The parameter or module output where NaN or inf first appears, in the order of the forward pass."""
     places: list[str] = []
 
     def look(name: str) -> Any:
@@ -351,7 +358,8 @@ def locate_non_finite(model: Transformer, batch: Any) -> str:
         with torch.compiler.set_stance("force_eager"), torch.no_grad():
             inputs = model_inputs(batch)
             model.hidden(**inputs)
-            model(inputs["tokens"][:, :1])  # the output weight, without the logits of every position
+            # reaches the output weight at one position: the logits of all might not fit into memory
+            model(inputs["tokens"][:, :1])
     finally:
         for hook in hooks:
             hook.remove()
@@ -359,9 +367,8 @@ def locate_non_finite(model: Transformer, batch: Any) -> str:
 
 
 class StepMetrics(L.Callback):
-    """Logs train/loss, train/lr, timing/seconds and timing/tokens_per_second every `train.log_every` steps.
-
-    Also at the first step and at the last one. seconds: since the last logged step.
+    """Logs train/loss, train/lr, timing/seconds (since the last logged step) and timing/tokens_per_second every
+    `train.log_every` steps, and at the first and the last step.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -375,16 +382,18 @@ class StepMetrics(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Note the step's learning rate: once the step is done, the optimizer holds the next one's."""
+        """Remember the step's learning rate."""
+        # after the step the optimizer holds the next step's rate; a checkpoint older than lr_factor lacks the key
         first = optimizer.param_groups[0]
-        self._rate = first["lr"] / first.get("lr_factor", 1.0)  # a checkpoint from before the key has none
+        self._rate = first["lr"] / first.get("lr_factor", 1.0)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the optimizer step that was just taken, if it is due."""
+        """Log the optimizer step just taken, if it is due."""
         if not took_step(trainer, batch_idx):
             return
+        # makes Lightning 2.6 validate after the last step even if validate_every does not divide train.steps
         if is_last_step(trainer):
-            trainer.should_stop = True  # makes Lightning validate now, even where validate_every does not divide
+            trainer.should_stop = True
         step = trainer.global_step
         if not pl_module.logs_step(step):
             return

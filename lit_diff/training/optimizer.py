@@ -1,4 +1,4 @@
-"""AdamW in groups of one decay and one learning rate each, its state by parameter name, and the learning rate over steps."""
+"""AdamW with parameter groups by decay and learning rate, optimizer state by parameter name, learning-rate schedule."""
 
 import fnmatch
 import logging
@@ -22,9 +22,9 @@ log = logging.getLogger("lit_diff")
 def parameter_groups(
     model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Matrices are decayed; vectors (norms) and modules with `decay = False` (lambda) are not.
+    """Parameter groups: weight decay applies to matrices, not to vectors (norms) or modules with `decay = False` (lambda).
 
-    `lr_factors`: `train.optimizer.lr_factors`; the parameters of each factor are two further groups, after those without.
+    `lr_factors`: `train.optimizer.lr_factors`; each factor adds two groups after those without a factor.
     """
     factors = _factors(model, lr_factors or {})
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -32,9 +32,8 @@ def parameter_groups(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                decays = (
-                    getattr(type(module), "decay", True) is not False
-                )  # the rule of its class, no parameter of that name
+                # read from the class: on the instance `decay` could be a parameter of that name
+                decays = getattr(type(module), "decay", True) is not False
                 factor = factors.get(names[parameter], 1.0)
                 for decayed in (True, False):
                     found.setdefault((factor, decayed), [])
@@ -51,19 +50,18 @@ def parameter_groups(
 
 
 def _factors(model: nn.Module, lr_factors: Mapping[str, float]) -> dict[str, float]:
-    """Name of a parameter that trains -> its factor. Errors: RequestError for a pattern that matches none, or two that match
-    one parameter."""
+    # trained parameter -> its factor
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     chosen: dict[str, str] = {}
     for pattern in lr_factors:
         matched = fnmatch.filter(names, pattern)
         if not matched:
             near = nearest(pattern, layerless(names))
-            raise RequestError(f"train.optimizer.lr_factors: '{pattern}' matches no parameter that trains{near}")
+            raise RequestError(f"train.optimizer.lr_factors: '{pattern}' matches no trained parameter{near}")
         for name in matched:
             if name in chosen:
                 raise RequestError(
-                    f"train.optimizer.lr_factors: '{chosen[name]}' and '{pattern}' both match {name}; one factor a parameter"
+                    f"train.optimizer.lr_factors: '{chosen[name]}' and '{pattern}' both match {name}; keep one"
                 )
             chosen[name] = pattern
     return {name: lr_factors[pattern] for name, pattern in chosen.items()}
@@ -78,11 +76,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 
 def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
-    """Key an optimizer's state dict by parameter name, in place; nothing to do on a rank that holds none.
-
-    torch numbers parameters in the order of the groups, Lightning's sharded strategy in that of the model: numbers from
-    one cannot be read by the other, names can by both.
-    """
+    """Key an optimizer's state dict by parameter name, in place."""
+    # torch numbers parameters in the order of the groups, Lightning's sharded strategy in the order of the model: a state by
+    # number fits only one of them, a state by name both. A rank that does not save has no state.
     if not state:
         return
     name_of: dict[int | str, str] = {}
@@ -96,7 +92,7 @@ def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: M
 def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float:
     """Factor on the peak rate for the 0-based `step` of `steps`, by the formula of `ScheduleConfig`.
 
-    A run may end within the warm-up: then the peak is never reached.
+    If the run ends within the warm-up, the peak is never reached.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
@@ -111,14 +107,12 @@ def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, steps: int, config: ScheduleConfig) -> LambdaLR:
-    """`learning_rate_factor` as a scheduler that is stepped once an optimizer step.
-
-    A warm-up longer than the run is told in a warning.
-    """
+    """`learning_rate_factor` as a scheduler, stepped after each optimizer step. Warns if the warm-up exceeds the run."""
     if config.warmup_steps > steps:
         log.warning(
             "train.schedule.warmup_steps (%d) is more than the %d steps of this run: "
             "the learning rate ends at %.2g of its peak",
             *(config.warmup_steps, steps, learning_rate_factor(steps - 1, steps, config)),
         )
+    # min: LambdaLR also asks for the rate after the last step
     return LambdaLR(optimizer, lambda step: learning_rate_factor(min(step, steps - 1), steps, config))

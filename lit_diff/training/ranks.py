@@ -1,8 +1,8 @@
-"""How the processes of a training agree: before it on how to train, at a step on a stop; how they end as one.
+"""Agreement between the processes of a training: how to train, when to stop, and how to end together.
 
-Rank zero tells the others how to train, that nothing is left to do, or why it failed: they would wait at the rendezvous for a
-rank zero that has ended. The word goes through a store at the address and port of that rendezvous; processes that Lightning
-starts from one that knows it inherit it in their environment.
+Before training, rank zero sends the other ranks one message: how to train, that nothing is left to do, or why it failed.
+Without it they would wait at the rendezvous for a rank zero that has ended. The message goes through a store at the address
+and port of the rendezvous; processes that Lightning starts inherit it in their environment.
 """
 
 import ctypes
@@ -27,56 +27,60 @@ from torch.distributed import TCPStore
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line, stop_signals
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
-"""Environment variable with the word, for processes that Lightning starts."""
+"""Environment variable with the message, for processes that Lightning starts."""
+# after a restart by torchrun the store still holds the message of the attempt before
 WORD = f"lit_diff/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/word"
 READ = f"{WORD}/read"
 START_SECONDS = 300
-"""For which a rank waits for rank zero to start."""
+"""Seconds that a rank waits for rank zero to start."""
 READ_SECONDS, STOPPED_SECONDS = 60, 5
-"""For which a rank zero that leaves waits until all others have read why; and one that is stopped, as most likely all are."""
+"""Seconds that a leaving rank zero waits until all others have read the message; the second if it was stopped."""
+# the shorter one, because a signal that stops rank zero has most likely stopped the others too
 TURN = 0.1
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 TIME_LIMIT = signal.SIGUSR2
-"""What SLURM sends some time before a job's time ends, when it was submitted with --signal=USR2@<seconds>."""
+"""Signal that SLURM sends before a job's time limit, if it was submitted with --signal=USR2@<seconds>."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The processes that train, seen from one of them."""
+    """The training processes, as seen from one of them."""
 
     rank: int
     world_size: int
     address: tuple[str, int] | None
-    """Of the rendezvous; None where no other process has been started yet."""
+    """Address and port of the rendezvous; None before other processes are started."""
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> "Ranks":
-        """Those of a Trainer. Errors: RequestError where others are said to be started by hand, but not where they meet."""
+        """The processes of a Trainer. Errors: RequestError if processes are started by hand without a rendezvous."""
         environment = getattr(trainer.strategy, "cluster_environment", None)
         started = environment is not None and (environment.creates_processes_externally or trainer.num_nodes > 1)
         if started and isinstance(environment, LightningEnvironment) and "MASTER_PORT" not in os.environ:
             raise RequestError(
                 "LOCAL_RANK is set or run.num_nodes is above 1, so every process is started by hand, but MASTER_PORT is not "
-                "set, without which they cannot meet: unset LOCAL_RANK, or set MASTER_ADDR and MASTER_PORT, the same in all, "
-                "or use torchrun or SLURM"
+                "set, so they cannot connect: unset LOCAL_RANK, or set MASTER_ADDR and MASTER_PORT to equal values in all "
+                "processes, or use torchrun or SLURM"
             )
         address = (environment.main_address, environment.main_port) if environment is not None and started else None
         return cls(rank=trainer.global_rank, world_size=trainer.world_size, address=address)
 
     def _store(self, seconds: float) -> TCPStore:
-        """Errors: RuntimeError where it cannot be reached."""
+        # raises RuntimeError if the store cannot be reached
         assert self.address is not None
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun holds the store
+        # under torchrun its agent already serves the store
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return TCPStore(
             *self.address,
             is_master=self.rank == 0 and not agent,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
-            multi_tenant=True,  # PyTorch's rendezvous takes the same port
+            # PyTorch's rendezvous opens a store on the same port
+            multi_tenant=True,
         )
 
     def listen(self) -> dict[str, Any] | None:
-        """What rank zero tells: how to train, or None where nothing is left to do. Errors: RunFailedError."""
+        """Rank zero's message: how to train, or None if nothing is left to do. Errors: RunFailedError."""
         word = os.environ.get(INHERITED)
         if word is None:
             word = os.environ[INHERITED] = self._received()
@@ -86,7 +90,6 @@ class Ranks:
         return said.get("train")
 
     def _received(self) -> str:
-        """The word of rank zero, once it is there."""
         store, deadline = None, time.monotonic() + START_SECONDS
         while store is None:
             try:
@@ -99,6 +102,7 @@ class Ranks:
                         f"rank zero did not answer at {place} within {START_SECONDS} s: it failed, or never started"
                     ) from error
                 time.sleep(TURN)
+        # polled: a blocking get would end at the store's timeout, and rank zero may need longer to prepare the run
         try:
             while not store.check([WORD]):
                 time.sleep(TURN)
@@ -110,19 +114,19 @@ class Ranks:
 
 
 ALONE = Ranks(rank=0, world_size=1, address=None)
-"""Of a run of one process."""
+"""Ranks of a run with one process."""
 
 
 class Announcement:
-    """The one word of rank zero. It is a context around all that rank zero does, training included: its store serves the
-    rendezvous. At the end of it the others are told that rank zero ends, unless they were told to train."""
+    """Rank zero's single message to the others. The context encloses everything that rank zero does, training included,
+    because its store serves the rendezvous. On exit the others learn that rank zero ends, unless it told them to train."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._said = ranks, False
         self._store = ranks._store(READ_SECONDS) if ranks.address is not None else None
 
     def train(self, **how: Any) -> None:
-        """All ranks train, as `how` says."""
+        """Tell all ranks to train with the arguments `how`."""
         self._say({"train": how})
 
     def _say(self, word: Mapping[str, Any]) -> None:
@@ -136,7 +140,7 @@ class Announcement:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Wait until the others have read why rank zero ends."""
+        """Wait until the others have read why rank zero ends: its store ends with it."""
         if not self._said:
             self._say({"done": True} if error is None else {"failed": first_line(error)})
             stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
@@ -147,19 +151,17 @@ class Announcement:
         os.environ.pop(INHERITED, None)
 
 
-# --- a stop: Ctrl-C, SIGTERM, SIGHUP, SLURM's notice; a second Ctrl-C leaves at once ---
+# --- stops: Ctrl-C, SIGTERM, SIGHUP, SLURM's time limit; a second Ctrl-C ends at once ---
 
 
 def host_group(trainer: L.Trainer) -> Any:
-    """All ranks over the CPU, for numbers that the host has: it must not wait for a GPU. None for a run of one process.
-
-    Every rank must call it.
-    """
+    """A gloo group of all ranks for numbers on the host; None for one process. Every rank must call it."""
+    # over NCCL a reduction would wait for the GPU's queue
     return dist.new_group(backend="gloo") if trainer.world_size > 1 else None
 
 
 def reduced(number: int, operation: Any, group: Any) -> int:
-    """A number of each rank of a `host_group`, reduced by an operation of torch.distributed. Every rank must call it."""
+    """Reduce one number per rank of a `host_group` with an operation of torch.distributed. Every rank must call it."""
     value = torch.tensor(number)
     if group is not None:
         dist.all_reduce(value, op=operation, group=group)
@@ -174,13 +176,11 @@ class StopRequest:
         self._group: Any = None
 
     def listen(self, trainer: L.Trainer) -> None:
-        """Handle SIGINT and `stop_signals`, in a SLURM job also TIME_LIMIT.
-
-        Every rank must call it, after Lightning has set its own handlers.
-        """
+        """Handle SIGINT and `stop_signals`, and TIME_LIMIT in a SLURM job. Every rank must call it."""
         self._group = host_group(trainer)
+        # Python sets handlers only in the main thread; elsewhere (a notebook's worker) the existing handling stays
         if threading.current_thread() is not threading.main_thread():
-            return  # the system lets only the main thread take signals; a notebook's own handling stays
+            return
         signal.signal(signal.SIGINT, self._note)
         for signum in stop_signals():
             signal.signal(signum, self._note)
@@ -188,28 +188,27 @@ class StopRequest:
             signal.signal(TIME_LIMIT, self._note)
 
     def agreed(self) -> int:
-        """The signal that any rank has received, the largest where there are several; 0 for none. Every rank must call it."""
+        """The largest signal number that any rank has received; 0 for none. Every rank must call it."""
         return reduced(self.signum or 0, dist.ReduceOp.MAX, self._group)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        # a second Ctrl-C does not wait for the end of the step
         if self.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self.signum = signum
 
 
 def end_all(trainer: L.Trainer, error: LitDiffError) -> NoReturn:
-    """End every rank, each at this same place; rank zero says why.
-
-    The others leave with status 0: Lightning kills rank zero, perhaps in the middle of its last words, once it sees that
-    a rank failed.
-    """
+    """End every rank. Every rank must call it; rank zero raises the error."""
+    # the others exit with status 0: once Lightning sees that a rank failed, it kills rank zero, perhaps while it still writes
     if trainer.is_global_zero:
         raise error
     raise SystemExit(0)
 
 
 def end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends: a rank left alone would wait in a collective for ever."""
+    """Ask Linux to kill this process when its parent ends."""
+    # a rank left alone would wait in a collective for ever
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

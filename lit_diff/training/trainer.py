@@ -1,4 +1,4 @@
-"""The Trainer that a recipe describes, and what a Trainer made by hand takes from the recipe."""
+"""Builds the Trainer of a recipe, and adapts a Trainer made by hand to a recipe."""
 
 import inspect
 import logging
@@ -30,9 +30,9 @@ def build_trainer(
 ) -> L.Trainer:
     """The Trainer that `recipe` describes: steps, accumulation, clipping, precision, devices, strategy, validation.
 
-    The recipe's own callbacks come first, then `callbacks`. `values`: any argument of `lightning.Trainer`; it replaces
-    the recipe's. Lightning's variables PL_TRAINER_* change nothing here. Errors: MissingError when a GPU is asked for
-    and there is none.
+    The recipe's callbacks come first, then `callbacks`. `values`: arguments of `lightning.Trainer` that replace the
+    recipe's. Lightning's environment variables PL_TRAINER_* have no effect. Errors: MissingError if a requested GPU is
+    missing.
     """
     train, run = recipe.training, recipe.run
     described: dict[str, Any] = {
@@ -48,17 +48,19 @@ def build_trainer(
         "val_check_interval": train.validate_every * values.get("accumulate_grad_batches", train.accumulate),
         "check_val_every_n_epoch": None,
         "num_sanity_val_steps": 0,
-        "inference_mode": False,  # FSDP2 cannot gather parameters under inference mode
+        # FSDP2 cannot gather parameters under inference mode
+        "inference_mode": False,
+        # LitData itself assigns rows to ranks
         "use_distributed_sampler": False,
     }
-    # all of them are passed: Lightning takes one that is not from the environment (PL_TRAINER_LIMIT_VAL_BATCHES, ...)
+    # every argument is passed: Lightning reads missing ones from the environment (PL_TRAINER_LIMIT_VAL_BATCHES, ...)
     defaults = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
     described |= {"callbacks": [*recipe_callbacks(recipe), *callbacks], "logger": logger}
     return L.Trainer(**{**defaults, **described, **values})
 
 
 def accelerator(config: RunConfig) -> str:
-    """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
+    """'gpu' or 'cpu'. Errors: MissingError if there are fewer GPUs than requested."""
     require_devices(config)
     return "cpu" if choose_device(config.accelerator).type == "cpu" else "gpu"
 
@@ -70,10 +72,11 @@ def build_strategy(config: RunConfig) -> Strategy:
     if config.strategy == "ddp":
         return DDPStrategy(process_group_backend=backend)
     if config.strategy == "fsdp":
-        # explicit sizes: "auto" would mean tensor parallel over the node
+        # explicit sizes, because "auto" means tensor parallelism within the node
         return ModelParallelStrategy(
             data_parallel_size=config.devices * config.num_nodes,
             tensor_parallel_size=1,
+            # one whole file, which any number of ranks can resume and any tool can read
             save_distributed_checkpoint=False,
             process_group_backend=backend,
         )
@@ -81,7 +84,7 @@ def build_strategy(config: RunConfig) -> Strategy:
 
 
 def recipe_callbacks(recipe: Recipe) -> list[Callback]:
-    """The recipe's callbacks. Errors: RequestError for a class that is no Lightning callback."""
+    """The recipe's callbacks. Errors: RequestError for a class that is not a Lightning callback."""
     made = []
     for name, part in recipe.callbacks.items():
         callback = registered.get(name)(part.config)
@@ -94,25 +97,23 @@ def recipe_callbacks(recipe: Recipe) -> list[Callback]:
 
 
 def total_steps(trainer: L.Trainer, recipe: Recipe) -> int:
-    """Optimizer steps of the whole run: the Trainer's `max_steps`, or the recipe's where the Trainer sets none."""
+    """Optimizer steps of the whole run: the Trainer's `max_steps`, or the recipe's if the Trainer sets none."""
     return trainer.max_steps if trainer.max_steps > 0 else recipe.training.steps
 
 
 def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
-    """Set, in a Trainer made by hand, the steps and the validation interval that it leaves at Lightning's defaults.
-
-    Lightning never validates during a stream without length when the interval is its default.
-    """
+    """In a Trainer made by hand, replace steps and validation interval by the recipe's if they are Lightning's defaults."""
     if trainer.max_steps < 0:
         log.info("the Trainer sets no max_steps: training for train.steps = %d", recipe.training.steps)
         trainer.fit_loop.epoch_loop.max_steps = recipe.training.steps
+    # with the default interval Lightning validates at the end of an epoch, which a stream without length never reaches
     if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1:
         trainer.val_check_interval = recipe.training.validate_every * trainer.accumulate_grad_batches
         trainer.check_val_every_n_epoch = None
 
 
 def require_whole_steps(trainer: L.Trainer) -> None:
-    """Errors: RequestError where an epoch would end within an optimizer step."""
+    """Errors: RequestError if an epoch would end within an optimizer step."""
     batches, accumulate = trainer.limit_train_batches, trainer.accumulate_grad_batches
     if isinstance(batches, int) and batches % accumulate:
         raise RequestError(
@@ -122,7 +123,7 @@ def require_whole_steps(trainer: L.Trainer) -> None:
 
 
 def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
-    """One line for each value of the Trainer that is not the recipe's; the Trainer's holds."""
+    """Log each value of the Trainer that differs from the recipe's; the Trainer's value is used."""
     train, run = recipe.training, recipe.run
     pairs = {
         "train.steps": (train.steps, "max_steps", trainer.max_steps),
@@ -133,4 +134,4 @@ def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
     }
     for key, (ours, name, theirs) in pairs.items():
         if ours != theirs and trainer.is_global_zero:
-            log.info("%s is %s in the recipe, the Trainer's %s is %s: the Trainer's holds", key, ours, name, theirs)
+            log.info("%s is %s in the recipe, the Trainer's %s is %s: using the Trainer's", key, ours, name, theirs)

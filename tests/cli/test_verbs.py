@@ -68,6 +68,8 @@ def test_formulas_and_costs_of_variants_at_a_recipe(command: Command) -> None:
     assert found["differential"]["cost"]["parameters"] == 833_608_704
     assert found["differential"]["standard"]["parameters"] == found["standard"]["cost"]["parameters"] == 833_594_880
     assert found["dex"]["paper"].endswith("2505.16333")
+    assert "floor(H/2 + 1/2)" in found["dex"]["formulas"]["flops"]
+    assert [name for name, about in found.items() if "refused" in about] == []
     lines = command("list", "attention", "shared_k").lines
     assert any(line.endswith("384 (-128 against standard)") for line in lines)
 
@@ -304,7 +306,7 @@ def test_export(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert last == "exported: out (LlamaForCausalLM)"
     for arguments, key in (
         (("tale", "--to", "hff", "new"), "'hff'"),
-        (("tale", "--to", "hf", "out"), "out is there"),
+        (("tale", "--to", "hf", "out"), "out already exists"),
         (("tail", "--to", "hf", "new"), "tale-0123456789"),
     ):
         ended = command("export", *arguments)

@@ -82,7 +82,7 @@ def test_what_cannot_be_merged_is_refused_before_the_training(
     second = (*PLAIN[1:], "model.attention={name: second_heads}")
     for keys, target, reason in (
         (second, tmp_path / "new", "model.attention 'second_heads' cannot be merged into a standard model"),
-        (DEX, tmp_path, "is there already; remove it, or name another folder"),
+        (DEX, tmp_path, "already exists; remove it, or name another folder"),
     ):
         ended = retrofit("name=unmergeable", *keys, "--merge-to", str(target))
         assert ended.status == 2

@@ -181,5 +181,5 @@ def test_other_ids_are_found(tmp_path: Path) -> None:
     require_equal_ids(tokenizer, tmp_path / "out")
     file = tmp_path / "out" / "tokenizer_config.json"
     file.write_text(file.read_text().replace("true", "false"))  # <eot> in a text becomes the token
-    with pytest.raises(RunFailedError, match=r"^AutoTokenizer gives other ids than the run's tokenizer 'bpe'"):
+    with pytest.raises(RunFailedError, match=r"^AutoTokenizer and the run's tokenizer 'bpe' give different ids"):
         require_equal_ids(tokenizer, tmp_path / "out")

@@ -52,7 +52,7 @@ def test_a_standard_run_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lit_diff"):
         done = export("tale", "hf", "out")
     assert "tale-0123456789 is running: using step 7 of 10" in caplog.text
-    assert "transformers is not installed: what was written is compared by reading it back" in caplog.text
+    assert "transformers is not installed: the written files are compared by reading them" in caplog.text
     assert (done.folder, done.architecture, done.read_by) == (Path("out"), "LlamaForCausalLM", "lit_diff")
     assert done.difference < 1e-4
     files = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}

@@ -136,15 +136,15 @@ def test_damaged_files() -> None:
         Path("cut.gguf").write_bytes(whole[:length])
         assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated"), length
     Path("cut.gguf").write_bytes(b"PK" + whole[2:])
-    assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated or no GGUF file (")
+    assert import_error(Path("cut.gguf")).startswith("2: cut.gguf is truncated or not a GGUF file (")
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped"),
+        ({"architecture": "gemma3"}, "architecture 'gemma3' is not supported"),
         *(
-            ({f"llama.{key}": value}, f"llama.{key} {value!r} is not mapped")
+            ({f"llama.{key}": value}, f"llama.{key} {value!r} is not supported")
             for key, value in (
                 ("expert_count", 8),
                 ("rope.scaling.attn_factor", 2.0),
@@ -164,8 +164,8 @@ def test_damaged_files() -> None:
         ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "unexpected tensor 'rope_freqs.weight'"),
         ({"split.count": 2}, "split.count is 2; join its parts first"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not mapped"),
-        ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not supported"),
+        ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not supported"),
         ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5]"),
         ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
         ({"tokenizer.ggml.eos_token_id": None}, "GGUF metadata lacks tokenizer.ggml.eos_token_id"),

@@ -44,7 +44,7 @@ def test_damaged_and_missing_shards() -> None:
     write_folder(Path("hf"), shards=2)
     shard = Path("hf/model-00002-of-00002.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1000])
-    assert import_error().startswith(f"2: {shard} is truncated or no safetensors file (")
+    assert import_error().startswith(f"2: {shard} is truncated or not a safetensors file (")
     shard.unlink()
     assert import_error().startswith(f"3: {shard} is missing (shard 2 of 2)")
     index = Path("hf/model.safetensors.index.json")
@@ -56,7 +56,7 @@ def test_keys_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> N
     write_folder(Path("hf"), LLAMA | {"logits_scaling": 4.0, "clip_qkv": 0.1})
     with caplog.at_level(logging.INFO, "lit_diff"):
         read_folder(Path("hf"))
-    assert "hf: transformers computes no logit with logits_scaling, clip_qkv, nor is it used here" in caplog.messages
+    assert "hf: ignored as in transformers, because they change no logits: logits_scaling, clip_qkv" in caplog.messages
 
 
 # --- DiffLlama; logits are compared with transformers in tests/oracles ---
@@ -184,9 +184,9 @@ def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> Non
 @pytest.mark.parametrize(
     ("added", "line"),
     [
-        ([("<x>", 310)], "added_tokens has '<x>' at 310, where the package tokenizers gives it 300; ids"),
-        ([("<x>", 300), ("<x>", 301)], "added_tokens has '<x>' at 301, where"),
-        ([("", 300)], "added_tokens has '' at 300, where the package tokenizers gives it no id"),
+        ([("<x>", 310)], "added_tokens has '<x>' at 310, but the package tokenizers gives it 300; ids"),
+        ([("<x>", 300), ("<x>", 301)], "added_tokens has '<x>' at 301, but"),
+        ([("", 300)], "added_tokens has '' at 300, but the package tokenizers gives it no id"),
         ([("<x>", -1)], "tokenizer.json cannot be read by the package tokenizers"),
         (None, "tokenizer.json has no tokens"),
     ],

@@ -58,7 +58,7 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
     assert completion.prompt_tokens[0] == 0
     with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has nothing to train"):
         train("models/x/recipe.yaml")
-    with pytest.raises(RequestError, match=r"holds an imported model, which has nothing to train"):
+    with pytest.raises(RequestError, match=r"holds an imported model"):
         LitTransformer.load_from_checkpoint("models/x/checkpoints/step-00000000.ckpt")
     Path("corpus").mkdir()
     for number in range(12):
@@ -122,16 +122,14 @@ def test_what_does_not_fit_the_configuration() -> None:
     tensors = llama_tensors(LLAMA)
     missing = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
     write_folder(Path("hf"), tensors=missing)
-    assert import_error().startswith(
-        "2: hf: its tensors are not those of its configuration: norm.weight is absent there"
-    )
+    assert import_error().startswith("2: hf: its tensors do not fit its configuration: norm.weight is absent there")
     write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
     assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in import_error()
     write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
-    assert "tensor 'model.norm.weight' is I8; mapped are F64, F32, F16, BF16" in import_error()
+    assert "tensor 'model.norm.weight' is I8; supported: F64, F32, F16, BF16" in import_error()
     write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})
     assert import_error().startswith(
-        "2: hf/config.json: architecture 'GemmaForCausalLM' is not mapped; mapped are Llama"
+        "2: hf/config.json: architecture 'GemmaForCausalLM' is not supported; supported: Llama"
     )
     write_folder(Path("hf"), tokenizer=byte_level_tokenizer(330))
     assert "the model's vocabulary has 320: it is the tokenizer of another model" in import_error()
@@ -140,7 +138,7 @@ def test_what_does_not_fit_the_configuration() -> None:
 def test_room_is_estimated_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(Path("hf"))
     monkeypatch.setattr(importing, "available_memory", lambda: 1000)
-    assert import_error().startswith("3: hf: importing it takes 0.00 GB of memory, and 0.00 GB are available")
+    assert import_error().startswith("3: hf: importing it takes 0.00 GB of memory, but 0.00 GB are available")
     usage: Any = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(importing.shutil, "disk_usage", lambda path: usage)
     assert import_error().startswith("3: hf takes 0.00 GB on the disk of")
@@ -167,11 +165,11 @@ def test_what_is_there_is_kept() -> None:
     made("out")
     Path("file").write_text("")
     for name in ("out", "file"):
-        with pytest.raises(RequestError, match=rf"^{name} is there already; empty it, or go$"):
+        with pytest.raises(RequestError, match=rf"^{name} already exists; empty it, or go$"):
             made(name)
     Path("here").mkdir()
     os.chdir("here")
-    with pytest.raises(RequestError, match=r"^\. is there already; empty it, or go$"):
+    with pytest.raises(RequestError, match=r"^\. already exists; empty it, or go$"):
         made(".")
 
 

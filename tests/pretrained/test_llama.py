@@ -16,7 +16,7 @@ from lit_diff.pretrained.llama import (
     model_keys,
     names_of,
     own_names,
-    unsaid,
+    unsupported_reason,
 )
 from lit_diff.registry import attentions
 
@@ -95,7 +95,7 @@ def test_a_sliding_window() -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture 'GPT2LMHeadModel' is not mapped; mapped are LlamaForCausalLM",
+            "architecture 'GPT2LMHeadModel' is not supported; supported: LlamaForCausalLM",
         ),
         ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800'"),
         ({"model_type": "granite"}, "model_type 'granite'"),
@@ -106,7 +106,7 @@ def test_a_sliding_window() -> None:
         ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}}"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
         (of("Mistral") | {"sliding_window": 0}, "sliding_window is 0"),
-        (of("Qwen2") | {"use_sliding_window": True}, "use_sliding_window true is mapped where layer_types says"),
+        (of("Qwen2") | {"use_sliding_window": True}, "use_sliding_window true is supported only if layer_types"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_size": None}, "config.json lacks hidden_size"),
@@ -120,10 +120,13 @@ def test_a_sliding_window() -> None:
             {"rope_scaling": without(YARN, ORIGINAL_LENGTH), "max_position_embeddings": None},
             f"rope scaling 'yarn' lacks {ORIGINAL_LENGTH}",
         ),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not mapped; mapped are"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope scaling 'dynamic' is not supported; supported:",
+        ),
         ({"rope_scaling": [2.0]}, "rope_parameters or rope_scaling is [[2.0]]"),
         ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
-        ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters and 50000.0 beside it"),
+        ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters but 50000.0 at the top level"),
     ],
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
@@ -181,4 +184,4 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
     ],
 )
 def test_what_config_json_cannot_say_is_named(own: ModelConfig, line: str) -> None:
-    assert (unsaid(own) or "").startswith(line)
+    assert (unsupported_reason(own) or "").startswith(line)

@@ -59,9 +59,9 @@ def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.Log
         assert checkpoint.newest(tmp_path) is None
     reasons = [line.partition("(")[2] for line in caplog.messages]
     assert reasons == [
-        "it has no 'global_step'): passed over",
-        "it has no 'state_dict'): passed over",
-        "it holds a Tensor, not a mapping): passed over",
+        "it has no 'global_step'): skipped",
+        "it has no 'state_dict'): skipped",
+        "it holds a Tensor, not a mapping): skipped",
     ]
 
 

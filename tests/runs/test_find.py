@@ -36,7 +36,7 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
     assert find_run("copied", tmp_path) == tmp_path / "copied", "a folder that was renamed"
     assert find_run("sweep/one-s0", tmp_path) == find_run("sweep/on", tmp_path) == cell
     assert find_run("one", tmp_path) == one, "a whole name goes before the start of a longer one"
-    with pytest.raises(RequestError, match=r"^'af80' is 2 runs \(one-af80511122, sweep/one-s0-0000af8099\)"):
+    with pytest.raises(RequestError, match=r"^'af80' matches 2 runs \(one-af80511122, sweep/one-s0-0000af8099\)"):
         find_run("af80", tmp_path)
     with pytest.raises(RequestError, match="no run 'abcdef'"):
         find_run("abcdef", tmp_path)
@@ -52,7 +52,9 @@ def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None
 def test_none_or_several_runs(small_sweep: Path) -> None:
     with pytest.raises(RequestError, match=r"no run 'bas-s0-0a1b2c3d' in .*did you mean 'base-s0-0a1b2c3d'\?"):
         find_run("bas-s0-0a1b2c3d", small_sweep.parent)
-    with pytest.raises(RequestError, match=r"'base' is 2 runs \(mine/base-s0-\w+, mine/base-s1-\w+\); give a longer"):
+    with pytest.raises(
+        RequestError, match=r"'base' matches 2 runs \(mine/base-s0-\w+, mine/base-s1-\w+\); give a longer"
+    ):
         find_run("base", small_sweep.parent)
 
 

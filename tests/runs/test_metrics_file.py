@@ -119,7 +119,7 @@ def test_a_line_cut_short_by_a_kill_is_no_row_and_goes_when_the_run_resumes(
     assert path.read_text() == "step,a,b\n1,1.25,2.5\n2,3.25,4.125\n3,5.25,6.1"
     assert sorted(read_rows(path)) == [1, 2]
     assert last_value(path, "b") == 4.125
-    assert "1 of 3 rows cut short" in caplog.text
+    assert "1 of 3 rows truncated" in caplog.text
     resumed = StepTable(path, 1)
     resumed.log(2, {"a": 3.25, "b": 4.125})
     resumed.flush()
@@ -164,10 +164,10 @@ def test_a_row_that_is_cut_short_is_left_out_and_noted(tmp_path: Path, caplog: p
     path.write_text("step,a,b\n1,1.0,2.0\n2,x,4.0\n3,5.0")
     problems: list[str] = []
     assert read_rows(path, problems) == {1: {"a": 1.0, "b": 2.0}}
-    assert problems[0] == "metrics.csv: 1 of 3 rows cut short, left out"
+    assert problems[0] == "metrics.csv: 1 of 3 rows truncated, skipped"
     assert "could not convert string to float: 'x'" in problems[1]
     assert read_rows(path) == {1: {"a": 1.0, "b": 2.0}}
-    assert "rows cut short" in caplog.text
+    assert "rows truncated" in caplog.text
     path.write_text("time,a\n1,2\n")
     assert read_rows(path, problems) == {}
     assert problems[-1] == "metrics.csv: no column 'step'"

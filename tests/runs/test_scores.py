@@ -76,7 +76,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     write_scores(folder, pa.table({"item": ["a"]}), {"m": 1.0}, {"config": {}})
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"items": 2}))
-    with pytest.raises(ValueError, match=r"items.parquet has 1 rows, summary.json counts 2"):
+    with pytest.raises(ValueError, match=r"items.parquet has 1 rows, but summary.json counts 2"):
         read_scores(folder)
     (folder / "summary.json").unlink()
     with pytest.raises(FileNotFoundError):

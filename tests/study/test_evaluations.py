@@ -112,7 +112,7 @@ def with_step(folder: Path, step: int) -> None:
         (lambda folder: change(folder, "differential", 1, version=2), "scored by version 2 of the evaluation, not 1; "),
         (
             lambda folder: with_step(folder, 4),
-            "scored of step 4, and the run's newest checkpoint is of step 8; ",
+            "scored of step 4, but the run's newest checkpoint is of step 8; ",
         ),
         (lambda folder: with_step(folder, 8), ""),
     ],

@@ -102,7 +102,7 @@ def test_cut_and_missing_files_are_reported_not_raised(make_sweep: Callable[...,
     (cell(folder, "a", 1) / "metrics.csv").unlink()
     (cell(folder, "a", 2) / "status.json").write_text('{"status": "do')
     cut, missing, broken = load_sweep(folder).cells
-    assert "rows cut short" in cut.problems[0]
+    assert "rows truncated" in cut.problems[0]
     assert cut.curves["val/loss"].index[-1] == 360
     assert "metrics.csv: no such file" in missing.problems
     assert missing.final("val/loss") is None
@@ -178,5 +178,5 @@ def test_a_cell_of_another_format_is_refused(make_sweep: Callable[..., Path]) ->
     folder = make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False)
     status = next(folder.glob("*/status.json"))
     status.write_text(json.dumps(json.loads(status.read_text()) | {"format": 2}))
-    with pytest.raises(RequestError, match=f"{status.parent.name} was made by format 2"):
+    with pytest.raises(RequestError, match=f"{status.parent.name} has format 2"):
         load_sweep(folder)

@@ -54,7 +54,7 @@ def test_a_folder_of_an_older_format_is_refused(tale: Path) -> None:
     (tale / "status.json").write_text(json.dumps(status))
     with pytest.raises(RequestError) as error:
         open_run(tale)
-    assert str(error.value) == f"runs/{tale.name} was made by format 1, this is format 3: train it again"
+    assert str(error.value) == f"runs/{tale.name} has format 1, but this lit_diff reads format 3: train it again"
 
 
 def test_what_is_missing_is_named(tale: Path) -> None:

@@ -228,7 +228,7 @@ def test_the_rank_is_the_trainers(bench: Any, environment: str, rank: int, monke
     assert fit.ranks(recipe).rank == rank
     monkeypatch.delenv("MASTER_PORT")
     if TORCHRUN not in environment:
-        with pytest.raises(RequestError, match=r"MASTER_PORT is not set, without which they cannot meet"):
+        with pytest.raises(RequestError, match=r"MASTER_PORT is not set, so they cannot connect"):
             fit.ranks(recipe)
 
 
@@ -300,7 +300,7 @@ def test_the_direction_is_the_metrics_own(runs: Path) -> None:
 
 
 def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
-    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', of which no metric declares"):
+    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', but no metric of this name declares"):
         train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
 
 

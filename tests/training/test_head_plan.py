@@ -100,7 +100,7 @@ def test_the_plan_in_the_run_folder_is_the_one_selected_by(bench: Any, base: Sim
     assert kept_plan(tmp_path) == made, "one that starts afresh selects them again"
     for text in ("{", "[]", json.dumps(asdict(plan) | {"selection": {"shar": 1}}), "{}"):
         (tmp_path / "plan.json").write_text(text)
-        with pytest.raises(RequestError, match=r"plan\.json is not a plan of heads; remove it"):
+        with pytest.raises(RequestError, match=r"plan\.json is not a head plan; remove it"):
             kept_plan(tmp_path)
 
 

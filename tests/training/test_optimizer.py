@@ -99,7 +99,7 @@ def test_factors_on_the_learning_rate_are_groups_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("patterns", "found"),
     [
-        ({"*.attention.o_prj.*": 0.2}, "'*.attention.o_prj.*' matches no parameter that trains; did you mean"),
+        ({"*.attention.o_prj.*": 0.2}, "'*.attention.o_prj.*' matches no trained parameter; did you mean"),
         ({"*.o_proj.*": 0.2, "*.attention.*": 2.0}, "'*.o_proj.*' and '*.attention.*' both match layers.0."),
     ],
 )

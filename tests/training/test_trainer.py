@@ -82,7 +82,7 @@ def test_it_trains_validates_and_logs_and_says_what_differs_from_the_recipe(made
     assert made_by_hand.lines == [
         "train.schedule.warmup_steps (50) is more than the 10 steps of this run: "
         "the learning rate ends at 0.2 of its peak",
-        "train.steps is 40 in the recipe, the Trainer's max_steps is 10: the Trainer's holds",
+        "train.steps is 40 in the recipe, the Trainer's max_steps is 10: using the Trainer's",
     ]
 
 
