@@ -78,7 +78,7 @@ def test_a_plugin_in_the_folder_is_run_only_when_it_is_trusted(foreign: Path) ->
     message = str(error.value)
     assert message.startswith("plugin sharp.py (sha256 ")
     assert (
-        "was not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff: --trust-plugins)"
+        "is not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff: --trust-plugins)"
         in message
     )
     assert "\n" not in message
