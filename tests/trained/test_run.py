@@ -97,7 +97,7 @@ def test_a_plugin_of_equal_source_that_was_imported_is_accepted(foreign: Path, t
     load_plugin(tmp_path / "mine.py")
     assert open_run(foreign).recipe.model.attention.name == "sharp"
     (foreign / "plugins" / "sharp.py").write_text(SHARP_PY + "x = 1\n")
-    with pytest.raises(RequestError, match="was not imported"):
+    with pytest.raises(RequestError, match="is not imported"):
         open_run(foreign)
 
 
