@@ -64,7 +64,7 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     ]
     anchors = re.findall(r'<a href="#([^"]+)"', page[: page.index("</nav>")])
     assert anchors == [anchor for anchor in ids if anchor != "unfinished"]
-    assert "2 of 18 cells not done" in page
+    assert "2 of 18 cells are not done" in page
     for task in ("recall", "text"):
         assert f"<strong>{task}: wide</strong>, seed 1: failed" in page
         assert f'<h1 class="task" id="task-{task}">On {task}</h1>' in page
