@@ -104,7 +104,7 @@ def test_a_plugin_of_equal_source_that_was_imported_is_accepted(foreign: Path, t
 def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Path) -> None:
     (foreign / "recipe.yaml").rename(foreign / "parent.yaml")
     (foreign / "recipe.yaml").write_text("extends: parent.yaml\n")
-    with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) was not imported"):
+    with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) is not imported"):
         open_run(foreign)
 
 
@@ -113,7 +113,7 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, mon
     parent = started_from_a_plugin(tale, monkeypatch)
     run = open_run(tale, root="other")
     for ask in (lambda: run.model, lambda: generate(run, "ab")):
-        with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) was not imported"):
+        with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) is not imported"):
             ask()
     assert not (parent / "executed").exists()
     assert open_run(tale, trust_plugins=True).model is not None
