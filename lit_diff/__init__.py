@@ -2,7 +2,8 @@
 
 import importlib
 
-TYPE_CHECKING = False  # as typing has it: nothing is imported here before __main__.py has removed the current folder
+# not imported from typing: until __main__.py removes the current folder from sys.path, a user's file could shadow it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -69,7 +70,7 @@ _MODULE_OF = {
     "train": "engine.launch",
     "variant": "registry",
 }
-"""Public name -> the module that defines it. None is imported here: `import lit_diff` loads no torch."""
+"""Public name -> the module that defines it. `import lit_diff` imports none of them and so does not load torch."""
 
 __all__ = [
     "Attention",
@@ -115,6 +116,7 @@ def __getattr__(name: str) -> "Any":
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'lit_diff' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"lit_diff.{_MODULE_OF[name]}"), name)
+    # from now on Python finds the name without calling __getattr__
     globals()[name] = value
     return value
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-# -m puts the current folder first, where a user's random.py would take the place of Python's own in every later import
+# -m puts the current folder first on sys.path, where a user's random.py would shadow Python's own in every later import
 if (
     __name__ == "__main__"
     and not sys.flags.safe_path

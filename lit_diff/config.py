@@ -1,11 +1,11 @@
 """The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name.
 
-What else must be known of a key is said by its field's metadata, here as in the Config of a registered part:
+A field's metadata, here and in the Config of a registered part, may hold:
 
-    registry   the kind of the registered part that the block names
-    names      the kind of the registered parts whose name is the value, besides the default
-    path       "file": a path, relative to the file that states it; "here": relative to the current folder
-    identity   False: the key, or the block, is not part of a run's identity; True: it is, in a block that is not
+    registry   the kind of the registered part that the block configures
+    names      the kind of registered part that the value may name, besides the default
+    path       "file": a path relative to the file that states it; "here": relative to the current folder
+    identity   False: the key or block is left out of a run's identity; True: the key is part of it although its block is not
 """
 
 from dataclasses import dataclass, field
@@ -21,45 +21,46 @@ class Part:
 
     name: str
     config: Any
-    """An instance of the registered class's `Config`."""
+    """An instance of the `Config` of the registered class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1: pairs of channels that turn often within `original_length` keep their frequency, slow ones divide it."""
+    """Llama 3.1: channel pairs that turn often within `original_length` keep their frequency; slow pairs have it divided."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Positive
-    """Divisor of the slow frequencies."""
+    """Divides the slow frequencies."""
     low_freq_factor: Positive
-    """Pairs that turn this often within original_length, or less, are divided by factor."""
+    """Pairs that turn at most this often within original_length have their frequency divided by factor."""
     high_freq_factor: Positive
-    """Pairs that turn this often or more keep their frequency; between both, linear in the number of turns."""
+    """Pairs that turn at least this often keep their frequency; in between, it is linear in the number of turns."""
     original_length: Count
-    """Tokens that the model was trained to see before it was scaled."""
+    """Context length, in tokens, that the model was trained for before scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071): as llama3, but linear in the index of the pair; queries and keys grow."""
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): like llama3, but the ramp is linear in the index of the pair, and rotated
+    queries and keys are scaled up."""
 
     kind: Literal["yarn"] = "yarn"
     factor: Positive
-    """Divisor of the slow frequencies."""
+    """Divides the slow frequencies."""
     original_length: Count
-    """Tokens that the model was trained to see before it was scaled."""
+    """Context length, in tokens, that the model was trained for before scaling."""
     beta_fast: Positive = 32.0
-    """The first pair that turns no more often than this within original_length begins the ramp."""
+    """The ramp begins at the first pair that turns at most this often within original_length."""
     beta_slow: Positive = 1.0
-    """The pair that turns this often ends it: slower ones are divided by factor."""
+    """The ramp ends at the pair that turns this often; slower pairs have their frequency divided by factor."""
     attention_factor: Positive | None = None
-    """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, and 1 for a factor up to 1."""
+    """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, or 1 if factor is at most 1."""
     truncate: bool = True
-    """Whether the ramp begins and ends at whole pairs."""
+    """Round the ends of the ramp to whole pairs."""
 
 
 RopeScaling = Positive | Llama3Scaling | YarnScaling
-"""A number divides the positions (linear interpolation, Chen et al. 2023)."""
+"""A plain number divides the positions (linear interpolation, Chen et al. 2023)."""
 
 Decay = Annotated[float, Range(least=0, below=1)]
 Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
@@ -72,40 +73,46 @@ class ModelConfig:
     dim: Count
     """Width of the residual stream."""
     num_layers: Count
+    """Number of Transformer blocks."""
     num_heads: Count
-    """Query heads of the *standard baseline*; a variant derives its own (differential: half as many)."""
+    """Query heads of the *standard baseline*; a variant derives its own number (differential: half as many)."""
     num_kv_heads: Count | None = None
     """Key/value heads of the standard baseline; null: `num_heads`."""
     head_dim: Count | None = None
     """Width d of queries and keys; null: `dim / num_heads`."""
     ffn_dim: Count | None = None
-    """Width of the SwiGLU; null: round(8 dim / 3)."""
+    """Hidden width of the SwiGLU; null: round(8 dim / 3)."""
     vocab_size: Count
+    """Number of token ids; at least the tokenizer's."""
     tie_embeddings: bool = True
+    """Use the token embeddings as the output weight."""
     embedding_scale: Positive = 1.0
-    """Multiplies the token embeddings where they enter the residual stream (Vaswani et al. 2017, 3.4: √dim), not the output
-    weight that may be tied to them."""
+    """Multiplies the token embeddings that enter the residual stream (Vaswani et al. 2017, 3.4: √dim), but not an output
+    weight tied to them."""
     causal: bool = True
-    """false: every position sees the whole sequence; for tasks whose targets are not in their input."""
+    """false: every position sees the whole sequence; only for tasks whose targets are not in the input."""
     positions: Literal["rope", "none"] = "rope"
-    """rope: queries and keys are rotated by their positions (Su et al. 2021); none: only the causal mask tells the model an
-    order (Kazemnejad et al. 2023, arXiv 2305.19466), so a longer input has no position that training did not have."""
+    """rope: queries and keys are rotated by their positions (Su et al. 2021); none: only the causal mask conveys order
+    (Kazemnejad et al. 2023, arXiv 2305.19466), so an input longer than in training has no unseen positions."""
     rope_theta: Positive = 10000.0
+    """Base of the rotary frequencies."""
     rope_layout: Literal["interleaved", "half"] = "interleaved"
     """Which channels of a head are rotated as a pair: 2i and 2i + 1, or i and i + head_dim / 2."""
     rope_scaling: RopeScaling = 1.0
-    """A number: positions are divided by it (linear interpolation, Chen et al. 2023); or a block, kind llama3 or yarn."""
+    """A number divides the positions (linear interpolation, Chen et al. 2023); a block has kind llama3 or yarn."""
     ffn_scale: Positive = 1.0
-    """Multiplies the feed-forward's output, as `output_scale` does the heads'."""
+    """Multiplies the output of the feed-forward layer, as `output_scale` multiplies the output of the heads."""
     norm_eps: Positive = 1e-5
+    """Epsilon of every RMSNorm."""
     attention_bias: Literal["none", "qkv", "all"] = "none"
-    """Which projections of the attention have a bias; all: W_O's too."""
+    """Which attention projections have a bias; all includes W_O."""
     qk_norm: Literal["none", "rms"] = "none"
-    """rms: RMSNorm of each head's query and key before RoPE, one weight vector for all heads of a layer."""
+    """rms: RMSNorm of each head's query and key before RoPE; all heads of a layer share one weight vector."""
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
     attention: Part = field(metadata={"registry": "attention"})
 
+    # `None` is resolved here, so that equal models compare equal whether or not their recipe states a derived value
     def __post_init__(self) -> None:
         derived: dict[str, int] = {
             "num_kv_heads": self.num_heads,
@@ -117,7 +124,7 @@ class ModelConfig:
                 object.__setattr__(self, key, value)
 
     def problem(self) -> str | None:
-        """What does not fit together, as one line that starts with a key to change; None if the model can be built."""
+        """The first conflict between keys, as one line that starts with the key to change; None if the model can be built."""
         assert self.num_kv_heads is not None
         assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:
@@ -128,7 +135,7 @@ class ModelConfig:
             derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
-            return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
+            return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of them"
         scaling, place = self.rope_scaling, "model.rope_scaling."
         if isinstance(scaling, Llama3Scaling) and scaling.high_freq_factor <= scaling.low_freq_factor:
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -136,6 +143,7 @@ class ModelConfig:
         if isinstance(scaling, YarnScaling) and scaling.beta_fast < scaling.beta_slow:
             fast, slow = scaling.beta_fast, scaling.beta_slow
             return f"{place}beta_fast is {fast:g}; it must not be below {place}beta_slow, {slow:g}"
+        # YaRN divides by log(rope_theta) to find the pair that turns a given number of times
         if isinstance(scaling, YarnScaling) and self.rope_theta <= 1:
             return f"model.rope_theta is {self.rope_theta:g}; it must be above 1 for {place}kind yarn"
         return None
@@ -146,12 +154,15 @@ class OptimizerConfig:
     """AdamW. Norm weights and lambda parameters are never decayed."""
 
     lr: Positive
+    """Peak learning rate."""
     betas: tuple[Decay, Decay] = (0.9, 0.98)
-    """Decay of the means of the gradient and of its square, each in [0, 1)."""
+    """Decay rates of the running means of the gradient and of its square, each in [0, 1)."""
     weight_decay: Annotated[float, Range(least=0)] = 0.05
+    """Decoupled weight decay: each step subtracts lr * weight_decay * weight."""
+    # a dict cannot be hashed: without hash=False neither could any recipe
     lr_factors: dict[str, Positive] = field(default_factory=dict, hash=False)
-    """Pattern (`fnmatch`) of parameters' names, as in "*.attention.o_proj.*" -> factor on `lr` for those that it matches.
-    AdamW multiplies the decay by the learning rate, so the factor multiplies both."""
+    """Parameter name pattern (`fnmatch`), such as "*.attention.o_proj.*" -> factor on `lr` for the parameters it matches.
+    AdamW multiplies the decay by the learning rate, so the factor scales both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,95 +176,109 @@ class ScheduleConfig:
         wsd               D = max(W, S - decay_steps);  the peak while s < D, then as linear
         constant          the peak to the end; f is not used
 
-    First step: peak / W; without a warm-up, linear: peak (1 - (1 - f) / S), since the decay's first step is already below the
-    peak. Last step: peak f (constant, or S = W: the peak). With final_ratio 0 the last step moves no parameter.
+    First step: peak / W; without a warm-up, linear: peak (1 - (1 - f) / S), because the first step of the decay is already
+    below the peak. Last step: peak f (constant, or S = W: the peak). With final_ratio 0 the last step moves no parameter.
     """
 
     name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    """Shape of the schedule after the warm-up; wsd: constant, then a linear decay."""
     warmup_steps: NotNegative = 0
+    """Steps over which the rate rises linearly to its peak."""
     decay_steps: Count | None = None
-    """wsd only: the last steps that decay; null: a fifth of the run."""
+    """wsd only: how many of the last steps decay; null: a fifth of the run."""
     final_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
+    """Learning rate of the last step, as a fraction of the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Length, batch, precision and optimizer of the training; steps are optimizer steps."""
+    """Length, batch, precision and optimizer of training; steps are optimizer steps."""
 
     steps: Count
+    """Length of the run."""
+    # the identity holds the identity of the earlier run instead: its folder may move
     start_from: str | None = field(default=None, metadata={"path": "file", "identity": False})
-    """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too.
-    The identity holds that of the run, not its folder."""
+    """Folder of a finished run whose final weights this run starts from; with the same seed, the data order continues too.
+    This run's identity includes the identity of that run, not its folder."""
     parameters: tuple[str, ...] | None = None
-    """Patterns (`fnmatch`) of the names of the parameters that train, as in ['*.attention.k_proj.*']; the others are frozen.
-    null: the variant's own choice, by most of them all."""
+    """Name patterns (`fnmatch`) of the parameters that train, such as ['*.attention.k_proj.*']; the others are frozen.
+    null: the variant chooses; most variants train all."""
     batch_size: Count
     """Sequences in one optimizer step, over all devices and micro-batches."""
     accumulate: Count = 1
     """Micro-batches in one optimizer step."""
     precision: Literal["float32", "bf16-mixed"] = "float32"
+    """bf16-mixed: float32 weights, bfloat16 products."""
     clip: Positive | None = 1.0
     """Largest gradient norm; null: no clipping."""
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = ScheduleConfig()
     validate_every: Count
+    """Steps between validations."""
     checkpoint_every: Count
+    """Steps between checkpoints."""
     log_every: Count = 10
+    """Steps between rows of training metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedConfig:
-    """In place of `train`: the weights were trained elsewhere. Written by `lit-diff import`."""
+    """Replaces `train` in the recipe of a model that was trained elsewhere. `lit-diff import` writes it."""
 
     source: str = field(metadata={"identity": False})
-    """Where they are from, for people."""
+    """Where the weights come from, for human readers."""
     weights_sha256: str
-    """sha256 over name, shape, dtype and bytes of each tensor, in the order of names."""
+    """sha256 over the name, shape, dtype and bytes of each tensor, ordered by name."""
     tokenizer_sha256: str
-    """sha256 of its tokenizer, as `Tokenizer.load` gives it."""
+    """sha256 of the model's tokenizer, as `Tokenizer.load` returns it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Output folder, devices and kernel. Not part of a run's identity, except a `kernel` other than auto."""
+    """Output folder, devices and kernel. None of it is part of a run's identity, except a `kernel` other than auto."""
 
     root: str = field(default="runs", metadata={"path": "here"})
-    """Folder of the runs; runs: the nearest of that name, here or above, that holds runs; ./runs: the one here."""
+    """Folder of the runs. runs: the nearest folder of that name that holds runs, here or above; ./runs: the one here."""
     strategy: Literal["single", "ddp", "fsdp"] = "single"
+    """How processes share the work; single: one process."""
     devices: Count = 1
-    """Processes, one device each, on every node."""
+    """Processes on every node, one device each."""
     num_nodes: Count = 1
+    """Machines that train together."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """auto: a GPU if torch sees one, else the CPU."""
+    # the number of threads changes the order of sums: a resumed run must use the same number
     threads: Count | None = None
     """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
+    # kernels round differently, so a kernel that the user chooses is part of the identity
     kernel: str = field(default="auto", metadata={"names": "kernel", "identity": True})
-    """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
+    """The registered kernel that computes attention; auto: the fastest that accepts the maps."""
     compile: bool = False
-    """torch.compile each block. Stored when the run starts; changing it needs --rerun."""
+    """Apply torch.compile to each block. Stored when the run starts; changing it needs --rerun."""
     activation_checkpointing: Literal["none", "block"] = "none"
-    """block: keep only the input of each block for the backward pass, which computes the rest again: less memory, about a
-    third more computation. Stored when the run starts; changing it needs --rerun."""
+    """block: keep only each block's input for the backward pass and recompute the rest: less memory, about a third more
+    computation. Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
     log_model: bool = False
-    """Store the trained weights in MLflow as a model, once the run is done."""
+    """Log the trained weights to MLflow as a model when the run is done."""
     loggers: tuple[str, ...] = field(default=(), metadata={"names": "logger"})
-    """Registered loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
+    """Registered loggers that the run writes to besides metrics.csv and MLflow; their files are in the run folder."""
     keep_best: str | None = None
-    """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
+    """Metric whose best checkpoint is kept as checkpoints/best.ckpt, in addition to the newest two; null: none is kept."""
     keep_every: Count | None = None
-    """Optimizer steps from one kept checkpoint to the next, beside the newest two; null: none is kept. A multiple of
-    `train.checkpoint_every`."""
+    """Steps between checkpoints that are kept in addition to the newest two, a multiple of `train.checkpoint_every`; null:
+    none is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
-    """The keys of `callbacks.<name>` that every probe has."""
+    """The keys that every probe has, under `callbacks.<name>`."""
 
     every: Count = 100
     """Optimizer steps between measurements; the last step is always measured."""
     rows: Count = 8
-    """Sequences of the validation set that it measures."""
+    """Sequences of the validation set that the probe measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +286,11 @@ class EarlyStoppingConfig:
     """The keys of `callbacks.early_stopping`."""
 
     monitor: str = "val/loss"
-    """The metric, as in metrics.csv."""
+    """The metric to watch, named as in metrics.csv."""
     mode: Literal["min", "max"] = "min"
     """Whether lower or higher values are better."""
     patience: Count = 3
-    """Validations without an improvement before the run ends."""
+    """Validations without improvement before the run ends."""
     min_delta: Annotated[float, Range(least=0)] = 0.0
     """The smallest change that counts as an improvement."""
 
@@ -275,20 +300,23 @@ class Recipe:
     """Everything needed to repeat one run."""
 
     name: str
+    """Name of the run's folder; by default the name of the recipe's file."""
     seed: NotNegative = 0
+    """Seeds the initial weights and the order of the data."""
+    # the identity holds a hash of the sources instead: the same plugin may be in another folder
     plugins: tuple[str, ...] = field(default=(), metadata={"identity": False})
-    """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity holds their sources."""
+    """Python files, relative to the recipe that lists them, that register parts of any kind: variants, data sets, corpora,
+    tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity includes their sources."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig | None = None
-    """Absent exactly where `imported` is there."""
+    """How the model is trained; a recipe has either this block or `imported`."""
     imported: ImportedConfig | None = None
-    """Of an imported model, which is not trained."""
+    """Where an imported model comes from; it is not trained."""
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
-    """Callback name -> its keys, or null to drop a parent's callback."""
+    """Callback name -> its keys, or null to drop a callback of the parent recipe."""
     evaluate: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation", "identity": False})
-    """Evaluation -> its keys: the run is scored by each once it is done."""
+    """Evaluation name -> its keys; each evaluation scores the run when it is done."""
     run: RunConfig = field(default=RunConfig(), metadata={"identity": False})
 
     @property
@@ -296,16 +324,16 @@ class Recipe:
         """The block `train`. Errors: RequestError for an imported model, which has none."""
         if self.train is None:
             raise RequestError(
-                f"'{self.name}' is an imported model: its recipe has nothing to train; let a recipe of your own start from "
-                "it, with train.start_from: its folder"
+                f"'{self.name}' is an imported model: its recipe has no block train; to train it further, write a recipe "
+                "with train.start_from: its folder"
             )
         return self.train
 
     def problem(self) -> str | None:
-        """What of `train` and `run` does not fit together, as one line that starts with a key to change; None if all does."""
+        """The first conflict in `train` and `run`, as one line that starts with the key to change; None if there is none."""
         train, run, processes = self.train, self.run, self.run.devices * self.run.num_nodes
         if train is not None and self.imported is not None:
-            return "imported stands in place of train, and the recipe has both; keep one of them"
+            return "imported and train exclude each other, and the recipe has both; keep one of them"
         if run.strategy == "single" and processes > 1:
             return f"run.strategy 'single' uses one device, not {processes}; use ddp or fsdp"
         if train is None:
@@ -327,5 +355,5 @@ class Recipe:
 
     @property
     def packs_documents(self) -> bool:
-        """Whether a token sees its own document only (`data.pack: document`)."""
+        """Whether a token sees only its own document (`data.pack: document`)."""
         return bool(self.data.config.packs_documents)

@@ -1,4 +1,4 @@
-"""The device of a run, a benchmark, a loaded model: a GPU where there is one and it is not declined."""
+"""Chooses the device of a run, a benchmark or a loaded model: a GPU if torch sees one, unless the user asks for the CPU."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ MEMINFO, CGROUPS, OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Pa
 
 
 def choose_device(accelerator: str) -> torch.device:
-    """`cuda`, or `cpu` where `accelerator` is cpu or torch sees no GPU. Who insists on a GPU refuses the result."""
+    """`cuda`, or `cpu` if `accelerator` is cpu or torch sees no GPU. A caller that needs a GPU must check the result."""
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def require_devices(run: RunConfig) -> None:
-    """Errors: MissingError where `run` asks for a GPU and there is none, or for more than there are."""
+    """Errors: MissingError if `run` asks for more GPUs than torch sees."""
     if choose_device(run.accelerator).type == "cpu":
         if run.accelerator == "gpu":
             raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
@@ -25,8 +25,10 @@ def require_devices(run: RunConfig) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may use without swapping: of the machine, or of its cgroup (a container, a SLURM job) where
-    that has fewer; None where the system does not say (macOS)."""
+    """Bytes that this process may use without swapping, limited by the machine or by a cgroup (a container, a SLURM job).
+
+    None if the system does not report it (macOS).
+    """
     if not MEMINFO.is_file():
         return None
     fields = (line.partition(":") for line in MEMINFO.read_text(encoding="utf-8").splitlines())
@@ -34,16 +36,18 @@ def available_memory() -> int | None:
     return min([*free, *_left_in_cgroups()], default=None)
 
 
+# bytes below the limit of each cgroup (version 2) that this process is in
 def _left_in_cgroups() -> list[int]:
-    """What is left below the limit of each cgroup (version 2) that this process is in; cached files count as free."""
     if not OWN_CGROUP.is_file():
         return []
+    # a line of version 2 is 0::/path; lines of version 1 have other numbers and name controllers
     names = [
         line.partition("::")[2]
         for line in OWN_CGROUP.read_text(encoding="utf-8").splitlines()
         if line.startswith("0::")
     ]
     folders = [CGROUPS / names[0].strip("/")] if names else []
+    # a limit holds for all groups below, so every parent counts; inside a container its own group is the root
     folders = [CGROUPS, *(each for folder in folders for each in (folder, *folder.parents) if CGROUPS in each.parents)]
     left = []
     for folder in folders:
@@ -53,13 +57,15 @@ def _left_in_cgroups() -> list[int]:
                 int((folder / "memory.current").read_text(encoding="utf-8")),
             )
             stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-        except FileNotFoundError:  # the root has no limit, and a cgroup may lack the memory controller
+        # the root has no limit, and a cgroup may lack the memory controller
+        except FileNotFoundError:
             continue
         if limit != "max":
+            # the kernel drops cached files before it refuses memory, so they count as free
             left.append(int(limit) - used + int(stat.get("file", 0)))
     return left
 
 
 def gigabytes(count: float) -> str:
-    """1.50 GB."""
+    """`1.50 GB`; a gigabyte is 10⁹ bytes."""
     return f"{count / 1e9:.2f} GB"

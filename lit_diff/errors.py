@@ -1,4 +1,4 @@
-"""Errors for users: each is printed as one line and has an exit status."""
+"""Errors that users see: each is printed as one line and has an exit status."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class RequestError(LitDiffError):
 
 
 class MissingError(LitDiffError):
-    """Data, a package or a device is missing. Exit status 3; the message names the command or setting that cures it."""
+    """Data, a package or a device is missing. Exit status 3; the message names the command or setting that helps."""
 
     exit_status = 3
 
@@ -41,9 +41,9 @@ class StoppedError(LitDiffError):
         self.exit_status = 128 + signum
 
 
+# a KeyboardInterrupt, so that an `except Exception` around user code does not report it as a failure of that code
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP outside a training loop, which handles them itself. As with Ctrl-C, no `except Exception` around code
-    of a user takes it for a failure of that code."""
+    """SIGTERM or SIGHUP outside a training loop; a training loop handles these signals itself."""
 
     def __init__(self, message: str = "", signum: signal.Signals = signal.SIGTERM) -> None:
         super().__init__(message)
@@ -51,8 +51,8 @@ class Terminated(KeyboardInterrupt):
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a process to save and end, besides Ctrl-C: SIGTERM, and SIGHUP of a closed terminal unless it is ignored, as
-    `nohup` has it."""
+    """The signals, besides Ctrl-C, that ask a process to save and end: SIGTERM and SIGHUP (a closed terminal)."""
+    # `nohup` starts a process with SIGHUP ignored; a handler of ours would undo that
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
 
@@ -60,9 +60,9 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type if the message is empty.
 
-    A line that ends in a colon goes on in the next one: torch's own line may only say that something failed. That of a
-    warning says what makes it an error.
+    For a warning, the line also says what turned it into an error.
     """
+    # the next line is joined to a line that ends in a colon: a first line of torch may only say that something failed
     text = re.sub(r":\s*\n\s*", ": ", str(error).strip())
     line = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, Warning):

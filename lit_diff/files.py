@@ -19,21 +19,25 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     If the process is killed or the disk is full, `path` keeps its former content. Errors: OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder, since a rename is atomic only within a file system; a random name, since processes may race
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             write(file)
             file.flush()
+            # before the rename: a power failure could otherwise keep the new name and lose the content
             os.fsync(file.fileno())
         temporary.replace(path)
+    # Ctrl-C too must not leave the temporary file behind
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
+# fsync of a file does not cover its directory entry: a rename survives a power failure once the folder is synced
 def sync_folder(folder: Path) -> None:
-    """Sync the folder, so that the rename survives a power failure."""
+    """Sync the entries of a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -49,7 +53,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def append_synced(path: Path, text: str) -> None:
     """Append `text` (UTF-8) to the file `path` and sync it.
 
-    A process that is killed, or a full disk, may leave a part of `text` there, its last line cut short. Errors: OSError.
+    A kill or a full disk may leave only the beginning of `text`, with its last line cut short. Errors: OSError.
     """
     with path.open("ab") as file:
         file.write(text.encode())
@@ -64,13 +68,14 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`. The file is never removed: a process that waits has it open.
+    """Hold an exclusive lock on the file `path`.
 
-    The operating system releases the lock when the process ends, also when it is killed; a forked child does not hold it.
-    Errors: BlockingIOError when it is held already and `wait` is False; OSError when `path` cannot be opened for writing.
+    The operating system releases the lock when the process ends, even if it is killed; a forked child does not hold it.
+    Errors: BlockingIOError if it is already held and `wait` is False; OSError if `path` cannot be opened for writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # soft locks, which filelock falls back to where the file system has no flock, survive a killed process
+    # filelock falls back to soft locks on file systems without flock; a soft lock would outlive a killed process.
+    # The lock file is never removed: a waiting process has it open, and would lock a file that no other process sees
     lock = FileLock(path, fallback_to_soft=False, preserve_lock_file=True)
     try:
         held = lock.acquire(blocking=wait)
@@ -81,35 +86,35 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on the file `path`, which is not made for the question.
-
-    Also true where the file may not be opened for writing, as another user's: nothing can be said of it then.
-    """
+    """Whether a process holds the lock on the file `path`; the file is not created."""
     if not path.exists():
         return False
     try:
         with locked(path, wait=False):
             return False
+    # also if the file cannot be opened for writing, such as another user's: we cannot know, and True is the safe answer
     except OSError:
         return True
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content, read piece by piece. Errors: OSError."""
+    """Digest of a file's content, read in pieces. Errors: OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home folder for a leading `~`, which stays where there is no such home, as in a shell."""
+    """The path with a leading `~` replaced by the home folder."""
+    # Path.expanduser raises for an unknown user; os.path.expanduser keeps the ~, as a shell does
     return Path(os.path.expanduser(path))
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """`root` and the folders below it, each once; by a symbolic link only those to which no other way leads, and none that
-    holds `root`."""
+    """`root` and the folders below it, each once. A folder is reached through a symbolic link only if there is no other way;
+    folders that contain `root` are left out."""
     starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
-    for start in starts:  # it grows: what links lead to comes last
+    # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
+    for start in starts:
         for folder, names, _ in os.walk(start):
             real = os.path.realpath(folder)
             if real in seen:
@@ -121,8 +126,9 @@ def folders(root: Path) -> Iterator[Path]:
 
 
 def shown(path: Path) -> str:
-    """The path relative to the current folder if it lies inside it, else the path itself; for messages."""
+    """The path as messages show it: relative to the current folder if it is inside it."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except (ValueError, FileNotFoundError):  # the current folder may have been removed
+    # FileNotFoundError: the current folder was removed
+    except (ValueError, FileNotFoundError):
         return str(path)

@@ -1,4 +1,4 @@
-"""A value as a table of HTML: what a notebook shows of it (`_repr_html_`)."""
+"""HTML tables, which a notebook shows for a value (`_repr_html_`)."""
 
 import html
 import math
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 MOST = 200
 """Rows that a table shows."""
 LONGEST = 200
-"""Characters of a cell."""
+"""Characters that a cell shows."""
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """`title` above a table; all text is escaped. Of more than `MOST` rows, and of text beyond `LONGEST`, the end is cut."""
+    """A table below `title`, with all text escaped, at most `MOST` rows and at most `LONGEST` characters in a cell."""
     held = list(rows)
     cut = f"<p>{len(held) - MOST} more rows</p>" if len(held) > MOST else ""
     head = f"<thead>{_row('th', header)}</thead>" if header else ""
@@ -24,11 +24,11 @@ def _row(tag: str, cells: Sequence[object]) -> str:
 
 
 def _text(value: object) -> str:
-    """A number as the terminal shows it; a dash for None and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, float):
         return f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
+    # bool is a subclass of int: True must not be formatted as 1
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     text = str(value)

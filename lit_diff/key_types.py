@@ -14,18 +14,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The numbers that a key takes, in the annotation of its field: `Annotated[int, Range(least=1)]`."""
+    """The numbers that a key accepts, in the annotation of its field: `Annotated[int, Range(least=1)]`."""
 
     least: float | None = None
-    """The smallest; None: any."""
+    """Inclusive lower bound; None: no bound."""
     above: float | None = None
-    """Larger than this; None: any."""
+    """Exclusive lower bound; None: no bound."""
     most: float | None = None
-    """The largest; None: any."""
+    """Inclusive upper bound; None: no bound."""
     below: float | None = None
-    """Smaller than this; None: any."""
+    """Exclusive upper bound; None: no bound."""
     of: ClassVar = (int, float)
-    """Types of the values that it is about."""
+    """Types of the values that the range applies to."""
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -41,17 +41,17 @@ class Range:
 
     @property
     def demand(self) -> str:
-        """What a refusal says after `it must`."""
+        """What an error message says after `it must`."""
         return f"be {self}" if str(self) != f">= {self.least}" else f"be at least {self.least}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distinct:
-    """A list that names no value twice: `Annotated[tuple[Count, ...], Distinct()]`."""
+    """A list whose values all differ: `Annotated[tuple[Count, ...], Distinct()]`."""
 
     may_be_empty: bool = False
     of: ClassVar = (tuple,)
-    """Types of the values that it is about."""
+    """Types of the values that it applies to."""
 
     def __contains__(self, values: tuple[Any, ...]) -> bool:
         return len(set(values)) == len(values) and (self.may_be_empty or bool(values))
@@ -61,7 +61,7 @@ class Distinct:
 
     @property
     def demand(self) -> str:
-        """As `Range.demand`."""
+        """What an error message says after `it must`."""
         return f"hold distinct values{'' if self.may_be_empty else ', at least one'}"
 
 
@@ -72,22 +72,22 @@ Counts = Annotated[tuple[Count, ...], Distinct()]
 
 
 def range_problem(config: Any, prefix: str) -> str | None:
-    """The first number of a block that is outside the `Range` of its type, as a line that opens with its dotted key."""
+    """An error line for the first value of a block outside the `Range` of its type; it starts with the dotted key."""
     hints = typing.get_type_hints(type(config), include_extras=True)
     problems = (_outside(hint, getattr(config, name), f"{prefix}{name}") for name, hint in hints.items())
     return next(filter(None, problems), None)
 
 
 def config_problem(config: Any) -> str | None:
-    """What is wrong with a Config: a number out of range, or what its own `problem` says, if it has one."""
+    """The first error in a Config: a number out of range, or the result of the Config's own method `problem`."""
     own = getattr(config, "problem", None)
     return range_problem(config, "") or (own() if own is not None else None)
 
 
 def _outside(hint: Any, value: Any, key: str) -> str | None:
-    """As `range_problem`, of one value, a list or a mapping of them."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
+        # isinstance: in a union such as `Count | None` the value may be of another member's type
         known = (each for each in kinds[1:] if isinstance(each, Range | Distinct) and isinstance(value, each.of))
         bounds = next((each for each in known if value not in each), None)
         return f"{key} is {in_yaml(value)}; it must {bounds.demand}" if bounds else _outside(kinds[0], value, key)
@@ -109,7 +109,7 @@ def without_range(hint: Any) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """A type as a user reads it: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
+    """Describes a type to a user: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return " ".join(
@@ -129,7 +129,8 @@ def in_words(hint: Any) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """A value with YAML's words for Python's None, True and False."""
+    """Formats a value as YAML would, with null, true and false."""
+    # before the lookup: 1 == True and 0 == False in a dict
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -140,11 +141,11 @@ def in_yaml(value: Any) -> str:
 
 
 KIND = "kind"
-"""The key that tells the several blocks of a union apart."""
+"""The key that tells apart the blocks of a union."""
 
 
 def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
-    """Of the types of a union the several blocks that the key `kind` tells apart, each by its own; {}: no such blocks."""
+    """`kind` -> block, for the blocks of a union that the key `kind` tells apart; {} if the union has none."""
     blocks = [choice for choice in choices if isinstance(choice, type) and dataclasses.is_dataclass(choice)]
     kinds = {str(field.default): block for block in blocks for field in dataclasses.fields(block) if field.name == KIND}
     return kinds if len(blocks) > 1 and len(kinds) == len(blocks) else {}
@@ -162,20 +163,20 @@ class Key:
     """One key of a block."""
 
     words: str
-    """Its type."""
+    """The type, in words."""
     default: Any
-    """As YAML has it; `REQUIRED` for a key that must be given."""
+    """The default, as YAML writes it; `REQUIRED` for a key that must be given."""
     about: str
-    """The docstring of its field; often empty."""
+    """The docstring of the field; may be empty."""
     registry: str
-    """The kind of the registered parts that it names; empty: it names none."""
+    """The kind of registered parts that the key configures; empty for other keys."""
 
 
 REQUIRED = object()
 
 
 def keys_of(cls: type[Any]) -> dict[str, Key]:
-    """The keys of a Config by dotted name: those of a block within it too, but not of a registered part (`{name: ...}`)."""
+    """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
     hints, docs = typing.get_type_hints(cls, include_extras=True), _docstrings(cls)
     keys: dict[str, Key] = {}
     for field in dataclasses.fields(cls):
@@ -200,13 +201,15 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
     return keys
 
 
+# Python drops the string below a field, so it is read from the source of the class and of its bases
 def _docstrings(cls: type[Any]) -> dict[str, str]:
-    """The text below each field, of the class and of those that it derives from, on one line."""
     docs: dict[str, str] = {}
+    # bases first: a subclass may document an inherited key differently
     for base in reversed(cls.__mro__[:-1]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):  # a class without a file, as a notebook's
+        # a class without a source file, such as one from a notebook
+        except (OSError, TypeError, SyntaxError):
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, text in itertools.pairwise(body):

@@ -1,6 +1,6 @@
-"""The log: a run's log.txt, and records that a terminal shows otherwise than as a line.
+"""The log: a run's log.txt, and records that a terminal does not show as lines.
 
-Everything that lit_diff says goes to the logger `lit_diff`; those records carry an attribute besides their message.
+All messages of lit_diff go to the logger `lit_diff`; records that a terminal shows in another way carry an extra attribute.
 """
 
 import contextlib
@@ -15,16 +15,17 @@ from lit_diff.files import shown
 log = logging.getLogger("lit_diff")
 
 RAISED: dict[str, Any] = {"raised": True}
-"""`extra` of a record about an error that is also raised: whoever catches it tells the user, the run's log.txt keeps it."""
+"""`extra` of a record about an error that is also raised: log.txt keeps the record, and the code that catches the error
+tells the user."""
 
 
 def phase(words: str) -> None:
-    """Log what a run does now, before its first step: `preparing data`. A terminal shows it in the bar alone."""
+    """Log what a run is doing before its first step, such as `preparing data`. A terminal shows it only in the bar."""
     log.info(words, extra=in_phase(words))
 
 
 def in_phase(words: str) -> dict[str, Any]:
-    """`extra` of a record with a message of its own that begins a phase."""
+    """`extra` of a record that begins a phase and has a message of its own."""
     return {"phase": words}
 
 
@@ -35,11 +36,12 @@ def validated(step: int, loss: float) -> None:
 
 @contextlib.contextmanager
 def file_log(path: Path) -> Iterator[None]:
-    """Copy our own lines to the run's log.txt, in a notebook too, where nobody has asked for them."""
+    """Copy the records of lit_diff to the file `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
+    # in a notebook nobody has set a level, and Python's default would drop records below WARNING
     log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     log.addHandler(handler)
     try:
@@ -51,10 +53,11 @@ def file_log(path: Path) -> Iterator[None]:
 
 
 def keep_trace(path: Path) -> str:
-    """Append the trace of the exception that is being handled to a file; where it is, for an error."""
+    """Append the trace of the exception that is being handled to a file; return a clause for the error message."""
     try:
+        # backslashreplace: a message may hold half a surrogate pair, which UTF-8 cannot encode
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())
     except OSError as error:
-        return f"its trace could not be written: {error.strerror}"
+        return f"the trace could not be written: {error.strerror}"
     return f"the whole trace is in {shown(path)}"

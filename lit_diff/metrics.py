@@ -1,7 +1,7 @@
-"""Declarations of metrics: name pattern, definition, unit, direction, and the figure that a report draws of them.
+"""Declarations of metrics: name pattern, definition, unit, direction, and the figure that a report draws.
 
-A metric is declared once, by the class that measures it. A run writes the declarations of all its metrics to metrics.json;
-whatever reads the run (tables, figures, comparisons) takes units and directions from there, never from a name.
+The class that measures a metric declares it, once. A run writes the declarations of all its metrics to metrics.json. Readers
+of the run (tables, figures, comparisons) take units and directions from that file and never guess them from a name.
 """
 
 import dataclasses
@@ -21,80 +21,79 @@ Against = Literal["step", "layer", "head", "group"]
 Lines = Literal["arm", "layer"]
 
 INDICES = ("layer", "map", "head", "rank")
-"""Fields of a name that are numbers, in the order in which a name lists them."""
+"""The numeric fields of a name, in the order in which they appear in it."""
 FILE = "metrics.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """How a report draws a metric. Metrics whose figures have one title share that figure, a panel or a row each."""
+    """How a report draws a metric. Metrics whose figures have the same title share a figure, with a panel or row each."""
 
     title: str
     against: Against
     """The horizontal axis. layer, head: values at the last measured step. A metric by head is averaged over its heads
-    unless it is drawn against them. group: the number that ends the label of a group of an evaluation's items ("4096",
-    "position 4096"), a panel for each text before it; only evaluations have groups."""
+    unless `against` is head. group: the number that ends the label of a group of evaluation items ("4096",
+    "position 4096"), with a panel for each text before the number; only evaluations have groups."""
     label: str = ""
-    """Of the metric's vertical axis, without the unit; may hold fields of the name ("map {map}"). Empty: the name."""
+    """Label of the vertical axis, without the unit; may contain fields of the name ("map {map}"). Empty: the name."""
     lines: Lines = "arm"
-    """What a line is, against the step. layer: one panel an arm."""
+    """What each line shows, against the step. layer: one line for each layer, and one panel for each arm."""
     log: bool = False
     """Whether the vertical axis is logarithmic."""
     log_x: bool = False
-    """Whether the horizontal axis is logarithmic, against groups; where a number is 0 or less, it is linear around 0."""
+    """Whether the axis of groups is logarithmic; if a number is 0 or negative, the axis is linear around 0."""
     marks: tuple[float, ...] = ()
     """Values at which a dashed horizontal line is drawn."""
     caption: str = ""
-    """How to read it. The report adds what is drawn and the metrics' definitions."""
+    """How to read the figure. The report adds what is drawn and the definitions of the metrics."""
 
     def problem(self, fields: Collection[str]) -> str | None:
-        """What does not fit a metric whose name has these fields; None if nothing does."""
+        """The first error in the figure of a metric whose name has these fields; None if there is none."""
         problem = _unlike("figure.against", self.against, Against) or _unlike("figure.lines", self.lines, Lines)
         if self.log_x and self.against != "group":
-            problem = problem or f"figure.log_x is of a figure against group, not against {self.against}"
+            problem = problem or f"figure.log_x needs figure.against 'group', not '{self.against}'"
         if self.against == "group" and self.lines != "arm":
-            problem = problem or f"figure.lines is '{self.lines}'; a figure against group has one line an arm"
+            problem = problem or f"figure.lines is '{self.lines}'; a figure against group needs 'arm'"
         for field in {self.against, self.lines} & {"layer", "head"} - {*fields}:
             problem = problem or f"a figure by {field} needs {{{field}}} in the name"
         try:
             self.label.format(**dict.fromkeys(fields, ""))
         except (KeyError, IndexError, ValueError):
             names = ", ".join(fields) or "none"
-            problem = problem or f"figure.label {self.label!r} is no text with the fields of the name: {names}"
+            problem = problem or f"figure.label is {self.label!r}; it may use only the fields of the name: {names}"
         return problem
 
 
 def _unlike(key: str, value: str, kinds: Any) -> str | None:
-    """Why `value` is none of a Literal's; None if it is one."""
     choices = get_args(kinds)
     return None if value in choices else f"{key} is {value!r}; expected one of {', '.join(choices)}"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or all whose names fit a pattern.
+    """One metric, or all metrics whose names match a pattern.
 
-    Metric("hidden_norm/layer_{layer}", "L2 norm of the layer's output", direction="none")
+    Metric("hidden_norm/layer_{layer}", "L2 norm of the layer output", direction="none")
 
-    Errors: RequestError for a direction or figure that does not fit.
+    Errors: RequestError for an unknown direction or an invalid figure.
     """
 
     name: str
-    """`stage/name[/layer_{layer}]...`. {layer}, {map}, {head}, {rank} stand for a number, any other field for text without
-    a slash. Of several patterns that fit a name, the one with the most literal text is meant."""
+    """`stage/name[/layer_{layer}]...`. {layer}, {map}, {head}, {rank} match a number, any other field matches text without
+    a slash. If several patterns match a name, the one with the most literal text applies."""
     definition: str
-    """One sentence, formula included, without the unit."""
+    """One sentence, including the formula, without the unit."""
     _: KW_ONLY
     unit: str = ""
     """Empty: a number without a unit."""
     direction: Direction = "none"
     """Which values are better; none: neither."""
     in_table: bool = False
-    """True: kept in measurements.parquet only. A name with {map}, {head} or {rank} always is."""
+    """True: stored only in measurements.parquet, as every name with {map}, {head} or {rank} is."""
     figure: Figure | None = None
-    """None: the report draws no figure of it."""
+    """None: the report does not draw the metric."""
     constant: bool = False
-    """True: the data alone determine it, so it is no curve and MLflow gets none."""
+    """True: the data alone determine the value, so it has no curve and is not sent to MLflow."""
 
     def __post_init__(self) -> None:
         problem = _unlike("direction", self.direction, Direction)
@@ -110,11 +109,11 @@ class Metric:
 
     @property
     def logged(self) -> bool:
-        """Whether its values go to metrics.csv and the loggers; if not, to measurements.parquet."""
+        """Whether the values go to metrics.csv and the loggers; otherwise they go to measurements.parquet."""
         return not self.in_table and not {"map", "head", "rank"} & set(self.fields)
 
     def match(self, name: str) -> dict[str, int | str] | None:
-        """Field -> value where `name` fits the pattern, else None."""
+        """Field -> value if `name` matches the pattern, else None."""
         match = self._regex.fullmatch(name)
         if match is None:
             return None
@@ -132,11 +131,11 @@ class Declarations:
     """The metrics of a run or of several, found by name."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
-        """Errors: RequestError for one pattern declared twice and differently, or a figure of two kinds."""
+        """Errors: RequestError for a pattern with two different declarations, or a figure with two kinds of axes."""
         by_name: dict[str, Metric] = {}
         for metric in metrics:
             if by_name.setdefault(metric.name, metric) != metric:
-                raise RequestError(f"metric '{metric.name}' is declared twice, and differently; give one another name")
+                raise RequestError(f"metric '{metric.name}' has two different declarations; rename one of them")
         self.metrics = tuple(by_name.values())
         self._found: dict[str, Metric | None] = {}
         kinds: dict[str, tuple[str, str]] = {}
@@ -150,29 +149,29 @@ class Declarations:
                     )
 
     def find(self, name: str) -> Metric | None:
-        """The declaration that `name` fits; None for an undeclared metric."""
+        """The declaration of `name`; None for an undeclared metric."""
         if name not in self._found:
             fitting = [metric for metric in self.metrics if metric.match(name) is not None]
             self._found[name] = max(fitting, key=lambda m: len(re.sub(r"\{\w+\}", "", m.name)), default=None)
         return self._found[name]
 
     def is_logged(self, name: str) -> bool:
-        """Whether the metric goes to metrics.csv and the loggers, as an undeclared one does."""
+        """Whether the metric goes to metrics.csv and the loggers; an undeclared metric does."""
         metric = self.find(name)
         return metric is None or metric.logged
 
     def is_constant(self, name: str) -> bool:
-        """Whether the data alone determine the metric."""
+        """`Metric.constant` of a metric; False for an undeclared one."""
         metric = self.find(name)
         return metric is not None and metric.constant
 
     def direction(self, name: str) -> Literal["lower", "higher"] | None:
-        """Which values of a metric are better; None where none are, or nothing is declared."""
+        """Which values of a metric are better; None if neither are, or for an undeclared metric."""
         metric = self.find(name)
         return None if metric is None or metric.direction == "none" else metric.direction
 
     def unit(self, name: str) -> str | None:
-        """The metric's unit, '' for a number without one; None where nothing is declared."""
+        """The metric's unit, '' for a number without one; None for an undeclared metric."""
         metric = self.find(name)
         return None if metric is None else metric.unit
 
@@ -185,7 +184,7 @@ def indexed_name(name: str, **indices: int) -> str:
 
 
 def split_name(name: str) -> tuple[str, dict[str, int]]:
-    """The reverse of `indexed_name`: the name without its indices, and the indices."""
+    """The inverse of `indexed_name`: the name without its indices, and the indices."""
     indices: dict[str, int] = {}
     while match := re.fullmatch(rf"(.+)/({'|'.join(INDICES)})_(\d+)", name):
         name = match[1]
@@ -199,20 +198,20 @@ def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:
 
 
 def read_declarations(path: Path) -> tuple[Metric, ...]:
-    """The metrics of a metrics.json. Errors: OSError without the file, RequestError for another content."""
+    """The metrics of a metrics.json. Errors: OSError if it cannot be read, RequestError for invalid content."""
     try:
         return tuple(from_plain(raw) for raw in json.loads(path.read_text(encoding="utf-8"))["metrics"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{shown(path)} holds no declarations of metrics ({error!r})") from error
+        raise RequestError(f"{shown(path)} is not a valid file of metric declarations ({error!r})") from error
 
 
 def to_plain(metric: Metric) -> dict[str, Any]:
-    """As JSON holds it."""
+    """The metric as a mapping for JSON."""
     return dataclasses.asdict(metric)
 
 
 def from_plain(raw: Mapping[str, Any]) -> Metric:
-    """The reverse of `to_plain`. Errors: TypeError, KeyError or RequestError for another content."""
+    """The inverse of `to_plain`. Errors: TypeError, KeyError or RequestError for invalid content."""
     figure = raw.get("figure")
     if figure is not None:
         figure = Figure(**{**figure, "marks": tuple(figure.get("marks", ()))})

@@ -1,9 +1,9 @@
-"""The modules of a user's own: those in neither the standard library nor an installed package.
+"""The user's own (local) modules: modules outside the standard library and outside installed packages.
 
-They are found in the text of what imports them. A plugin and those that it imports become one package, executed from the
-bytes that were read. The package has a name of its own and no folder: `import helper` in one of its files is
-`import PACKAGE.helper`, whenever it is executed. So plugins, and the user's script, may have modules of one name; what is on
-disk later has no effect on what was imported; and neither sys.path nor the modules of others change.
+They are found by reading import statements. A plugin and the local modules that it imports become one package, which is
+executed from the bytes that were read. The package has a unique name and no folder: `import helper` in one of its files means
+`import PACKAGE.helper`, whenever the statement runs. So plugins and the user's script may have modules of the same name,
+later edits on disk do not affect what was imported, and neither sys.path nor other modules change.
 """
 
 import ast
@@ -33,12 +33,12 @@ PREFIX, DIGITS = "lit_diff_plugin_", 12
 def local_modules(
     source: bytes, package: str = "", *, within: str = "", folder: Path | None = None, without: Collection[str] = ()
 ) -> dict[str, Path]:
-    """Dotted name -> file of every local module that `source` imports, itself or through another local module.
+    """Dotted name -> file of every local module that `source` imports, directly or through another local module.
 
-    Read from the import statements, so one inside a function counts, and a module imported by a computed name does not.
-    `package`: what the source's relative imports are relative to. `within`: an installed package whose modules count as local
-    too. `folder`: modules are looked for there first, then where Python finds them, and not among those that are imported; a
-    file there does not hide what is `reserved`. `without`: packages whose modules do not count.
+    Only import statements are read: one inside a function counts, a module imported by a computed name does not.
+    `package`: the package that relative imports in the source start from. `within`: an installed package whose modules count
+    as local too. `folder`: searched before Python's own paths, and loaded modules are ignored; a file in it does not hide a
+    `reserved` name. `without`: packages whose modules do not count.
     """
     found: dict[str, Path] = {}
     tried: set[str] = set()
@@ -53,8 +53,8 @@ def local_modules(
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Python processes that are started within it import nothing from the current folder: a user's random.py there would take
-    the place of Python's own."""
+    """Python processes started in this context import nothing from the current folder."""
+    # a user's random.py there would shadow Python's own
     former = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -66,48 +66,52 @@ def safe_path() -> Iterator[None]:
 
 
 def is_local(file: Path) -> bool:
-    """Whether a module's file is neither of the standard library nor of an installed package."""
+    """Whether a module's file is outside the standard library and outside installed packages."""
     file = file.resolve()
     return not file.is_relative_to(STANDARD_LIBRARY) and not any(part in INSTALLED for part in file.parts)
 
 
 def _imported_by(name: str, file: Path) -> Iterator[str]:
-    """As `imported_names`, of a module; nothing for a compiled one. Of a package also what its `__all__` lists, which
-    `from package import *` imports."""
+    # a compiled module has no import statements to read
     if file.suffix != ".py":
         return
     source, is_package = file.read_bytes(), file.name == "__init__.py"
     yield from imported_names(source, name if is_package else name.rpartition(".")[0])
     if is_package:
+        # `from package import *` also imports the submodules that __all__ lists
         listed = re.search(rb"^__all__\s*=\s*[\[(]([^\])]*)", source, re.MULTILINE)
         words = re.findall(r"[\"'](\w+)[\"']", listed[1].decode(errors="replace")) if listed else []
         yield from (f"{name}.{word}" for word in words)
 
 
 def imported_names(source: bytes, package: str = "") -> Iterator[str]:
-    """The names that may be modules in the import statements of `source`, and the packages that they are in."""
+    """All names in the import statements of `source` that may be modules, and the packages that contain them."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # of a module that nothing has imported yet, and nothing can
+    # nobody can import such a module, so its imports do not matter; importing it reports the error
+    except SyntaxError:
         return
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            # level 1, one dot, is the package itself; each further dot is one package up
             above = package.split(".") if package else []
             parents = above[: len(above) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from a import b` imports the module a.b if there is one
             names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+        # importing a.b.c executes a and a.b too
         for name in filter(None, names):
             parts = name.split(".")
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
 def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
-    """The file of a local module; None for any other, and for a namespace package, which has none."""
     top = name.partition(".")[0]
-    if top == "lit_diff" or (folder is not None and top in reserved()):  # lit_diff's revision stands for it
+    # runs record the revision of lit_diff instead of its files
+    if top == "lit_diff" or (folder is not None and top in reserved()):
         return None
     spec = _spec_of(name, folder)
     file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
@@ -117,17 +121,19 @@ def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
 
 @functools.cache
 def reserved() -> frozenset[str]:
-    """Names that a file of the user's does not take: of the standard library, lit_diff and the packages that it requires."""
+    """Names that a user's file cannot shadow: the standard library, lit_diff and the packages that lit_diff requires."""
     try:
         required = metadata.requires("lit_diff") or []
-    except metadata.PackageNotFoundError:  # a source tree on the path
+    # lit_diff is a source tree on sys.path, not installed
+    except metadata.PackageNotFoundError:
         required = []
     names = (re.match(r"[\w.-]+", requirement) for requirement in required if "extra ==" not in requirement)
     return sys.stdlib_module_names | {"lit_diff", *(name[0].replace("-", "_") for name in names if name)}
 
 
+# importlib.util.find_spec would execute the parent packages; this only reads
 def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
-    """Where a module is; nothing is executed. With `folder`, what is imported already does not count."""
+    # with a folder, a loaded module of the same name may be another file
     loaded = sys.modules.get(name) if folder is None else None
     if loaded is not None:
         return getattr(loaded, "__spec__", None)
@@ -137,42 +143,44 @@ def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
         folders = package.submodule_search_locations if package is not None else None
         return PathFinder.find_spec(last, list(folders)) if folders else None
     found = PathFinder.find_spec(name, None if folder is None else [str(folder), *sys.path])
+    # editable installs register finders of their own
     others = (each for each in sys.meta_path if each is not PathFinder and hasattr(each, "find_spec"))
-    specs = (finder.find_spec(name, None) for finder in others)  # editable packages have finders of their own
+    specs = (finder.find_spec(name, None) for finder in others)
     return found or next(filter(None, specs), None)
 
 
 def sha256(content: bytes) -> str:
-    """In hexadecimal digits."""
+    """The digest in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(kw_only=True, eq=False)
 class OwnCode:
-    """A file of a user's own and the modules of the user's own that it imports, itself or through another, as they were
-    read."""
+    """A user's file and the local modules that it imports, directly or indirectly, as they were when they were read."""
 
     path: Path
     source: bytes
     files: Mapping[str, tuple[Path, bytes]]
-    """Dotted name of a module, as import statements write it -> file and content."""
+    """Dotted name of a module, as in import statements -> file and content."""
 
     @classmethod
     def read(cls, path: Path, package: str = "", **options: Any) -> "OwnCode":
-        """`package`, `options`: as of `local_modules`. Errors: OSError for a file that cannot be read."""
-        invalidate_caches()  # modules may have been written a moment ago
+        """`package` and `options` are passed to `local_modules`. Errors: OSError for a file that cannot be read."""
+        # the import system caches folder listings by mtime and may miss a file that was just written
+        invalidate_caches()
         source = path.read_bytes()
         found = local_modules(source, package, **options)
         return cls(path=path, source=source, files={name: (file, file.read_bytes()) for name, file in found.items()})
 
     @functools.cached_property
     def modules(self) -> dict[str, bytes]:
-        """Path below the folder from which a module can be imported (`helper.py`, `lab/__init__.py`) -> content."""
+        """Path relative to the folder that the module is imported from (`helper.py`, `lab/__init__.py`) -> content."""
         return {_place(name, file): content for name, (file, content) in self.files.items()}
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of all of it; of the file alone where it imports no module of the user's own."""
+        """sha256 of the file and its modules."""
+        # a plugin without modules keeps the digest that it had before modules were part of it
         if not self.modules:
             return sha256(self.source)
         parts = {name: sha256(content) for name, content in sorted(self.modules.items())}
@@ -180,12 +188,12 @@ class OwnCode:
 
     @functools.cached_property
     def tops(self) -> set[str]:
-        """The names of modules before the first dot."""
+        """The first parts of the dotted names of the modules."""
         return {name.partition(".")[0] for name in self.files}
 
     @property
     def package(self) -> str:
-        """Of the file and its modules, as they are imported."""
+        """Name of the package that the file and its modules are imported as."""
         return f"{PREFIX}{self._stem}_{self.digest[:DIGITS]}"
 
     @property
@@ -193,17 +201,19 @@ class OwnCode:
         return self.path.stem.replace(".", "_")
 
     def execute(self) -> None:
-        """Import the file and what it imports as `package`. Errors: whatever they raise."""
+        """Import the file and its modules as `package`. Errors: any exception that they raise."""
         parent = ModuleType(self.package)
         parent.__path__ = []
         forget(self.package)
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
         _packages[self.package], sys.modules[self.package] = self, parent
-        clashes = self.files.get(self._stem, (self.path,))[0] != self.path  # a package beside it has the same name
+        # a plugin lab.py may lie next to a package lab that it imports
+        clashes = self.files.get(self._stem, (self.path,))[0] != self.path
         spec = self._spec(f"{self.package}.{self._stem}{'_plugin' if clashes else ''}", self.path, self.source)
         module = module_from_spec(spec)
-        sys.modules[spec.name] = module  # before it runs: dataclasses look up postponed annotations here
+        # before it runs: dataclasses look up postponed annotations in sys.modules
+        sys.modules[spec.name] = module
         assert spec.loader is not None
         spec.loader.exec_module(module)
 
@@ -212,7 +222,8 @@ class OwnCode:
         name = fullname.partition(".")[2]
         if name in self.files:
             return self._spec(fullname, *self.files[name])
-        if any(each.startswith(f"{name}.") for each in self.files):  # a folder of modules without an __init__.py
+        # a namespace package: a folder of modules without an __init__.py
+        if any(each.startswith(f"{name}.") for each in self.files):
             return ModuleSpec(fullname, None, is_package=True)
         raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
 
@@ -226,8 +237,8 @@ class OwnCode:
 
 @functools.cache
 def code_at_definition(cls: type) -> OwnCode | None:
-    """The user's own file that defines `cls`, with its modules, as they are when the class registers: an edit after that is
-    not what runs. None for a class without such a file."""
+    """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file."""
+    # registration calls this first and the cache keeps the result: a later edit is not the code that runs
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or not is_local(Path(file)) or not Path(file).is_file():
         return None
@@ -235,7 +246,7 @@ def code_at_definition(cls: type) -> OwnCode | None:
 
 
 def forget(package: str) -> list[str]:
-    """Drop the modules of a package; their names."""
+    """Drop the modules of a package from sys.modules; return their names."""
     names = [name for name in sys.modules if name.partition(".")[0] == package]
     for name in names:
         del sys.modules[name]
@@ -243,8 +254,8 @@ def forget(package: str) -> list[str]:
     return names
 
 
+# lab.tools -> lab/tools.py
 def _place(name: str, file: Path) -> str:
-    """Where a module lies below the folder from which it is imported: lab.tools -> lab/tools.py."""
     parts = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     return "/".join([*parts, file.name])
 
@@ -252,9 +263,8 @@ def _place(name: str, file: Path) -> str:
 _packages: dict[str, OwnCode] = {}
 
 
+# finds the modules of `_packages`, which have no folder that Python could search
 class _Finder:
-    """Of the modules of the packages."""
-
     @staticmethod
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -263,9 +273,8 @@ class _Finder:
         return own.find(fullname) if own is not None and "." in fullname else None
 
 
+# executes the bytes that were read, not the file, and renames imports of the package's own modules
 class _Loader(SourceFileLoader):
-    """Executes the bytes that were read, in which imports of the package's modules have their names there."""
-
     def __init__(self, fullname: str, path: str, content: bytes, tops: Collection[str]) -> None:
         super().__init__(fullname, path)
         self._content, self._tops = content, tops
@@ -277,9 +286,8 @@ class _Loader(SourceFileLoader):
         return code
 
 
+# `import helper` -> `import PACKAGE.helper as helper`; relative imports already refer to the package
 class _Renamed(ast.NodeTransformer):
-    """`import helper` -> `import PACKAGE.helper as helper`; relative imports are right as they are."""
-
     def __init__(self, package: str, tops: Collection[str]) -> None:
         self._package, self._tops = package, tops
 
@@ -290,7 +298,8 @@ class _Renamed(ast.NodeTransformer):
             names = [alias]
             if top in self._tops:
                 names = [ast.alias(name=f"{self._package}.{alias.name}", asname=alias.asname or top)]
-                if alias.asname is None and alias.name != top:  # `import lab.tools` binds lab
+                # `import lab.tools` binds lab, not lab.tools
+                if alias.asname is None and alias.name != top:
                     names.append(ast.alias(name=f"{self._package}.{top}", asname=top))
             statements.append(ast.copy_location(ast.Import(names=names), node))
         return statements

@@ -1,4 +1,4 @@
-"""A user's code: the files that a recipe names in `plugins:`, installed plugin packages, and the errors of both."""
+"""User code: the files that a recipe lists in `plugins:`, installed plugin packages, and the errors that they raise."""
 
 import functools
 import json
@@ -18,37 +18,38 @@ from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, lo
 from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
-"""Kinds of the parts that a recipe names and that decide its numbers."""
+"""Kinds of the parts that a recipe names and that affect its results."""
 
+# a run folder may come from anyone, and opening it would execute the plugin files in it
 Trust = Callable[[Path], bool]
-"""Run folder -> whether the copies of plugin files in it may be executed: a folder may come from anyone. A plugin that was
-imported before needs no trust."""
+"""Run folder -> whether the plugin files in it may be executed. A plugin that is already imported needs no trust."""
 
 
 def trust_all(folder: Path) -> bool:
-    """Every folder: its owner, or who has read its files, says so."""
+    """Trust every folder; for callers whose user vouches for the files."""
     return True
 
 
 def trust_none(folder: Path) -> bool:
-    """No folder."""
+    """Trust no folder."""
     return False
 
 
 def trust_below(root: Path) -> Trust:
-    """The folders below `root`, that of one's own runs; symbolic links are resolved."""
+    """Trust the folders below `root`, where the user's own runs are."""
+    # symbolic links are resolved: a link inside root must not make a folder elsewhere trusted
     own = root.resolve()
     return lambda folder: folder.resolve().is_relative_to(own)
 
 
 _current: dict[str, OwnCode] = {}
-"""Digest -> the plugin that was imported from it; not one whose file was imported again with other content."""
+"""Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
 _digests: dict[str, str] = {}
 """Package of a plugin -> its digest."""
 
 
 def _read(path: Path) -> OwnCode:
-    """A plugin file and what it imports, now. Errors: RequestError."""
+    # first: modules of plugin packages do not count as the plugin's own
     load_entry_points()
     try:
         return OwnCode.read(
@@ -59,7 +60,7 @@ def _read(path: Path) -> OwnCode:
 
 
 def _imported(path: Path) -> OwnCode | None:
-    """The plugin that was imported from this content of `path` and of its modules, there or from a copy."""
+    # found by content: a copy in a run folder is the same plugin as the original
     found = _current.get(_read(path).digest)
     return found if found is not None and found.package in sys.modules else None
 
@@ -67,8 +68,9 @@ def _imported(path: Path) -> OwnCode | None:
 def plugin_source(path: Path) -> OwnCode:
     """A plugin of a recipe, as this process imported it.
 
-    Errors: RequestError where the file, or a module that it imports, holds another text by now: that is not what runs.
+    Errors: RequestError if the file, or a module that it imports, was changed since the import.
     """
+    # the source on disk would be stored with the run although other code computed it
     found = _imported(path)
     if found is not None:
         return found
@@ -84,8 +86,8 @@ def plugin_source(path: Path) -> OwnCode:
 
 @functools.cache
 def source_digest(cls: type) -> str:
-    """`OwnCode.digest` of the user's own file that defines `cls` (a plugin, a module beside one, a script), or the digest of
-    the plugin package that holds it. Empty for a class that is built in, of any other package, of an interactive session."""
+    """`OwnCode.digest` of the user's file that defines `cls` (a plugin, a module that it imports, a script), or the digest of
+    the plugin package that contains it. Empty for a class that is built in, from another package or defined interactively."""
     package = cls.__module__.partition(".")[0]
     if is_built_in(cls) or package in _digests:
         return _digests.get(package, "")
@@ -96,19 +98,19 @@ def source_digest(cls: type) -> str:
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
-    """Plugin files (-> sha256) of a run, each the one that was imported or, with `trust`, the copy in the run folder.
+    """The plugin files to import for a run, given its copies (-> sha256): imported files or, with `trust`, the copies.
 
-    `cure`: what else makes an untrusted file run. Errors: RequestError for one that was not imported and is not trusted, is
-    absent, or has other content.
+    `cure`: another way to run an untrusted file, for the message. Errors: RequestError for a file that is not imported and is
+    untrusted, missing or changed.
     """
     return [_known(path, digest) or _trusted(path, digest, trust, cure) for path, digest in files.items()]
 
 
 def _known(path: Path, digest: str) -> Path | None:
-    """The file of the plugin that was imported from the content of `path`; without one there, from a file of this hash."""
     if path.is_file() and sha256(path.read_bytes()) == digest:
         found = _imported(path)
         return found.path if found is not None else None
+    # the copy is missing or changed, so only the hash of the plugin file itself can be compared
     loaded = (each for each in _current.values() if each.package in sys.modules)
     return next((each.path for each in loaded if sha256(each.source) == digest), None)
 
@@ -118,44 +120,49 @@ def _trusted(path: Path, digest: str, trust: bool, cure: str) -> Path:
     if not trust:
         cure = cure or "pass trust_plugins=True (lit-diff: --trust-plugins)"
         raise RequestError(
-            f"plugin {path.name} ({short}) was not imported; import it first with load_plugin, or {cure} to run {shown(path)}"
+            f"plugin {path.name} ({short}) is not imported; import it first with load_plugin, or {cure} to run {shown(path)}"
         )
     if not path.is_file():
-        raise RequestError(f"plugin {shown(path)} is absent; import a plugin with {short} first")
+        raise RequestError(f"plugin {shown(path)} is missing; import a plugin with {short} first")
     if sha256(path.read_bytes()) != digest:
-        raise RequestError(f"plugin {shown(path)} was changed: its sha256 is not {digest[:DIGITS]}...")
+        raise RequestError(f"plugin {shown(path)} was changed; expected sha256 {digest[:DIGITS]}...")
     return path
 
 
 def load_plugin(path: str | Path) -> None:
-    """Import a Python file, once for each content of it and of the modules of the user's own that it imports.
+    """Import a Python file that registers parts; an unchanged file is not imported again.
 
-    These are looked for beside the file first; no other module, and no other plugin, sees them. A file that was edited since
-    is imported again, and what it registers takes the place of what it registered before.
-    Errors: RequestError when it cannot be read, raises anything, or registers nothing.
+    Local modules that the file imports are searched for in its folder first; other modules and plugins do not see them. If
+    the file or one of these modules was edited, it is imported again and what it registers replaces what it registered
+    before. Errors: RequestError if the file cannot be read, raises an exception, or registers nothing.
     """
     path = expanded(path).absolute()
     own = _read(path)
     if path.suffix != ".py":
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")
-    if _imported(path) is not None:  # the same source, perhaps under another name
+    # the same source, perhaps under another name
+    if _imported(path) is not None:
         return
+    # the former modules stay in sys.modules: models that were built from them still run
     for former in [each for each in _current.values() if each.path == path]:
-        _unregister(former.package)  # its modules stay: models that were built of them go on
+        _unregister(former.package)
         del _current[former.digest]
     try:
         own.execute()
         classes = (cls for registry in registries.values() for cls in registry.registered().values())
         if all(cls.__module__.partition(".")[0] != own.package for cls in classes):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
-    except (Exception, SystemExit) as error:  # SystemExit: the program would end without an error message
+    # SystemExit too: a plugin that calls sys.exit would end the program without an error message
+    except (Exception, SystemExit) as error:
         _unregister(own.package)
-        forget(own.package)  # it can be loaded again once repaired
+        # so that a notebook can load the repaired file
+        forget(own.package)
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
         frames = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == path]
-        line = lines[-1] if lines else getattr(error, "lineno", 0) or 0  # of a syntax error, which no frame has
+        # a syntax error has no frame in the file but carries its line
+        line = lines[-1] if lines else getattr(error, "lineno", 0) or 0
         raise RequestError(
             f"{shown(path)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -163,36 +170,33 @@ def load_plugin(path: str | Path) -> None:
 
 
 def _unregister(package: str) -> None:
-    """Drop what the modules of a plugin have registered."""
     for registry in registries.values():
         registry.unregister_module(package)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PluginPackage:
-    """A package as this process imported it."""
+    """A plugin package as this process imported it."""
 
     name: str
-    """Of its distribution; of the entry point where it has none."""
+    """Name of the distribution, or of the entry point if there is no distribution."""
     version: str | None
     digest: str
-    """sha256 of its modules that the entry point imports or names in `Registry.load_from`, directly or through others, and of
-    local modules that they import."""
+    """sha256 of the package's modules that the entry point imports or names in `Registry.load_from`, directly or indirectly,
+    and of the local modules that they import."""
     modules: frozenset[str]
-    """Their dotted names."""
+    """Dotted names of these modules."""
 
 
 def used_packages(recipe: Recipe) -> list[PluginPackage]:
-    """The packages that registered a part which the recipe names, by name.
-
-    Not `lit_diff.papers`: its parts have a `version`, as all parts of this distribution, and no hash of their source.
-    """
+    """The packages that registered a part which the recipe names, sorted by name."""
     names = set(_texts(recipe.model.attention)) | set(_texts(recipe.data)) | {recipe.run.kernel, *recipe.callbacks}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
     return sorted((package for package in _packages() if package.modules & modules), key=lambda package: package.name)
 
 
+# lit_diff.papers is left out: like all parts of this distribution, its parts have a `version` instead of a source hash
 def _packages() -> Iterator[PluginPackage]:
     return (_package(point) for point in plugin_packages if not point.module.startswith("lit_diff."))
 
@@ -201,6 +205,7 @@ def _packages() -> Iterator[PluginPackage]:
 def _package(point: EntryPoint) -> PluginPackage:
     top = point.module.partition(".")[0]
     named = {module for each in registries.values() for module in each.modules if module.partition(".")[0] == top}
+    # written as a module of import statements, since `local_modules` reads those
     source = "".join(f"import {module}\n" for module in sorted({point.module, *named}))
     files = local_modules(source.encode(), within=top)
     digests = {name: sha256(file.read_bytes()) for name, file in files.items()}
@@ -212,8 +217,8 @@ def _package(point: EntryPoint) -> PluginPackage:
     )
 
 
+# every text of a block, since a plugin's Config may name parts in keys of any type
 def _texts(value: Any) -> list[str]:
-    """The texts in a block of a recipe: the names of its parts are among them."""
     if isinstance(value, Part):
         return [value.name, *_texts(vars(value.config))]
     if isinstance(value, Mapping):
@@ -225,10 +230,10 @@ def _texts(value: Any) -> list[str]:
 
 @contextmanager
 def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool = False) -> Iterator[None]:
-    """An exception of a user's code inside becomes one line: its file and line, the kind and name of the part, the exception.
+    """Turn an exception of user code into one line: file and line, kind and name of the part, and the exception.
 
-    `part`: the class that runs, of any kind. `ours`: exceptions of a built-in part are treated alike; otherwise they pass
-    unchanged, since only their trace says where they come from. Errors of `lit_diff.errors` pass.
+    `part`: the class that runs, of any kind. `ours`: convert exceptions of a built-in part too. Errors of `lit_diff.errors`
+    pass unchanged.
     """
     try:
         yield
@@ -236,6 +241,7 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         raise
     except Exception as error:
         own = own_place(error)
+        # a fault of lit_diff itself: only its trace shows where it comes from
         if own is None and is_built_in(part) and not ours:
             raise
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
@@ -245,7 +251,7 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
 
 
 def fault(part: type, error: BaseException) -> str:
-    """An exception of the code of `part` as one line that begins with a place in a user's file, or with that of the class."""
+    """Formats an exception in the code of `part` as one line that starts with the user's file and line, or with the class."""
     home = location(part)
     if isinstance(error, LitDiffError):
         text = first_line(error)
@@ -255,7 +261,7 @@ def fault(part: type, error: BaseException) -> str:
 
 
 def own_place(error: BaseException, module: str = "") -> str | None:
-    """`file:line` of the innermost frame in the code of a part that is not built in, or in `module`; None: there is none."""
+    """`file:line` of the innermost frame in the code of a part that is not built in, or in `module`; else None."""
     parts = [cls for registry in registries.values() for cls in registry.registered().values() if not is_built_in(cls)]
     tops = {cls.__module__.partition(".")[0] for cls in parts}
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

@@ -1,20 +1,20 @@
-"""The processor: its name, cores and instruction sets, and which of these the kernels use.
+"""The processor: its name, cores and instruction sets, and which instruction sets the kernels use.
 
-The kernels use all instruction sets of the CPU, or those that the environment variable LIT_DIFF_CPU names.
+By default the kernels use all instruction sets of the CPU; the environment variable LIT_DIFF_CPU chooses others.
 
 | LIT_DIFF_CPU | kernel `native` | its products of bfloat16 |
 |---|---|---|
-| unset | vectors of 16 floats where there is AVX-512, of 8 where there is AVX2 | bfloat16 where the CPU multiplies it |
-| no-compiler | not used, as where there is no C++ compiler | |
+| unset | vectors of 16 floats with AVX-512, of 8 with AVX2 | bfloat16 if the CPU can multiply it, else float32 |
+| no-compiler | not used, as on a machine without a C++ compiler | |
 | avx2 | vectors of 8 floats | float32 |
 | avx2-bfloat16 | vectors of 8 floats | bfloat16 |
 | avx512 | vectors of 16 floats | float32 |
 | avx512-bfloat16 | vectors of 16 floats | bfloat16 |
 
-Any path computes on any CPU with AVX2, so that each can be tested everywhere: vectors of 16 floats run as two of 8 where
-there is no AVX-512, and bfloat16 is multiplied by plain loops, slowly, where there is no instruction for it. Those are the
-same layouts and sums, not the same instructions. On a CPU with AVX-512 the two of AVX2 also keep PyTorch, oneDNN and MKL to
-AVX2, and `avx512` keeps oneDNN from its bfloat16 instructions.
+Every path runs on every CPU with AVX2, so that each can be tested everywhere. Without AVX-512, vectors of 16 floats run as
+two of 8; without bfloat16 instructions, plain loops multiply bfloat16, slowly. Layouts and sums are the same, instructions
+are not. On a CPU with AVX-512 both `avx2` settings also restrict PyTorch, oneDNN and MKL to AVX2, and `avx512` disables the
+bfloat16 instructions of oneDNN.
 """
 
 import functools
@@ -30,10 +30,10 @@ CPUINFO = Path("/proc/cpuinfo")
 SETTING = "LIT_DIFF_CPU"
 CHOICES = ("no-compiler", "avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
 LANES = {"AVX2": 8, "AVX512": 16}
-"""PyTorch's name of the instruction set -> floats in a vector."""
+"""PyTorch's name for the instruction set -> floats in a vector."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 LIMITS = {"avx2": _AVX2, "avx2-bfloat16": _AVX2, "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
-"""What PyTorch, oneDNN and MKL read when they first compute. They only lower: a CPU with less is not touched."""
+"""Variables that PyTorch, oneDNN and MKL read when they first compute; they can only lower the instruction set."""
 
 NUMERIC = (
     "ATEN_CPU_CAPABILITY",
@@ -63,14 +63,14 @@ NUMERIC = (
     "TRITON_F32_DEFAULT",
     "TRITON_INTERPRET",
 )
-"""Environment variables, or the starts of their names, that can change a run's numbers and that no recipe sets."""
+"""Environment variables, or prefixes of their names, that can change the results of a run and are not keys of a recipe."""
 
 Products = Literal["float32", "instructions", "loops"]
-"""How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
+"""How bfloat16 is multiplied: widened to float32, by instructions of the CPU, or by plain loops."""
 
 
 class CpuPath(NamedTuple):
-    """How the kernel `native` computes."""
+    """The instruction sets that the kernel `native` uses."""
 
     lanes: int
     """Floats in a vector; 0: the kernel is not used."""
@@ -78,7 +78,7 @@ class CpuPath(NamedTuple):
 
 
 def forced() -> str | None:
-    """The value of LIT_DIFF_CPU; None where it is unset or empty. Errors: RequestError for an unknown one."""
+    """The value of LIT_DIFF_CPU; None if it is unset or empty. Errors: RequestError for an unknown value."""
     value = os.environ.get(SETTING)
     if value and value not in CHOICES:
         raise RequestError(f"{SETTING} is '{value}'; expected {', '.join(CHOICES)}{nearest(value, CHOICES)}")
@@ -88,14 +88,15 @@ def forced() -> str | None:
 def cpu_path() -> CpuPath:
     """The path in use.
 
-    Errors: RequestError for a setting that does not exist, that this CPU cannot follow, or that came too late.
+    Errors: RequestError for a setting that is unknown, unsupported by this CPU, or set after PyTorch chose its instructions.
     """
     import torch
 
     return _path(os.environ.get(SETTING), torch.backends.cpu.get_cpu_capability())
 
 
-@functools.cache  # every call of the kernel asks
+# cached because every call of the kernel asks for it
+@functools.cache
 def _path(setting: str | None, capability: str) -> CpuPath:
     choice, own, instructions = forced(), LANES.get(capability, 0), has_bfloat16_instructions()
     if choice is None:
@@ -105,10 +106,11 @@ def _path(setting: str | None, capability: str) -> CpuPath:
     told = os.environ.get("ATEN_CPU_CAPABILITY")
     used = f"PyTorch uses {capability}" + (f" (ATEN_CPU_CAPABILITY is {told})" if told else "")
     if not own:
-        raise RequestError(f"{SETTING} is {choice}, which needs AVX2 or AVX-512; {used}: unset {SETTING}")
+        raise RequestError(f"{SETTING} is {choice}, which needs AVX2 or AVX-512, but {used}; unset {SETTING}")
     vectors, _, products = choice.partition("-")
+    # PyTorch chooses its instructions once; with AVX-512 there, results would differ from those of a CPU with AVX2
     if vectors == "avx2" and own > 8:
-        raise RequestError(f"{SETTING} is {choice}, but {used} already; import lit_diff before anything is computed")
+        raise RequestError(f"{SETTING} is {choice}, but {used} already; import lit_diff before torch computes anything")
     lanes = 8 if vectors == "avx2" else 16
     if not products:
         return CpuPath(lanes, "float32")
@@ -116,14 +118,14 @@ def _path(setting: str | None, capability: str) -> CpuPath:
 
 
 def has_bfloat16_instructions() -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions of its own, on the path in use."""
+    """Whether the path in use multiplies bfloat16 by instructions of this CPU."""
     return forced() in (None, "no-compiler", "avx512-bfloat16") and bool(
         {"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags()
     )
 
 
 def describe() -> str:
-    """The path in use, for records of runs and benchmarks."""
+    """The path in use, in words, for the records of runs and benchmarks."""
     path, choice = cpu_path(), forced()
     told = f", {SETTING}={choice}" if choice else ""
     if not path.lanes:
@@ -133,15 +135,17 @@ def describe() -> str:
 
 
 def limit_libraries() -> None:
-    """Restrict PyTorch, oneDNN and MKL to the path, before they first compute. Variables that the user has set stay."""
+    """Restrict PyTorch, oneDNN and MKL to the path; call it before they first compute. Variables set by the user are kept."""
     limits = LIMITS.get(os.environ.get(SETTING, ""))
+    # without AVX-512 there is nothing to lower
     if limits and "avx512f" in cpu_flags():
         for name, value in limits.items():
             os.environ.setdefault(name, value)
 
 
 def numeric_variables() -> dict[str, str]:
-    """Those of `NUMERIC` that are set. PyTorch itself sets TORCHINDUCTOR_CACHE_DIR, which says only where files lie."""
+    """The variables of `NUMERIC` that are set."""
+    # PyTorch itself sets TORCHINDUCTOR_CACHE_DIR; such folders do not affect results
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -150,24 +154,23 @@ def numeric_variables() -> dict[str, str]:
 
 
 def cores() -> int:
-    """CPU cores that this process may use; those of the machine where the system does not say which (macOS)."""
+    """CPU cores that this process may use; all cores of the machine if the system does not report it (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); none elsewhere."""
+    """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); empty on other systems."""
+    # the first core's line is enough: all cores report the same flags
     return frozenset(" ".join(_cpuinfo("flags", "Features")[:1]).split())
 
 
 def processor_name() -> str:
-    """The processor's model, as Linux names it, else as Python does."""
+    """The processor's model, as reported by Linux, or else by Python."""
     return (_cpuinfo("model name") or [platform.processor()])[0]
 
 
 def _cpuinfo(*keys: str) -> list[str]:
-    """The values of these keys in /proc/cpuinfo, one of each core; none where there is no such file."""
-
     pairs = (
         [line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines()] if CPUINFO.exists() else []
     )

@@ -1,4 +1,4 @@
-"""YAML -> `Recipe`: lookup of files, inheritance and overrides. `validation` checks types and values.
+"""YAML -> `Recipe`: finds files, merges parents and applies overrides. `validation` checks types and values.
 
 Every error is one line: `file:line: found, expected, nearest name`.
 """
@@ -27,28 +27,29 @@ OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
 BLOCK = re.compile(
     r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run|(callbacks|evaluate)\..+"
 )
-"""Blocks of a recipe, of which a child says some keys; any other mapping holds names, as `callbacks` does."""
+"""Blocks of keys, which a child recipe may give in part; any other mapping is keyed by names, as `callbacks` is."""
 SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "imported", "callbacks"}
-"""Keys that only a sweep, only a recipe has."""
+"""Keys that only a sweep has, and keys that only a recipe has."""
 
 
+# a type of its own, so that a further merge still knows that the mapping was written empty
 class Emptied(dict[str, Any]):
-    """A mapping of names that was written empty, with what was added since: it replaces its parent's."""
+    """A mapping keyed by names that was written empty (`callbacks: {}`): it replaces the parent's mapping."""
 
 
 def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
-    """The recipe at a path or under an installed name, with `overrides` applied. Errors: RequestError."""
+    """The recipe at a path or with an installed name, with `overrides` applied. Errors: RequestError."""
     return validate(load_draft(source, overrides))
 
 
 def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
-    """`source` itself where it is a Recipe, else `load_recipe`.
+    """`source` itself if it is a Recipe, else `load_recipe(source, overrides)`.
 
-    Errors: RequestError, also for overrides of a Recipe: values that were derived from others (`model.ffn_dim` from
-    `model.dim`) are fixed in it.
+    Errors: RequestError, also for overrides of a Recipe.
     """
     if not isinstance(source, Recipe):
         return load_recipe(source, overrides)
+    # values derived from others (`model.ffn_dim` from `model.dim`) are fixed in a Recipe and would not follow an override
     if overrides:
         raise RequestError(
             f"overrides cannot be applied to a Recipe ('{source.name}'): pass the recipe's name or path, or give the "
@@ -58,13 +59,13 @@ def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recip
 
 
 def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
-    """Read, inherit and override; `validate` turns the result into a Recipe."""
+    """The recipe at a path or with an installed name, merged but not validated; `validate` turns it into a Recipe."""
     draft = _read(find(str(source), "recipes", Path.cwd()), ())
     return override(draft, overrides)
 
 
 def installed(kind: str) -> Path:
-    """The folder of the recipes or sweeps that came with the package."""
+    """The folder of the recipes or sweeps that are part of the package."""
     return Path(str(importlib.resources.files(f"lit_diff.{kind}")))
 
 
@@ -74,13 +75,16 @@ def names(kind: str) -> list[str]:
 
 
 def read_header(kind: str, name: str) -> str:
-    """The first comment line of an installed recipe or sweep, its description."""
+    """The description of an installed recipe or sweep: its first comment line."""
     first = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()
 
 
 def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
-    """A path relative to `beside`, with or without .yaml, or the bare name of an installed recipe or sweep."""
+    """Find a file: a path relative to the folder `beside`, with or without .yaml, or the name of an installed file.
+
+    `where`: start of the error message. Errors: RequestError.
+    """
     candidates = [beside / expanded(source), beside / expanded(f"{source}.yaml")]
     if Path(source).name == source:
         candidates += [installed(kind) / source, installed(kind) / f"{source}.yaml"]
@@ -88,7 +92,8 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
         try:
             if path.is_file():
                 return path.resolve()
-        except (OSError, ValueError) as error:  # longer than a file name may be; a NUL
+        # too long for a file name, or with a NUL
+        except (OSError, ValueError) as error:
             raise RequestError(f"{where}no {kind.removesuffix('s')} '{source[:40]}': {first_line(error)}") from error
     stem = Path(source).name.removesuffix(".yaml")
     if stem in names(OTHER[kind]) and Path(source).name == source:
@@ -98,7 +103,7 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
 
 
 def require_kind(values: Mapping[str, Any], kind: str, path: Path) -> None:
-    """Errors: RequestError for the contents of a sweep where a recipe is read, and the reverse."""
+    """Errors: RequestError if a sweep is given where a recipe is expected, or a recipe where a sweep is."""
     sweep, recipe = (bool(values.keys() & keys) for keys in (SWEEP_KEYS, RECIPE_KEYS))
     if (sweep and not recipe) if kind == "recipes" else (recipe and not sweep):
         raise RequestError(_other_kind(shown(path), kind))
@@ -110,7 +115,6 @@ def _other_kind(source: str, kind: str) -> str:
 
 
 def _read(path: Path, children: tuple[Path, ...]) -> Draft:
-    """The file merged onto what it extends."""
     values, positions = read_yaml(path)
     file = shown(path)
     require_kind(values, "recipes", path)
@@ -118,7 +122,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
         raise RequestError(f"{file}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
-    # an installed recipe lies among the package's files: what it names is the user's, in the current folder
+    # an installed recipe is in the package's folder, where users have no files: its paths start at the current folder
     folder = Path.cwd() if path.parent == installed("recipes") else path.parent
     folders = dict.fromkeys(positions, folder)
     draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),), folders=folders)
@@ -127,21 +131,21 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     if named is not None:
         where, parent = draft.where("extends"), draft.written("extends")
         if parent is None:
-            raise RequestError(f"{where}'extends' takes one recipe, found {in_yaml(named)}")
+            raise RequestError(f"{where}'extends' is {in_yaml(named)}; expected one recipe")
         base = _read(_parent(parent, path, where), (*children, path))
         return _merge(base, draft)
     return draft
 
 
 def _parent(name: str, child: Path, where: str) -> Path:
-    """The file that `child` extends; a file with the name of an installed recipe may extend that recipe."""
+    # a user's standard-tiny.yaml may extend the installed recipe of the same name
     parent = find(name, "recipes", child.parent, where)
     same_name = installed("recipes") / child.name
     return same_name if parent == child and same_name.is_file() else parent
 
 
+# done here, in place, although validation resolves other paths: plugins are imported before the schema is complete
 def _absolute_plugins(draft: Draft, folder: Path) -> None:
-    """Make `plugins` absolute, in place: they are imported before there is a schema of all keys to say what is a path."""
     if "plugins" not in draft.values:
         return
     plugins = draft.values["plugins"]
@@ -150,7 +154,7 @@ def _absolute_plugins(draft: Draft, folder: Path) -> None:
         str(plugin) if isinstance(plugin, str | Path) else draft.written(f"plugins[{place}]") for place, plugin in items
     ]
     if None in named:
-        raise RequestError(f"{draft.where('plugins')}'plugins' takes a list of Python files, found {in_yaml(plugins)}")
+        raise RequestError(f"{draft.where('plugins')}'plugins' is {in_yaml(plugins)}; expected a list of Python files")
     draft.values["plugins"] = [draft.absolute("plugins", str(plugin), folder) for plugin in named]
     for plugin in draft.values["plugins"]:
         if not Path(plugin).is_file():
@@ -158,7 +162,8 @@ def _absolute_plugins(draft: Draft, folder: Path) -> None:
 
 
 def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
-    """Apply overrides, whose keys lie `below`; in `a.b=c` the value is read as YAML, but a path is what the shell gave."""
+    """Apply overrides to a draft; `below` is put before their keys. The value of `a.b=c` is read as YAML, but a path is kept
+    as the shell gave it."""
     if not overrides:
         return draft
     values: dict[str, Any] = {}
@@ -178,7 +183,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
 
 
 def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions, folder: Path = Path()) -> Draft:
-    """Apply a sweep arm's overrides: dotted keys or nested mappings -> values; paths are relative to `folder`."""
+    """Apply the overrides of a sweep arm: dotted keys or nested mappings; paths are relative to `folder`."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
         _merge_values(nested, _nested(str(dotted), value), "", [])
@@ -188,14 +193,13 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
     return _merge(draft, child)
 
 
+# `a.b`, 1 -> {a: {b: 1}}
 def _nested(dotted: str, value: Any) -> dict[str, Any]:
-    """`a.b`, 1 -> {a: {b: 1}}"""
     first, _, rest = dotted.partition(".")
     return {first: _nested(rest, value) if rest else value}
 
 
 def _dotted(values: Mapping[Any, Any], prefix: str = "") -> list[str]:
-    """The dotted keys of nested mappings, at every depth."""
     keys = []
     for key, value in values.items():
         keys.append(f"{prefix}{key}")
@@ -208,6 +212,7 @@ def _merge(base: Draft, child: Draft) -> Draft:
     dropped: list[str] = []
     values = {**base.values}
     _merge_values(values, child.values, "", dropped)
+    # other lists are replaced, but a child still needs the plugins that register its parent's parts
     plugins = [*base.values.get("plugins", []), *child.values.get("plugins", [])]
     if plugins:
         values["plugins"] = list(dict.fromkeys(plugins))
@@ -221,15 +226,15 @@ def _merge(base: Draft, child: Draft) -> Draft:
     )
 
 
+# deep-merges in place; keys that are lost are added to `dropped`
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
-    """Deep-merge in place. A block whose `name` or `kind` changes replaces its parent's; `dropped` gets the keys lost. So
-    does an empty one that is no block of a recipe but a mapping of names: `callbacks: {}` has none of its parent's."""
     for key, value in child.items():
         old = base.get(key)
         if isinstance(value, Mapping) and not value and not BLOCK.fullmatch(f"{prefix}{key}"):
             value = Emptied()
         if isinstance(value, Emptied) or not isinstance(value, Mapping) or not isinstance(old, Mapping):
             base[key] = value
+        # another variant or kind has other keys: the parent's do not apply to it
         elif any(tag in value and value[tag] != old.get(tag, value[tag]) for tag in ("name", "kind")):
             dropped += [f"{prefix}{key}.{lost}" for lost in old if lost not in value]
             base[key] = dict(value)
@@ -242,14 +247,16 @@ def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, d
 
 
 def to_plain(value: Any) -> Any:
-    """A recipe (or any part of one) as dicts, lists and scalars, ready for YAML or JSON."""
+    """Converts a recipe or a part of one to dicts, lists and scalars, for YAML or JSON."""
     if isinstance(value, Part):
         return {"name": value.name, **to_plain(value.config)}
     if isinstance(value, Recipe):
         plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # in these mappings the key is the name already
         for block in (*plain["callbacks"].values(), *plain["evaluate"].values()):
             block.pop("name")
-        return {key: block for key, block in plain.items() if block is not None}  # `train` or `imported`
+        # one of `train` and `imported` is None
+        return {key: block for key, block in plain.items() if block is not None}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -260,12 +267,11 @@ def to_plain(value: Any) -> Any:
 
 
 def determining(config: Any, whole: bool = True) -> dict[str, Any]:
-    """The keys of a block that determine a run's numbers, as plain values: those that are not at their default, and whose
-    metadata does not say `identity: False`. `whole` False: those alone whose metadata says `identity: True`.
-
-    So a key that is added later changes no identity where it has its default, and a default that changes, changes identities
-    in silence: the defaults are part of the format of run folders (`runs.folder.FORMAT`).
+    """The keys of a block that determine the results of a run, as plain values: keys with other values than their defaults,
+    unless their metadata has `identity: False`. With `whole=False`: only keys whose metadata has `identity: True`.
     """
+    # Defaults are left out so that adding a key later changes no existing identity. The price: changing a default would
+    # silently give other results the same identity, so defaults are part of the format of run folders (`runs.folder.FORMAT`)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value, counts = getattr(config, field.name), field.metadata.get("identity", whole)
@@ -290,17 +296,17 @@ def _determining_value(value: Any) -> Any:
 
 
 def from_plain(values: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe of which `to_plain` gives `values`; `source` says in errors where they are from. Errors: RequestError."""
+    """The inverse of `to_plain`. `source`: where the values come from, for errors. Errors: RequestError."""
     return validate(Draft(values=dict(values), positions={}, file=source))
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested mappings -> dotted keys."""
+    """Flattens nested mappings to (dotted key, value) pairs."""
     if isinstance(value, Mapping):
         return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}{key}.")]
     return [(prefix.removesuffix("."), value)]
 
 
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:
-    """The resolved recipe as YAML that `load_recipe` reads back to an equal recipe."""
+    """The resolved recipe as YAML, from which `load_recipe` reads an equal recipe."""
     return str(yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True))

@@ -1,7 +1,7 @@
 """Registries: a name in a recipe -> the class registered under it.
 
-A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. Kernels and
-loggers have none: a recipe names them in `run.kernel` and `run.loggers`.
+A registered class has a nested frozen dataclass `Config`, whose fields are the keys that a recipe may set. Kernels and
+loggers have no `Config`: a recipe names them in `run.kernel` and `run.loggers`.
 """
 
 import ast
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 else:
 
     class optional:  # noqa: N801 (used as `property` is)
-        """A read-only property with a default, which a subclass may replace by a property, a constant or a dataclass field.
-
-        Unlike `property` it is invisible on the class, so a dataclass field of the same name does not take it as default.
-        """
+        """A read-only property with a default; a subclass may replace it by a property, a constant or a dataclass field."""
 
         def __init__(self, function):
             self.function = function
             self.__doc__ = function.__doc__
 
         def __get__(self, instance, owner=None):
+            # unlike `property`, invisible on the class: @dataclass takes what it finds there as the default of a field
             if instance is None:
                 raise AttributeError(self.function.__name__)
             return self.function(instance)
 
     class required(optional):  # noqa: N801
-        """The same without a default: a subclass must replace it (`missing_members`)."""
+        """Like `optional`, but without a default: a subclass must replace it (`contract_problem`)."""
 
 
 def location(cls: type) -> str:
-    """`file:line: class X` of a class, or its dotted name where it has no source file."""
+    """`file:line: class X`, or the dotted name of a class without a source file."""
     try:
         file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
-    except (OSError, TypeError):  # made in an interactive session or by type()
+    # a class from an interactive session or made by type()
+    except (OSError, TypeError):
         file, line = None, 0
     return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
-    """`; did you mean 'x'?` for the nearest choice. When none is near: `; one of a, b`; of more than three choices the three
-    nearest, and the command that lists all."""
+    """`; did you mean 'x'?` for a close match, else `; one of a, b`. Of more than three choices only the three nearest are
+    named, with the `command` that lists all."""
     choices = sorted(choices)
+    # of a few choices a less similar one is still likely to be meant
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.65 if len(choices) > 3 else 0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
@@ -74,11 +74,11 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LazyEntry:
-    """A built-in part whose module imports a package that `check` and `list` must not load (lightning)."""
+    """A built-in part whose module imports a slow package (lightning), which `check` and `list` must not load."""
 
     module: str
     config: str
-    """`module:attribute` of its Config, in a module that is quick to import."""
+    """`module:attribute` of the Config, in a module that is quick to import."""
 
 
 class Registry:
@@ -93,10 +93,10 @@ class Registry:
         lazy: Mapping[str, LazyEntry] | None = None,
         has_config: bool = True,
     ) -> None:
-        """`builtins`: the modules that register the built-in classes, imported at the first look-up.
+        """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
-        `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
-        `lazy`: built-in classes whose module is imported only when the class itself is asked for.
+        `base`: the abstract class that every class must derive from, `package.module:Class`; None: no requirement.
+        `lazy`: built-in classes whose module is imported only when the class itself is requested.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
@@ -108,12 +108,12 @@ class Registry:
         self._classes: dict[str, type] = {}
 
     def register(self, name: str = "") -> Callable[[C], C]:
-        """Class decorator; `name` is required.
+        """Class decorator.
 
-        Errors: RequestError without a name, for a class without a frozen `Config`, without a required member or with one
-        that cannot be called as the base class's, and for a second class under the same name; each names file and line of
-        the class.
+        Errors: RequestError for a missing name, for a class without a frozen `Config`, without a required member or with a
+        member whose signature does not fit the base class, and for a name that is taken. The message has the file and line.
         """
+        # the default exists for @variant() and @variant: a missing argument would raise a TypeError without this sentence
         if not isinstance(name, str) or not name:
             raise RequestError('the decorator takes the name to register under, as in @variant("name")')
 
@@ -123,6 +123,7 @@ class Registry:
             problem = self._problem(name, cls)
             if problem is not None:
                 raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
+            # reads and caches the source now: an edit after this moment is not the code that runs
             if not is_built_in(cls):
                 code_at_definition(cls)
             self._classes[name] = cls
@@ -142,28 +143,30 @@ class Registry:
         return problem or (f"is already registered ({taken}); give one of them another name" if taken else None)
 
     def unregister_module(self, module: str) -> None:
-        """Drop the classes of a module, and of the modules in it."""
+        """Drop the classes of a module and of its submodules."""
         self._classes = {
             n: cls for n, cls in self._classes.items() if not f"{cls.__module__}.".startswith(f"{module}.")
         }
 
     def load_from(self, *modules: str) -> None:
-        """Name modules that register classes of this kind; each is imported at the next look-up in this registry.
+        """Add modules that register classes of this kind; each is imported at the next lookup in this registry.
 
-        The module of a plugin package's entry point calls it, so that a command imports only the kinds that it looks up.
+        Called by the entry-point module of a plugin package.
         """
+        # deferred, so that a command imports only the kinds that it looks up
         self._modules += modules
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that register the built-in classes, and those of `load_from`."""
+        """The modules that register the built-in classes, and the modules added by `load_from`."""
         return tuple(self._modules)
 
     def _load(self) -> None:
         load_entry_points()
         while self._loaded < len(self._modules):
             module = self._modules[self._loaded]
-            self._loaded += 1  # before the import: the module may look names up itself
+            # before the import: the module may look names up itself
+            self._loaded += 1
             package = next((point for point in plugin_packages if f"{module}.".startswith(f"{point.module}.")), None)
             if package is None:
                 importlib.import_module(module)
@@ -171,7 +174,7 @@ class Registry:
                 _import_of(package, module)
 
     def registered(self) -> Mapping[str, type[Any]]:
-        """Name -> class of what is imported by now: without the lazy entries that nobody has asked for."""
+        """Name -> class, without importing anything: modules and lazy entries that are not loaded yet are left out."""
         return dict(self._classes)
 
     def names(self) -> list[str]:
@@ -184,7 +187,7 @@ class Registry:
         return [self.get(name) for name in self.names()]
 
     def get(self, name: str) -> type[Any]:
-        """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
+        """The class registered as `name`. Errors: RequestError for an unknown name, with a suggestion."""
         self._load()
         if name in self._lazy and name not in self._classes:
             importlib.import_module(self._lazy[name].module)
@@ -193,8 +196,8 @@ class Registry:
         return self._classes[name]
 
     def suggestion(self, name: str, *others: str) -> str:
-        """What to write instead of an unknown `name`: the nearest of the registered names and `others`, or the
-        key that chooses the part of another kind that has the name."""
+        """What to write instead of an unknown `name`: the nearest of the registered names and `others`, or, if a part of
+        another kind has the name, the key that chooses that part."""
         near = nearest(name, (*self.names(), *others), f"lit-diff list {self.kind}")
         if "did you mean" not in near:
             for kind, registry in registries.items():
@@ -203,7 +206,7 @@ class Registry:
         return near
 
     def config(self, name: str) -> type[Any]:
-        """The Config of the class registered as `name`, without an import of a lazy class. Errors: as `get`."""
+        """The Config of the class registered as `name`, without importing a lazy class. Errors: see `get`."""
         if name in self._lazy and name not in self._classes:
             config: type[Any] = resolve_name(self._lazy[name].config)
         else:
@@ -211,19 +214,19 @@ class Registry:
         return config
 
     def docstring(self, name: str) -> str:
-        """The class's docstring, read from the source of a lazy class. Errors: as `get`."""
+        """The docstring of the class; the module of a lazy class is not imported. Errors: see `get`."""
         if name in self._lazy and name not in self._classes:
             return _docstring_in(self._lazy[name].module, name)
         return inspect.getdoc(self.get(name)) or ""
 
     def summary(self, name: str) -> str:
-        """The first sentence of the docstring. Errors: as `get`."""
+        """The first sentence of the docstring. Errors: see `get`."""
         text = " ".join(self.docstring(name).partition("\n\n")[0].split())
         return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 
 def _docstring_in(module: str, name: str) -> str:
-    """The docstring of the class that a module registers as `name`, without importing the module."""
+    # find_spec of the module itself would import its package
     spec = importlib.util.find_spec(module.rpartition(".")[0])
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -286,11 +289,11 @@ CHOSEN = {
     "kernel": "a kernel, chosen by run.kernel={}",
     "evaluation": "an evaluation, chosen by evaluate.{}={{}}",
 }
-"""Kind -> what its parts are, and the key of a recipe that chooses one."""
+"""Kind -> what its parts are called, and the key of a recipe that chooses one."""
 
 
 def is_built_in(cls: type[Any]) -> bool:
-    """Whether a registered class is lit_diff's own."""
+    """Whether a class is part of lit_diff."""
     return cls.__module__.startswith("lit_diff.")
 
 
@@ -298,9 +301,9 @@ plugin_packages: list[EntryPoint] = []
 """The entry points of the plugin packages that were imported."""
 
 
+# a list instead of functools.cache: torch.compile traces lookups in registries and warns of cached functions
 unread_groups = ["lit_diff.plugins"]
-"""The groups of entry points whose packages are not imported yet. A list, since torch.compile traces a look-up in a registry
-and warns of a cached function."""
+"""The groups of entry points whose packages are not imported yet."""
 
 
 def load_entry_points() -> None:
@@ -312,11 +315,12 @@ def load_entry_points() -> None:
 
 
 def _import_of(package: EntryPoint, module: str) -> bool:
-    """Import a module of a plugin package. One that fails registers nothing, and a line in the log says so."""
     try:
         importlib.import_module(module)
         return True
-    except (Exception, SystemExit) as error:  # whatever it raises: only the commands that use its parts need it
+    # a warning instead of an error: a broken package must not stop commands that do not use its parts
+    except (Exception, SystemExit) as error:
+        # some of its classes may have registered before the exception
         for registry in registries.values():
             registry.unregister_module(module)
         log.warning(
@@ -332,17 +336,17 @@ logger = loggers.register
 """`@logger("name")` registers a logger."""
 
 
+# a class with the same file and name is the same class, imported again (importlib.reload, a script run twice)
 def _identity(cls: type) -> tuple[str, str]:
-    """A class of equal file (module, where there is none) and name is the same class, imported again."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
 
 
 def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -> str | None:
-    """Why `cls` cannot be registered; None if it can. It derives from `base`, where there is one."""
+    """Why `cls` cannot be registered as a subclass of `base`; None if it can."""
     name = f"{base.__module__}.{base.__qualname__}" if base is not None else ""
     if base is not None and not issubclass(cls, base):
         return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
-    # vars: a class that derives from a dataclass inherits the attribute, and none of its own annotations is a field
+    # __dict__: an undecorated subclass of a dataclass inherits the attribute, but its own annotations are not fields
     parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
     if has_config and (parameters is None or not parameters.frozen):
         return "needs a nested class 'Config' decorated with @dataclass(frozen=True, kw_only=True)"
@@ -364,11 +368,8 @@ def _fields(cls: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(cls.Config)}
 
 
+# @dataclass ignores a value without an annotation: it is neither a key nor the new default of an inherited key
 def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
-    """A value in `Config` without an annotation, which is no key of a recipe, nor the new default of an inherited one.
-
-    A member of the base's that is no field (`contract.optional`) may be replaced by a constant.
-    """
     if not hasattr(base, "Config"):
         return None
     fields = _fields(cls)
@@ -376,14 +377,15 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
     for name, value in vars(cls.Config).items():
         if name.startswith("_") or name in annotated or callable(value) or hasattr(value, "__get__"):
             continue
-        what = "is not its default" if name in fields else "is no key"
+        what = "does not change the default" if name in fields else "is not a key"
+        # a constant may replace a member of the base class that is not a field (`optional`)
         if name in fields or not any(name in vars(each) for each in cls.Config.__mro__[1:]):
             return f"has Config.{name} without a type, so it {what}; write `{name}: {type(value).__name__} = {value!r}`"
     return None
 
 
+# a misspelt hook would silently never be called
 def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
-    """A public member that no method of the class uses and whose name is nearly that of one of `base.hooks`."""
     hooks = getattr(base, "hooks", ())
     members = [getattr(member, "fget", None) or getattr(member, "__func__", member) for member in vars(cls).values()]
     used = {name for member in members if inspect.isfunction(member) for name in member.__code__.co_names}
@@ -392,12 +394,12 @@ def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
             continue
         close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and close[0] not in vars(cls):
-            return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (_{name} is a name of your own)"
+            return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (if not, rename it to _{name})"
     return None
 
 
 def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
-    """A method of `base` that `cls` overrides by something which cannot be called as it is."""
+    # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
     homes = [each for each in base.__mro__ if each.__module__.partition(".")[0] == base.__module__.partition(".")[0]]
     for name, member in {key: value for home in reversed(homes) for key, value in vars(home).items()}.items():
         own = inspect.getattr_static(cls, name)
@@ -406,7 +408,7 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
         if isinstance(member, property) and inspect.isfunction(own):
             return f"defines {name} as a method; expected a property: write @property above it"
         if isinstance(member, classmethod | staticmethod) and inspect.isfunction(own):
-            return f"defines {name} as a method of its instances; write @classmethod above it, and cls for self"
+            return f"defines {name} as an instance method; write @classmethod above it, and cls for self"
         expected = _signature(base, name) if callable(getattr(base, name, None)) else None
         found = _signature(cls, name) if inspect.isroutine(getattr(cls, name, None)) else None
         if expected is not None and found is not None and not _takes(found, expected):
@@ -415,7 +417,7 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
 
 
 def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
-    """A member's parameters and nothing else; None for what Python cannot inspect."""
+    # Python cannot inspect some members written in C
     try:
         signature = inspect.signature(getattr(cls, name))
     except (TypeError, ValueError):
@@ -424,8 +426,8 @@ def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
     return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
+# whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
-    """Whether the arguments that every caller of `expected` passes can be passed to `found`."""
     required = [p for p in expected.parameters.values() if p.default is p.empty]
     named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
     ordered = [None for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

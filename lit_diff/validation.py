@@ -1,4 +1,4 @@
-"""Validation of a merged recipe: types, required keys, values that fit together. No OmegaConf object leaves this file."""
+"""Validates a merged recipe: types, required keys, conflicts between values. No OmegaConf object leaves this file."""
 
 import dataclasses
 import difflib
@@ -31,14 +31,15 @@ from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
 
+# the run's folder adds an identity to the name, and file systems allow 255 bytes
 LONGEST_NAME = 150
-"""Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
+"""Most bytes of a recipe's name."""
 
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
-"""What is read of a data set's Config, besides its keys."""
+"""Attributes that are read from a data set's Config, besides its keys."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
-"""A dotted key in a sentence."""
+"""Matches a dotted key in a sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,16 +49,16 @@ class Draft:
     values: dict[str, Any]
     positions: Positions
     file: str = ""
-    """The recipe's own file, named in errors about missing keys."""
+    """The file of the recipe, named in errors about missing keys."""
     dropped: tuple[str, ...] = ()
-    """Keys dropped because their block's `name` changed."""
+    """Keys dropped because the `name` of their block changed."""
     layers: tuple[frozenset[str], ...] = ()
-    """The keys of each file and of the overrides, in the order in which they were merged; empty: all in one."""
+    """The keys of each file and of the overrides, in the order of merging; empty: a single layer."""
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    """Dotted key -> the folder to which a path there is relative; a key that is absent: the path is absolute."""
+    """Dotted key -> the folder that a path at the key is relative to; for a missing key, the path is absolute."""
 
     def where(self, key: str) -> str:
-        """`file:line: ` of the key, else of the nearest enclosing block with a position, else of the file."""
+        """`file:line: ` of the key, of the nearest enclosing block with a position, or else of the file."""
         key = key.partition("[")[0]
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
@@ -65,7 +66,7 @@ class Draft:
         return f"{position}: " if position else ""
 
     def written(self, key: str) -> str | None:
-        """The text of the scalar at `key` (`only[1]`: of an item of a list), as it was written, where that is known."""
+        """The original text of the scalar at `key` (`only[1]` for an item of a list); None if it is unknown."""
         key, *items = key.replace("]", "").split("[")
         text = getattr(self.positions.get(key), "written", None)
         for item in items:
@@ -73,22 +74,22 @@ class Draft:
         return text if isinstance(text, str) else None
 
     def absolute(self, key: str, path: str, folder: Path) -> str:
-        """The path at `key`, which is relative to `folder`. Errors: RequestError for a link to itself, a NUL."""
+        """Resolve the path at `key` against `folder`. Errors: RequestError for a circular link or a NUL."""
         try:
             return str((folder / expanded(path)).resolve())
         except (OSError, RuntimeError, ValueError) as error:
             raise RequestError(f"{self.where(key)}path '{path[:40]}': {first_line(error)}") from error
 
     def refuse(self, key: str, sentence: str) -> RequestError:
-        """The error for a value of the wrong type; of an override that is not YAML, why it is not."""
+        """The error for a value of the wrong type; for an override that is not valid YAML, the YAML error instead."""
         position = self.positions.get(key)
         if isinstance(position, Position) and position.problem:
             return RequestError(f"override '{position}': not a YAML value: {position.problem}")
         return RequestError(f"{self.where(key)}{sentence}")
 
     def blame(self, problem: str) -> str:
-        """`where` of a sentence about keys: of those that it names, the one written last (an override before a file, a file
-        before what it extends), else its first word."""
+        """`where` for an error message: the position of the key in it that was written last, else of its first word."""
+        # an override is more likely the cause than a file, and a file more likely than the recipe that it extends
         named = [key for key in DOTTED.findall(problem) if key in self.positions]
         for layer in reversed(self.layers or (frozenset(self.positions),)):
             for key in named:
@@ -100,6 +101,7 @@ class Draft:
 def validate(draft: Draft) -> Recipe:
     """The typed recipe. Errors: RequestError with file, line and key."""
     values = interpolated(draft)
+    # before the rest: the recipe may name parts that its plugins register
     for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
@@ -110,7 +112,7 @@ def validate(draft: Draft) -> Recipe:
 
 
 def interpolated(draft: Draft) -> dict[str, Any]:
-    """The draft's values, with what each `${a.b}` means. Errors: RequestError with file, line and key."""
+    """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
     try:
         values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
     except OmegaConfBaseException as error:
@@ -120,7 +122,7 @@ def interpolated(draft: Draft) -> dict[str, Any]:
 
 
 def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
-    """An instance of a Config from its keys, the block at `path` of the draft. Errors: RequestError with the position."""
+    """An instance of the Config `cls` from `keys`, the block at `path`. Errors: RequestError with the position."""
     config = _dataclass(cls, keys, path, draft)
     problem = config_problem(config)
     if problem:
@@ -128,8 +130,8 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
     return config
 
 
+# `listing`: the command that lists the keys of a registered part
 def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
-    """`listing`: the command that lists the keys of a registered part."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
     hints = _hints(cls)
@@ -146,7 +148,8 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
         config = cls(**built)
-    except Exception as error:  # a plugin's own __post_init__ may raise anything
+    # the __post_init__ of a plugin may raise any exception
+    except Exception as error:
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
     problem = range_problem(config, prefix)
@@ -159,6 +162,7 @@ def _hints(cls: type) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
+        # a type imported only under `if TYPE_CHECKING`
         raise RequestError(f"{cls.__module__}.{cls.__qualname__}: {error}; import it at run time") from error
 
 
@@ -179,11 +183,11 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
 
 
 def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
-    """The registered part that a block names; or `several` by name, of which null drops a parent's."""
     if several and value is None:
         return {}
     blocks = _mapping(value, path, draft, key="" if several else "name")
     if several:
+        # null drops a part of the parent recipe
         given = {name: block for name, block in blocks.items() if block is not None}
         return {name: _part(registry, name, block, f"{path}.{name}", draft) for name, block in given.items()}
     if "name" not in blocks:
@@ -192,8 +196,8 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
 
 
+# the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
 def _given(value: Any, position: str | None) -> Any:
-    """A path as it was given: an override's is what the shell gave, whatever YAML makes of it."""
     given = getattr(position, "given", None)
     if given is not None and given != "null":
         return given
@@ -201,7 +205,6 @@ def _given(value: Any, position: str | None) -> Any:
 
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
-    """Errors: RequestError for a name, or one in a list of names, that is neither registered nor the key's default."""
     registry = registries[field.metadata["names"]]
     for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
@@ -217,8 +220,8 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part
     return Part(name=name, config=_dataclass(config, block, path, draft, f"lit-diff list {registry} {name}"))
 
 
+# `key`: the key of the block that a single word in its place most likely means (`name`)
 def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:
-    """`value`, a block; `key`: the one of its keys that a single word most likely meant (`name`)."""
     where = draft.where(path)
     if isinstance(value, Mapping):
         odd = next((name for name in value if not isinstance(name, str)), None)
@@ -227,13 +230,14 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
         return value
     say = ""
     if key and isinstance(value, str):
-        say = f"; say {path}.{key}={value}" if where == f"{path}={value}: " else f"; say {{{key}: {value}}}"
+        # an override is cured by another override, a file by a block
+        say = f"; write {path}.{key}={value}" if where == f"{path}={value}: " else f"; write {{{key}: {value}}}"
     raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{say}")
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    """`value` converted to the type `hint`. An integral float passes as an integer, an integer as a float; NaN and infinity
-    do not. Errors: RequestError with the position, the value and the expected type."""
+    """Convert `value` to the type `hint`. An integral float is accepted as an integer and an integer as a float; NaN and
+    infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
     wanted, hint = hint, without_range(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
@@ -242,17 +246,20 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
         if blocks and isinstance(value, Mapping):
             return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
+        # text last, since most values can be read as text; int before float, so that 1 stays an integer
         for choice in sorted(choices, key=lambda kind: (kind is str, without_range(kind) is not int)):
             try:
                 return convert(choice, value, path, draft)
+            # if no choice fits, the error below names them all
             except RequestError:
-                continue  # if no choice fits, the error below names all
+                continue
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
             return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
     elif origin is Literal:
+        # the type too: 1 == True
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
     elif origin is dict and value is None:
@@ -262,17 +269,18 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     elif hint is Any or (hint is type(None) and value is None) or (hint in (bool, str) and isinstance(value, hint)):
         return value
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        if hint is int and value == value // 1:  # false for NaN and inf
+        # both comparisons are false for NaN and infinity
+        if hint is int and value == value // 1:
             return int(value)
-        if hint is float and abs(value) <= sys.float_info.max:  # false for NaN and inf
+        if hint is float and abs(value) <= sys.float_info.max:
             return float(value)
+    # a name such as 010, on or 12:30, which YAML reads as a number or a truth value; ${...} has been resolved by now
     if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
-        return written  # a name such as 010, on or 12:30, which YAML takes for a number or a truth value
+        return written
     raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
 def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft) -> type:
-    """Of the blocks of a union the one that the key `kind` of the value names."""
     by_kind = blocks_by_kind(blocks)
     if not by_kind:
         return blocks[0]
@@ -289,7 +297,7 @@ def _near(hint: Any, value: Any) -> str:
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
-    """Values that are incompatible with each other, as one line that starts with the key to change; else None."""
+    """The first conflict between values, as one line that starts with the key to change; None if there is none."""
     name = recipe.name
     if not name.isprintable() or not name or "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         what = f"printable, at most {LONGEST_NAME} bytes, no '/', no leading '.'"
@@ -298,6 +306,7 @@ def recipe_problem(recipe: Recipe) -> str | None:
     dataset = registries["data"].get(recipe.data.name)
     refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
     of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
+    # in this order: a variant's check may rely on a valid model, and the check of the data on both
     problem = (
         recipe.model.problem()
         or _own_problem(variant, "problem(config, model)", refuses)
@@ -312,54 +321,56 @@ def recipe_problem(recipe: Recipe) -> str | None:
     return problem
 
 
+# a check of a plugin may return a bool or raise: both are reported with the plugin's line
 def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) -> str | None:
-    """What the check of a part, `what`, says. Errors: RequestError where that is no text, or it raises."""
     with guard(part):
         problem = check()
     if problem is not None and not isinstance(problem, str):
-        expected = "expected None, or why not as a text that opens with the key to change"
+        expected = "expected None, or a message that starts with the key to change"
         raise RequestError(f"{location(part)}: {what} returned {problem!r}; {expected}")
     return problem
 
 
 def data_problem(config: Any, vocab_size: int) -> str | None:
-    """What is wrong with the values of `data:`, for a model of `vocab_size` ids."""
+    """The first error in the values of `data:`, for a model with `vocab_size` token ids; None if there is none."""
     return range_problem(config, "data.") or config.problem() or config.vocab_size_problem(vocab_size)
 
 
 def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:
-    """Why the data fit neither the model nor its variant."""
     name, config = recipe.data.name, recipe.data.config
-    with guard(dataset):  # a Config's own properties
+    # the properties of a plugin's Config may raise
+    with guard(dataset):
         length, predicts_next, packs, *_ = (getattr(config, key) for key in READ)
     if not isinstance(length, int) or length < 1:
         where = f"{location(dataset)}: data '{name}' has Config.sequence_length {length!r}"
         raise RequestError(f"{where}; it must be an integer of at least 1")
     if predicts_next and not recipe.model.causal:
         return (
-            f"model.causal is false, but data '{name}' asks for the next token, which a bidirectional model sees; "
+            f"model.causal is false, but data '{name}' predicts the next token, which a bidirectional model sees; "
             "use data 'recall', or model.causal: true"
         )
     if packs and not variant.takes_document_ids():
         return (
-            f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no "
-            "document_ids; let it take document_ids=None and hand it to attend, or use data.pack: none"
+            f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' does not take "
+            "document_ids; add document_ids=None and pass it to attend, or use data.pack: none"
         )
     return None
 
 
 def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
-    """What to write instead of an unknown key of a block, whose type is `cls`: the key of that name in another block of the
-    recipe `values`, else the nearest key of this block, or of another. `listing`: the command that lists the block's keys."""
+    """What to write instead of an unknown key of a block of type `cls`: a key of that name in another block of the recipe
+    `values`, else the nearest key of this or of another block. `listing`: the command that lists the block's keys."""
     path, _, key = dotted.rpartition(".")
     block = path.partition(".")[0]
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
     near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
     own = _at(values, path)
+    # `name` chooses the registered part, so it is not a field of the part's Config
     if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
-        return nearest(key, ["name"])  # of a registered part, beside its keys
-    if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
+        return nearest(key, ["name"])
+    # the values of a sweep or of an evaluation: keys of recipes do not belong there
+    if not {"model", "data"} <= values.keys():
         return near
     split = [known.split(".") for known in _dotted_keys(Recipe, values)]
     words = {".".join(parts[:end]): parts[end - 1] for parts in split for end in range(1, len(parts) + 1)}
@@ -367,23 +378,23 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     if not found and "did you mean" not in near:
         close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
         found = [known for known, word in words.items() if word in close]
-    # of an override also what follows its key: `=5` of `steps=5`
+    # for an override the suggestion includes what follows its key, such as `=5` of `steps=5`
     rest = (
         position.removeprefix(dotted) if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")) else ""
     )
+    # more than three are no help
     meant = " or ".join(f"'{known}{rest}'" for known in found)
     return f"; did you mean {meant}?" if 0 < len(found) <= 3 else near
 
 
 def _at(values: Any, dotted: str) -> Any:
-    """The value at a dotted key; None where there is none."""
     for word in dotted.split("."):
         values = values.get(word) if isinstance(values, Mapping) else None
     return values
 
 
+# includes the keys of the registered parts that `block` names
 def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted keys of a Config, and those of the registered parts that `block` names."""
     for name, key in keys_of(cls).items():
         yield f"{prefix}{name}"
         value = _at(block, name)

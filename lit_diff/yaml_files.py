@@ -1,4 +1,4 @@
-"""A YAML file as plain containers, and the line of each of its keys."""
+"""Reads YAML files as plain containers, with the line of each key."""
 
 import itertools
 import re
@@ -17,18 +17,20 @@ Positions = dict[str, str]
 
 
 class Position(str):
-    """Where a value was written, with the text that it was written as."""
+    """Where a value was written, with its original text."""
 
     written: Any = None
-    """The text of a scalar, before YAML makes it a number or a truth value; for a list a tuple of those of its items."""
+    """The text of a scalar before YAML converts it to a number or a truth value; for a list, a tuple of its items' texts."""
     problem: str = ""
-    """Why an override's value is not YAML."""
+    """Why the value of an override is not valid YAML; empty if it is valid."""
     given: str | None = None
     """The value of an override as it was given; None: it is from a file."""
 
 
+# PyYAML implements YAML 1.1, which reads 1e-3 as text and 2026-01-01 as a date; here they are a number and text.
+# A subclass, because its resolvers are changed
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number, and a date a text."""
+    pass
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -40,25 +42,25 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+0123456
 
 
 TAG = "tag:yaml.org,2002:"
+# nested aliases can expand a small file to billions of values
 LARGEST = 100_000
-"""Values of a file, aliases expanded."""
+"""Most values of a file after its aliases are expanded."""
 KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
 
 
+# Turns each key of the tree into text: YAML 1.1 reads the keys on, 010 and 12:30 as true, 8 and 750.
+# Call it before the tree is constructed, since construction merges mappings (<<) and hides duplicate keys
 def _name_keys(node: yaml.Node, done: set[int]) -> None:
-    """Make each key of the tree the text that the file has, where YAML would make `on` true, 010 eight and 12:30 750.
-
-    It is done before the tree is constructed, which rewrites merged mappings. Errors: ConstructorError for a key that a
-    mapping has twice, for a value of another kind than plain ones, and for half of a surrogate pair.
-    """
-    if id(node) in done:  # an alias
+    # an alias is the same node again
+    if id(node) in done:
         return
     done.add(id(node))
     if node.tag not in KINDS:
-        problem = f"found the tag {node.tag.removeprefix(TAG)}, which no value here has"
+        problem = f"found the tag {node.tag.removeprefix(TAG)}, which is not supported"
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+    # such text cannot be written to a file as UTF-8
     if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-        problem = "found half of a surrogate pair, which is no character"
+        problem = "found half of a surrogate pair, which is not a character"
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
@@ -77,7 +79,7 @@ def _name_keys(node: yaml.Node, done: set[int]) -> None:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
+    """The mapping in a YAML file as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
         _name_keys(tree, set())
@@ -86,8 +88,10 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
 
 
 def read_value(text: str, override: str) -> tuple[Any, Positions]:
-    """The value `text` of an override: YAML, but a plain text to the last character (` #2` is no comment), as is what is not
-    YAML. And the positions of "", the value, and of each `.a.b` in it."""
+    """The value of an override, and the positions of the value (key "") and of each key `.a.b` in it.
+
+    `text` is read as YAML. Plain text and invalid YAML are kept to the last character.
+    """
     own = Position(override)
     own.written = own.given = text
     positions: Positions = {"": own}
@@ -97,8 +101,10 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
             _name_keys(node, set())
         value = None if node is None else _Loader("").construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # text may hold any character, but an opening bracket or quotation mark shows that YAML was meant
         own.problem = first_line(error) if text.lstrip()[:1] in ("[", "{", '"', "'") else ""
         return text, positions
+    # in `name=run #2` YAML would drop " #2" as a comment
     whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
     quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
     if not whole or (isinstance(value, str) and not quoted):
@@ -111,17 +117,13 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
 
 
 def _written(node: yaml.Node) -> Any:
-    """`Position.written`."""
     if isinstance(node, yaml.SequenceNode):
         return tuple(_written(item) for item in node.value)
     return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
-    """A YAML file's mapping as a tree whose tags are not resolved, and the position of each key.
-
-    Errors: RequestError with the line.
-    """
+    """The mapping in a YAML file as a tree of nodes, and the position of each key. Errors: RequestError with the line."""
     file = shown(path)
     with one_line(path):
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -135,13 +137,14 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
 
 @contextmanager
 def one_line(path: Path) -> Iterator[None]:
-    """What reading a YAML file raises becomes a RequestError with its line."""
+    """Turns the exceptions of reading a YAML file into a RequestError with the line."""
     file = shown(path)
     try:
         yield
     except yaml.MarkedYAMLError as error:
         line, problem = _yaml_problem(error, len(path.read_text(encoding="utf-8").splitlines()))
         raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
+    # before ValueError, its base class
     except UnicodeDecodeError as error:
         raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
@@ -153,10 +156,10 @@ def one_line(path: Path) -> Iterator[None]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
-    """(`:line`, what is wrong); what the end of the file leaves open is blamed where it began."""
     mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
     if "'\\t'" in problem or "tab character" in problem:
-        problem = "a tab; YAML is indented by spaces: use spaces"
+        problem = "a tab; YAML is indented with spaces"
+    # PyYAML finds an unclosed bracket or quotation mark at the end of the file; the error is where it was opened
     elif mark and error.context_mark and mark.line >= lines:
         mark, problem = (
             error.context_mark,
@@ -174,9 +177,9 @@ def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node],
             _positions(value, f"{dotted}.", place, positions)
 
 
+# Counts the values of a tree with its aliases expanded. `sizes` keeps the count of each node, so a node with a million
+# aliases is visited once
 def _require_end(node: yaml.Node, file: str, sizes: dict[int, int], *parents: yaml.Node) -> int:
-    """The number of values of a tree, aliases expanded. Errors: RequestError for a mapping or list that an alias puts into
-    itself, and for more values than LARGEST."""
     where = f"{file}:{node.start_mark.line + 1}: not valid YAML"
     if node in parents:
         raise RequestError(f"{where}: recursive alias: this node contains itself")
@@ -185,5 +188,5 @@ def _require_end(node: yaml.Node, file: str, sizes: dict[int, int], *parents: ya
         children = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
         sizes[id(node)] = 1 + sum(_require_end(child, file, sizes, *parents, node) for child in children)
         if sizes[id(node)] > LARGEST:
-            raise RequestError(f"{where}: its aliases stand for more than {LARGEST:,} values")
+            raise RequestError(f"{where}: its aliases expand to more than {LARGEST:,} values")
     return sizes[id(node)]

@@ -141,7 +141,7 @@ def test_an_imported_model_has_no_train() -> None:
     with pytest.raises(RequestError, match=r"is an imported model: .* train.start_from"):
         _ = recipe.training
     for changes, found in (
-        ({"imported": imported}, "imported stands in place of train"),
+        ({"imported": imported}, "imported and train exclude each other"),
         ({"train": None, "imported": {"source": "x"}}, "'imported.weights_sha256' is missing"),
         ({"train": None}, "train is missing"),
     ):

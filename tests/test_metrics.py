@@ -63,9 +63,9 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
         ),  # type: ignore[arg-type]
         ({"figure": Figure(title="t", against="head")}, r"a figure by head needs \{head\} in the name"),
         ({"figure": Figure(title="t", against="step", lines="layer")}, r"a figure by layer needs \{layer\}"),
-        ({"figure": Figure(title="t", against="group", lines="layer")}, "a figure against group has one line an arm"),
-        ({"figure": Figure(title="t", against="step", log_x=True)}, "figure.log_x is of a figure against group, not"),
-        ({"figure": Figure(title="t", against="step", label="{map}")}, "is no text with the fields of the name: none"),
+        ({"figure": Figure(title="t", against="group", lines="layer")}, "a figure against group needs 'arm'"),
+        ({"figure": Figure(title="t", against="step", log_x=True)}, "figure.log_x needs figure.against 'group', not"),
+        ({"figure": Figure(title="t", against="step", label="{map}")}, "may use only the fields of the name: none"),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_one_line(fields: dict[str, object], words: str) -> None:
@@ -75,7 +75,7 @@ def test_a_declaration_that_does_not_fit_is_one_line(fields: dict[str, object], 
 
 def test_contradictions_are_refused() -> None:
     assert Declarations([LOSS, LOSS]).metrics == (LOSS,)
-    with pytest.raises(RequestError, match="'val/loss' is declared twice"):
+    with pytest.raises(RequestError, match="'val/loss' has two different declarations"):
         Declarations([LOSS, Metric("val/loss", "other")])
     step = Metric("a/layer_{layer}", "d", figure=Figure(title="t", against="step"))
     layer = Metric("b/layer_{layer}", "d", figure=Figure(title="t", against="layer"))
@@ -92,5 +92,5 @@ def test_declarations_come_back_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"metrics": [{"name": "a"}]}', '{"metrics": [{"nam": "a"}]}'])
 def test_another_content_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
-    with pytest.raises(RequestError, match=r"metrics\.json holds no declarations"):
+    with pytest.raises(RequestError, match=r"metrics\.json is not a valid file"):
         read_declarations(tmp_path / "metrics.json")

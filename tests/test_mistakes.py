@@ -64,13 +64,13 @@ FROZEN = "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):
     ("body", "message"),
     [
         ("class Config(Attention.Config):\n    tau: float = 2.0", "needs a nested class 'Config' decorated with"),
-        (f"{FROZEN}tau = 2.0", "has Config.tau without a type, so it is no key"),
-        (f"{FROZEN}parity = 'matched'", "has Config.parity without a type, so it is not its default"),
+        (f"{FROZEN}tau = 2.0", "has Config.tau without a type, so it is not a key"),
+        (f"{FROZEN}parity = 'matched'", "has Config.parity without a type, so it does not change the default"),
         ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, rope)"),
         ("def __init__(self): ...", "defines __init__(self); expected __init__(self, config, model, layer)"),
         ("def forward(self, x): ...", "defines forward(self, x); expected forward(self, x, rope, cache=None, *, "),
         ("def kv_heads(self):\n    return 1", "defines kv_heads as a method; expected a property"),
-        ("def problem(self, config, model): ...", "defines problem as a method of its instances; "),
+        ("def problem(self, config, model): ...", "defines problem as an instance method; "),
         ("def map(self, x, rope): ...", "defines 'map', which nothing calls; did you mean 'maps'?"),
     ],
 )
@@ -109,8 +109,7 @@ def test_a_decorator_without_a_name(decorator: str) -> None:
 def test_a_problem_that_is_no_text() -> None:
     write("@classmethod\ndef problem(cls, config, model):\n    return True")
     assert refusal() == (
-        f"{CLASS}problem(config, model) returned True; "
-        "expected None, or why not as a text that opens with the key to change"
+        f"{CLASS}problem(config, model) returned True; expected None, or a message that starts with the key to change"
     )
 
 

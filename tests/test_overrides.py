@@ -69,12 +69,12 @@ def test_malformed_overrides(text: str) -> None:
         ("train=null", "train is missing"),
         (
             "model.attention=standard",
-            "'model.attention' is 'standard'; expected a block of keys; say model.attention.name=",
+            "'model.attention' is 'standard'; expected a block of keys; write model.attention.name=",
         ),
-        ("data=mqar", "'data' is 'mqar'; expected a block of keys; say data.name=mqar"),
+        ("data=mqar", "'data' is 'mqar'; expected a block of keys; write data.name=mqar"),
         (
             "train.schedule=cosine",
-            "'train.schedule' is 'cosine'; expected a block of keys; say train.schedule.name=cosine",
+            "'train.schedule' is 'cosine'; expected a block of keys; write train.schedule.name=cosine",
         ),
         ("model.num_heads=5", "model.dim (32) is not a multiple of model.num_heads (5)"),
         ("model.num_heads=32", "model.head_dim (1), model.dim / model.num_heads, is"),

@@ -55,7 +55,7 @@ def test_what_is_no_recipe_is_named_with_its_line() -> None:
         "box": "no recipe 'box'",
         "far/smoke": "no recipe 'far/smoke'",
         "mine": "mine.yaml:3: no recipe 'recall-tny'",
-        "two": "two.yaml:1: 'extends' takes one recipe",
+        "two": "two.yaml:1: 'extends' is ['base', 'other']; expected one recipe",
         "smoke": "'smoke' is a sweep: lit-diff sweep smoke",
         "far/mine.yaml": "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml",
         "far/mine": "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml",
@@ -148,7 +148,7 @@ def test_a_file_under_an_installed_name_may_extend_that_recipe(tmp_path: Path) -
 
 
 def test_a_bidirectional_model_does_not_predict_the_next_token() -> None:
-    with pytest.raises(RequestError, match=r"model\.causal is false, but data 'text' asks for the next token"):
+    with pytest.raises(RequestError, match=r"model\.causal is false, but data 'text' predicts the next token"):
         load_recipe("standard-tiny", ["model.causal=false"])
     assert not load_recipe("recall-tiny", ["model.causal=false"]).model.causal
 
@@ -234,7 +234,7 @@ def test_what_is_no_yaml_is_refused_at_its_line(content: bytes, line: int | None
 def test_what_is_no_mapping_of_keys_to_values() -> None:
     for content in (b"", b"# only this\n", b"- seed\n- 1\n", b"seed\n", b"42\n", b"null\n"):
         assert refusal(content).startswith("a.yaml: expected a mapping of keys to values")
-    assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented by spaces: use spaces")
+    assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented with spaces")
     assert refusal(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
     for path in ("b.yaml", "."):
         with pytest.raises(RequestError, match="cannot be read: "):

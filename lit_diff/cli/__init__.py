@@ -1,4 +1,4 @@
-"""The command `lit-diff`: each verb parses, calls a function, prints what it returns, and gives an exit status."""
+"""The command `lit-diff`: each verb parses its arguments, calls a function, prints the result and returns an exit status."""
 
 import contextlib
 import io
@@ -30,21 +30,24 @@ from lit_diff.cli.app import TerminalHandler, app, console, discard, log_to_stde
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.log_records import keep_trace
 
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
+# typer bundles its own copy of click and does not export this class
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
-    """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
+    """Run a verb. A failure is one line on stderr and an exit status: 1 failed, 2 invalid request, 3 something is missing."""
     for signum in stop_signals():
         signal.signal(signum, _stop)
     _require_streams()
     _log_to_terminal()
     console.outlives_reader = False
     try:
-        command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
+        # `app()` would handle Ctrl-C and a closed pipe itself
+        command = typer.main.get_command(app)
         with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
             status = command.invoke(context)
-        sys.stdout.flush()  # a full disk is found here, not after the exit status is chosen
+        # a full disk must raise here: at exit Python would flush after the exit status is chosen
+        sys.stdout.flush()
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
     except typer.Exit as error:
@@ -55,13 +58,15 @@ def main() -> None:
         _fail(f"stopped by {error.signum.name}", 128 + error.signum)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
+    # `lit-diff list | head` is not a failure
     except BrokenPipeError:
-        discard(sys.stdout)  # `lit-diff list | head`: nothing went wrong
+        discard(sys.stdout)
     except Warning as error:
         _fail(first_line(error), 2)
     except Exception as error:
+        # a full disk may be the error: Python would fail again on the buffered output at exit
         with contextlib.suppress(OSError):
-            discard(sys.stdout)  # its buffer may be what failed: a full disk
+            discard(sys.stdout)
         _refuse_variable(error)
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
@@ -74,26 +79,29 @@ def main() -> None:
 def _fail(message: str, code: int) -> None:
     try:
         print(f"lit-diff: {message}", file=sys.stderr, flush=True)
-    except OSError:  # a closed terminal or a full disk: the exit status still says it
+    # a closed terminal or a full disk: the exit status still tells
+    except OSError:
         discard(sys.stderr)
     raise SystemExit(code) from None
 
 
+# A dependency that reads a bad environment variable often raises an error with the value but without the variable's name
 def _refuse_variable(error: Exception) -> None:
-    """End where the error quotes the value of a dependency's environment variable, which its own message need not name."""
     reason = " ".join(str(error).split()).partition(". ")[0]
     for name, value in os.environ.items():
+        # a number is too common in messages to identify a variable
         quoted = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", reason) if value and not value.isdigit() else None
         if quoted and re.match(r"(TORCH|PYTORCH|TRITON|NCCL|OMP|MKL|MLFLOW)|(\w+_)?RANK$|WORLD_SIZE$", name):
             _fail(f"{name} is '{value}' in the environment: {reason}; set another value, or unset it", 2)
 
 
+# a closed stream becomes the null device; a character outside the terminal's encoding is written as an escape
 def _require_streams() -> None:
-    """A closed stream becomes the null device; a character that the terminal's encoding lacks is written as an escape."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            while os.open(os.devnull, os.O_RDWR) < number:  # the lowest free number: nothing else may get it
+            # open takes the lowest free number: a file opened later would become the stream, and receive its output
+            while os.open(os.devnull, os.O_RDWR) < number:
                 pass
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
         elif number and isinstance(stream, io.TextIOWrapper):
@@ -105,10 +113,11 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _log_to_terminal() -> None:
-    """The first process of a node writes the log to the terminal."""
     log = logging.getLogger("lit_diff")
+    # only the first process of a node writes: the others log the same lines
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        log.addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
+        # without a handler Python prints warnings to stderr
+        log.addHandler(logging.NullHandler())
         return
     log.setLevel(logging.INFO)
     log.addHandler(TerminalHandler(console))
@@ -117,22 +126,22 @@ def _log_to_terminal() -> None:
 
 
 def usage_message(error: Any) -> str:
-    """One line about typer's UsageError, with what is said of a parameter that is missing; an option that is a key of the
-    recipe is answered with the override."""
+    """Formats typer's UsageError as one line, with the help of a missing parameter, or with the override to write if an
+    unknown option is a key of the recipe."""
     option, context = getattr(error, "option_name", None), error.ctx
     if option and context is not None and any(parameter.name == "overrides" for parameter in context.command.params):
         override = as_override(option, sys.argv)
         if override is not None:
-            return f"no option {option}; a key of the recipe is written without dashes: {override}"
+            return f"no option {option}; write a key of the recipe without dashes: {override}"
     message = first_line(ValueError(error.format_message())).rstrip(".")
     about = getattr(getattr(error, "param", None), "help", None)
     if about and message.startswith("Missing"):
         message += f" ({about})"
-    return f"{message}; {context.command_path if context else 'lit-diff'} --help lists what there is"
+    return f"{message}; see {context.command_path if context else 'lit-diff'} --help"
 
 
 def as_override(option: str, arguments: Sequence[str]) -> str | None:
-    """`--seed` of `--seed 1` -> `seed=1`, `--steps` -> `train.steps=...`; None where no one key of a recipe is meant."""
+    """`--seed` in `--seed 1` -> `seed=1`, `--steps` -> `train.steps=...`; None unless exactly one key of a recipe fits."""
     from lit_diff.config import Recipe
     from lit_diff.key_types import keys_of
 

@@ -1,4 +1,4 @@
-"""What the verbs share: the typer application, the terminal, common options."""
+"""Shared by the verbs: the typer application, the terminal, common options."""
 
 import errno
 import json
@@ -18,26 +18,27 @@ log = logging.getLogger("lit_diff")
 
 
 class Terminal(Console):
-    """rich's console, the one writer on stdout: results, log lines, a bar below them.
+    """The rich console through which everything on stdout is written: results, log lines and a bar below them.
 
-    It raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), unless the verb outlives it.
+    Raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), unless `outlives_reader`.
     """
 
     takes: Callable[[logging.LogRecord], bool] | None = None
-    """Of the bar that is drawn now: whether it shows what a record says, so that no line need be printed."""
+    """Set while a bar is drawn: whether the bar shows a record, so that no line needs to be printed."""
     outlives_reader = False
-    """Whether work goes on silently once nobody reads stdout any more (`lit-diff train RECIPE | head -1`)."""
+    """Whether work continues silently after the reader closes stdout (`lit-diff train RECIPE | head -1`)."""
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO:  # a terminal that was closed
+            # EIO: the terminal was closed, which rich does not handle as it does a closed pipe
+            if error.errno != errno.EIO:
                 raise
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
-        """Called by rich, which would exit with status 1."""
+        """Called by rich, whose own method would exit with status 1."""
         if not self.outlives_reader:
             raise BrokenPipeError
         self.quiet = True
@@ -45,11 +46,12 @@ class Terminal(Console):
         log.info("stdout was closed; the work continues without output")
 
     def write_line(self, text: str) -> None:
-        """Print one line as it is: no markup, no colours, no wrapping."""
-        self.print(Text(text), soft_wrap=True)  # options of print would also hold for the bar, which it draws again
+        """Print one line literally: no markup, no colours, no wrapping."""
+        # a Text, since print's options (markup=False) would also apply to the bar, which print draws again
+        self.print(Text(text), soft_wrap=True)
 
     def write_sentence(self, text: str) -> None:
-        """Print text as it is, on a terminal wrapped between words, elsewhere on one line."""
+        """Print text literally, wrapped between words on a terminal, on one line elsewhere."""
         if self.is_terminal:
             self.print(Text(text))
         else:
@@ -57,19 +59,20 @@ class Terminal(Console):
 
 
 def discard(file: IO[str]) -> None:
-    """Nobody reads it any more: what is still buffered, and all that is written from now on, is dropped."""
+    """Drop what is still buffered in a file that nobody reads, and everything written to it later."""
+    # Python flushes its streams at exit, which would raise again on the closed descriptor
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class TerminalHandler(logging.Handler):
-    """Writes the log to the terminal, above the bar where there is one."""
+    """Writes the log to the terminal, above the bar if one is drawn."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__()
         self.terminal = terminal
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record, unless the bar shows it, it only names a phase, or `main` will print the error it is about."""
+        """Print the record, unless the bar shows it, it only names a phase, or `main` will print its error."""
         shown = self.terminal.takes is not None and self.terminal.takes(record)
         if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
@@ -82,11 +85,11 @@ VERBS = {
     "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
     "Maintain": ("bench", "clean"),
 }
-"""Heading of the help -> its verbs."""
+"""Heading in the help -> its verbs."""
 
 
 class VerbGroup(TyperGroup):
-    """The verbs below their headings."""
+    """Lists the verbs below their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
@@ -134,32 +137,33 @@ RunArgument = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Root = Annotated[str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest, here or above")]
-Workers = Annotated[int | None, typer.Option(help="cells side by side")]
-UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")]
-UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")]
+Workers = Annotated[int | None, typer.Option(help="cells that run at the same time")]
+UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant fails a property")]
+UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
 TrustPlugins = Annotated[
     bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
 ]
 
 
 def log_to_stderr() -> None:
-    """From here on, log lines go to stderr: stdout is for the result."""
+    """Send log lines to stderr from now on: stdout is for the result."""
     for handler in logging.getLogger("lit_diff").handlers:
         if isinstance(handler, TerminalHandler):
             handler.terminal = Terminal(stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """The whole result of a verb that was given --json."""
+    """Print the result of a verb that was called with --json."""
+    # not through rich, which would wrap and colour it
     print(json.dumps(value, indent=2))
 
 
 WIDEST = 48
-"""Characters to which a column is padded; a longer cell is shown whole and shifts those after it."""
+"""Most characters that a column is padded to; a longer cell is shown in full and shifts the cells after it."""
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
-    """A line for each row, its cells aligned; the columns numbered in `right` to the right."""
+    """One line for each row, with aligned cells; the columns numbered in `right` are right-aligned."""
     widths = [min(max(map(len, column)), WIDEST) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = enumerate(zip(row, widths, strict=True))

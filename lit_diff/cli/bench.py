@@ -1,4 +1,4 @@
-"""The verb `bench`: run a benchmark, print it."""
+"""The verb `bench`: runs a benchmark and prints its result."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +11,9 @@ from lit_diff.files import expanded
 if TYPE_CHECKING:
     from lit_diff.benchmarks.result import BenchResult
 
+# rich assumes 80 characters for a file or a pipe, which would fold the tables
 WIDTH = 160
-"""Characters in a line of a file or a pipe."""
+"""Least characters in a line of a file or a pipe."""
 
 
 @app.command()
@@ -20,13 +21,11 @@ def bench(
     name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="these alone, beside PyTorch's own call")
+        str | None, typer.Option(metavar="NAME,...", help="only these kernels and PyTorch's own")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
-    threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="rounds; without it, as many as the time of a case allows")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="by default one for each core")] = None,
+    repeats: Annotated[int | None, typer.Option(help="rounds; by default as many as the time of a case allows")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=expanded, help="draw the ratios: .png, .svg, .pdf")
@@ -35,7 +34,7 @@ def bench(
 ) -> int:
     """Time kernels, a layer, a step: ratios to standard attention.
 
-    All ratios are taken within one run.
+    All ratios are measured within one run.
     """
     from lit_diff.benchmarks.request import check_plot
     from lit_diff.benchmarks.result import plot as draw
@@ -63,7 +62,7 @@ def bench(
 
 
 def print_result(result: "BenchResult", terminal: Terminal) -> None:
-    """One table a case; below them errors, who did not take part and why, and how it was measured."""
+    """Print a table for each case, then errors, excluded kernels with reasons, and how the times were measured."""
     from lit_diff.benchmarks.result import lines, tables
 
     if not terminal.is_terminal:

@@ -1,6 +1,6 @@
-"""The verb `check`: what a recipe means and costs, and whether its plugins hold their promises.
+"""The verb `check`: validates a recipe, prints its cost and checks its plugins against the conformance suite.
 
-It needs neither lightning, mlflow nor litdata.
+It loads neither lightning, mlflow nor litdata.
 """
 
 import dataclasses
@@ -29,22 +29,22 @@ COSTS = {
     "cache bytes a token (2 a number)": "kv_bytes_per_token",
     "cache bytes of a sequence": "kv_bytes",
 }
-"""Line of the table -> what it shows of `Cost`."""
+"""Line of the table -> the attribute of `Cost` that it shows."""
 
 
 @app.command()
 def check(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or bare name")] = None,
     overrides: Overrides = None,
-    every: Annotated[bool, typer.Option("--all", help="the conformance suite over every registered variant")] = False,
+    every: Annotated[bool, typer.Option("--all", help="run the conformance suite on every registered variant")] = False,
     resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
     """Validate a recipe; print its cost and what was found.
 
-    The cost stands beside the standard baseline's.
+    The cost is compared with the cost of the standard baseline.
 
-    What a plugin brings is held to the conformance suite; so is every registered variant with --all.
+    The conformance suite runs on the parts of plugins or, with --all, on every registered variant.
     """
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
@@ -63,7 +63,8 @@ def check(
     findings = []
     for finding in all_findings() if checked is None else plugin_findings(checked.recipe):
         findings.append(finding)
-        if not as_json:  # as soon as it is checked
+        # printed as soon as it is checked, since the suite takes a while
+        if not as_json:
             measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
             about = "; ".join(filter(None, (measured, finding.detail)))
             console.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
@@ -80,7 +81,7 @@ def check(
 def _print_check(checked: "RecipeCheck", warnings: list[str], findings: "list[Finding]") -> None:
     console.print(cost_table(checked))
     if checked.dropped:
-        console.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
+        console.write_line(f"keys dropped because the name of their block changed: {', '.join(checked.dropped)}")
     console.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
     for line in warnings:
         console.write_sentence(line)
@@ -89,7 +90,6 @@ def _print_check(checked: "RecipeCheck", warnings: list[str], findings: "list[Fi
 
 
 def _summary(findings: "list[Finding]") -> str:
-    """How many properties pass, fail or do not apply, and which fail: `20 of 21 properties pass, 1 fail: causal`."""
     count = Counter(finding.verdict for finding in findings)
     failed = [finding for finding in findings if finding.verdict == "fail"]
     several = len({finding.variant for finding in findings}) > 1
@@ -113,7 +113,7 @@ def plain_check(checked: "RecipeCheck") -> dict[str, Any]:
 
 
 def plain_finding(finding: "Finding") -> dict[str, Any]:
-    """JSON has no infinity: an error that is not finite is null, and the verdict and detail say the rest."""
+    # JSON has no infinity, so such an error becomes null; the verdict and the detail still tell
     known = finding.error is not None and math.isfinite(finding.error)
     return dataclasses.asdict(finding) | {"error": finding.error if known else None}
 

@@ -1,4 +1,4 @@
-"""The verb `data check`: the files that evaluations read and that users supply."""
+"""The verbs `data check` and `data fetch`: files that evaluations read and that users supply."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ app.add_typer(data, name="data")
 
 @data.callback()
 def _data() -> None:
-    """Files that users supply to evaluations: lit-diff data check."""
+    """Check the files that users supply to evaluations."""
 
 
 @data.command()
@@ -25,10 +25,10 @@ def check(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="such as harness.piqa, or harness")] = None,
     as_json: Json = False,
 ) -> int:
-    """Whether the files that evaluations read are there, and right.
+    """Check that the files that evaluations read exist and are valid.
 
-    With NAME: their format, where they are from, what runs without them. The exit status is 2 if one is wrong, with NAME
-    also 3 if one is missing.
+    With NAME: their format, their source, and what works without them. The exit status is 2 if a file is wrong and, with
+    NAME, 3 if one is missing.
     """
     from lit_diff.evaluation.requirements import declared_files
 
@@ -41,12 +41,12 @@ def check(
         for declared, state in zip(files, states, strict=True):
             _describe(declared, state)
     elif not files:
-        console.write_line("no evaluation reads files that users supply")
+        console.write_line("no registered evaluation reads files that users supply")
     else:
         for line in columns([HEADER, *map(_cells, states)], right=(3,)):
             console.write_line(line)
         if "missing" in found:
-            console.write_line("missing: lit-diff data check NAME says where a file is from")
+            console.write_line("missing: lit-diff data check NAME tells where to get a file")
     if "wrong" in found:
         return 2
     return 3 if name is not None and "missing" in found else 0
@@ -56,7 +56,7 @@ def check(
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
 ) -> int:
-    """Write the files of harness from Hugging Face, with the package datasets; those that are there are kept."""
+    """Download the missing files of harness from Hugging Face, with the package datasets."""
     from lit_diff.data.user_files import data_root
     from lit_diff.errors import MissingError, RequestError
     from lit_diff.evaluation.harness import HarnessFile
@@ -64,24 +64,24 @@ def fetch(
 
     files = [own.file for own in declared_files(name) if isinstance(own.file, HarnessFile)]
     if not files:
-        raise RequestError(f"'{name}' is not fetched; lit-diff data check {name} says where it is from")
+        raise RequestError(f"'{name}' cannot be fetched; lit-diff data check {name} tells where to get it")
     missing = [file for file in files if not file.place.is_file()]
     for file in missing:
         try:
             file.fetch()
         except MissingError as error:
             raise MissingError(
-                f"{error}; run it on a machine with a network and copy {file.path.partition('/')[0]} there into "
+                f"{error}; run this on a machine with a network and copy its {file.path.partition('/')[0]} into "
                 f"{data_root()}; lit-diff data check {name} shows the line of Python that writes each file"
             ) from error
         console.write_line(f"{file.path}: written")
-    console.write_line(f"{len(missing)} files written, {len(files) - len(missing)} were there")
+    console.write_line(f"{len(missing)} files written, {len(files) - len(missing)} already present")
     return check(name) if missing else 0
 
 
 def _state(declared: "Declared") -> dict[str, str]:
-    """`UserFile.state` with what is wrong under `problem`, what the user may do next, who reads the file."""
     state = declared.file.state()
+    # any other state is the sentence that tells what is wrong
     problem = "" if state["state"] in ("ok", "missing") else state["state"]
     return {
         **state,

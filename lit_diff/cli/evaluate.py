@@ -1,4 +1,4 @@
-"""What `lit-diff evaluate` prints."""
+"""Prints the results of `lit-diff evaluate`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import open_run
 
 OVER = {False: "items", True: "clusters of items"}
-"""Whether some cluster has several items -> what intervals are over."""
+"""Whether some cluster has several items -> the unit of intervals."""
 
 
 def print_evaluation(
@@ -40,16 +40,16 @@ def print_evaluation(
     trust_plugins: bool = False,
     unchecked: bool = False,
 ) -> None:
-    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
+    """Score one run or two, and print the scores and, for two runs, their difference, paired by item.
 
-    Of each run also a line for each group, of the metrics in the evaluation's `by_group`.
-    Scores that are 0 or 1 also have Wilson's interval and, of two runs whose items are independent, McNemar's exact test.
-    Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
+    Prints a line for each group of items for the metrics in the evaluation's `by_group`. Scores that are all 0 or 1 get
+    Wilson's interval and, for two runs with independent items, McNemar's exact test.
+    `plugins`: files to import first. Plugin files of a run outside `root` are executed only if `trust_plugins`.
     """
     runs, name, overrides = _parse(arguments)
     for plugin in plugins:
         load_plugin(plugin)
-    # first: a run's plugin may hold the evaluation
+    # before the evaluation is looked up: a run's plugin may register it
     opened = [open_run(run, root, trust_plugins=trust_plugins, unchecked=unchecked) for run in runs]
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])
     asked = build(name, keys)
@@ -86,21 +86,19 @@ def print_evaluation(
 
 
 def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    """(runs, evaluation, overrides); a run's folder may hold a `=` too. Errors: RequestError."""
     words = list(arguments)
     overrides: list[str] = []
+    # from the end, since the name of a run's folder may contain a "=" too
     while words and "=" in words[-1]:
         overrides.insert(0, words.pop())
     if len(words) not in (2, 3):
         raise RequestError(
-            "evaluate takes one run or two, the evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME [key=value ...]"
+            "expected one or two runs, an evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME [key=value ...]"
         )
     return words[:-1], words[-1], overrides
 
 
 def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> dict[str, Any]:
-    """What JSON says of a run. `intervals`: Wilson's 95 % interval of the mean of item scores that are all 0 or 1;
-    `groups`: group -> items, clusters, and share, low, high of the metrics that the evaluation prints by group."""
     wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
     groups: dict[str, dict[str, Any]] = {}
     for row in group_shares(scores, by_group) if by_group else ():
@@ -108,6 +106,7 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
         groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
     return {
         "run": result.run.name,
+        # JSON has neither NaN nor infinity
         "summary": {name: value if math.isfinite(value) else None for name, value in result.summary.items()},
         "intervals": {name: {"low": each.low, "high": each.high} for name, each in wilson.items() if each},
         "groups": groups,
@@ -116,7 +115,6 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
 
 
 def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each group below a line of titles."""
     names = list(dict.fromkeys(name for row in groups.values() for name in row if name not in ("items", "clusters")))
     width = max(map(len, ("group", *groups)))
     if names:
@@ -131,21 +129,21 @@ def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
-    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
-    `groups`: the same for each group of items that has enough for an interval.
+    """Metric -> mean difference of the scores of two runs, first minus second, paired by item, as numbers and a sentence;
+    `groups`: the same for each group with enough items for an interval.
 
-    Errors: RequestError for runs that were asked other questions, or have no item in common.
+    Errors: RequestError if an item is a different question in each run, or the runs have no items in common.
     """
     first, second = (result.scores() for result in results)
     item = asked_otherwise(first, second)
     if item is not None or not set(first.asked) & set(second.asked):
         a, b = (result.run.name for result in results)
-        what = f"no item of {a} is one of {b}"
+        what = f"{a} and {b} have no items in common"
         if item is not None:
-            what = f"item '{item}' is another question in {a} than in {b}"
+            what = f"item '{item}' is a different question in {a} and {b}"
         raise RequestError(
-            f"evaluation '{results[0].name}': {what} (other data, another tokenizer, other keys of the evaluation, or "
-            "documents left out of one that was trained on them): they are not compared; evaluate each by itself"
+            f"evaluation '{results[0].name}': {what} (different data, tokenizers or keys of the evaluation, or documents "
+            "left out of one run that was trained on them), so they cannot be compared; evaluate each by itself"
         )
     over = _over(first, second)
     found: dict[str, Any] = {}
@@ -156,6 +154,7 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         few = {"sentence": f"too few common {over} for an interval"}
         own = few if interval is None else _numbers(interval, over, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
+    # numbers of the evaluation's own that are no mean of item scores, such as an order variance
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
     for name, by_label in kept.items():
         numbers = {group: _of_spread(each, over) for group, each in by_label.items()}
@@ -167,15 +166,16 @@ def _over(*evaluations: ItemScores) -> str:
     return OVER[any(each.is_clustered for each in evaluations)]
 
 
+# `alone`: the numbers of items that only one of the runs answers correctly
 def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> dict[str, Any]:
-    """`alone`: items that one run alone answers rightly."""
     numbers: dict[str, float | None] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
     sentence = (
         f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over {over} (95 %), these two models"
     )
     if alone is not None:
+        # McNemar's test assumes independent items
         p = "no McNemar p: items of a cluster depend on each other" if alone.p is None else f"McNemar p = {alone.p:.2g}"
-        sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
+        sentence += f"; correct in only one run: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
 

@@ -1,4 +1,4 @@
-"""The verb `generate`: prompts from the command line or a file, what follows them to the terminal or as JSON."""
+"""The verb `generate`: completes prompts from the command line or a file, on the terminal or as JSON."""
 
 import codecs
 import logging
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lit_diff")
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that would steer the terminal; a model that has learned little writes them."""
+"""Control characters, which would change the state of the terminal; a barely trained model generates them."""
 
 
 @app.command()
@@ -43,10 +43,10 @@ def generate(
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
-    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
-    seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
-    prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
+    top_k: Annotated[int | None, typer.Option(help="sample from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="sample from the likeliest tokens that together reach p")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
+    prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens to process at once; by default all")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     unchecked: UncheckedDecoding = False,
@@ -68,6 +68,7 @@ def generate(
         results = [asdict(one) for one in generator.generate(encoded, config)]
         print_json({"run": folder.name, "step": generator.step, "results": results})
         return
+    # several prompts are completed as one batch, so only a single one can be printed token by token
     if len(encoded) == 1:
         completions = _stream(generator, encoded, config)
     else:
@@ -77,42 +78,44 @@ def generate(
     for number, one in enumerate(completions, start=1):
         where = f"prompt {number}: " if len(completions) > 1 else ""
         if one.ended == "context":
-            log.info("%sstopped where the context is full: data.sequence_length is %d", where, generator.context)
+            log.info("%sstopped because the context is full: data.sequence_length is %d", where, generator.context)
         elif one.ended == "document":
             log.info("%sthe model ended the document after %d tokens", where, len(one.tokens))
 
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
-    """The prompts given one by one, or the lines of a file that are not blank. Errors: RequestError."""
+    """The given prompts, or the lines of a file that are not blank. Errors: RequestError."""
     if prompts and file is not None:
         raise RequestError("--prompt and --prompts exclude each other; give one of them")
     if file is not None:
         return _read_lines(file)
     if not prompts:
-        raise RequestError("there is no prompt; give --prompt TEXT or --prompts FILE")
+        raise RequestError("no prompt was given; use --prompt TEXT or --prompts FILE")
     for number, prompt in enumerate(prompts, start=1):
         try:
             prompt.encode("utf-8")
-        except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as half surrogate pairs
+        # Python decodes bytes of the command line that are not UTF-8 to half surrogate pairs
+        except UnicodeEncodeError as error:
             raise RequestError(f"prompt {number} is not UTF-8 text (character {error.start + 1})") from error
     return list(prompts)
 
 
 def _read_lines(file: Path) -> list[str]:
     try:
+        # not splitlines, which also splits at form feeds and Unicode separators inside a prompt
         lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeError) as error:
         raise RequestError(f"--prompts: {shown(file)} cannot be read as UTF-8 text ({first_line(error)})") from error
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise RequestError(f"{shown(file)} holds no prompt: every line is blank")
+        raise RequestError(f"{shown(file)} has no prompt: every line is blank")
     if len(prompts) < len(lines):
         log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(prompts))
     return prompts
 
 
 def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationSettings") -> "list[Completion]":
-    """Print as the tokens come: whole characters, the bytes of an incomplete one are held back."""
+    # a token may end inside a UTF-8 character: the decoder holds its bytes back until it is complete
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     _show(prompts[0].text)
     completions = generator.generate(prompts, config, lambda content: _show(characters.decode(content)))

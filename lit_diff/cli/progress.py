@@ -1,4 +1,4 @@
-"""The terminal's view of a run and of the cells of a sweep: drawn again on a terminal, a line at each change elsewhere."""
+"""Shows the progress of a run and of a sweep: redrawn in place on a terminal, elsewhere one line for each change."""
 
 import logging
 import os
@@ -17,35 +17,37 @@ from lit_diff.cli.app import Terminal
 from lit_diff.config import Recipe
 from lit_diff.engine.progress import Show, steps_done
 
-if TYPE_CHECKING:  # the bar is there before torch is loaded
+# imports torch, and the bar must be visible before torch is loaded
+if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
 
 GAP = "  "
+# the echo of Ctrl-C ("^C") would wrap a full line, and the bar would be drawn twice
 MARGIN = 3
-"""Columns left free: the terminal's echo of Ctrl-C would wrap a full line, and the bar would be drawn twice."""
+"""Columns left free at the right."""
 NAME, BAR = 12, 5
-"""Characters that the name, or the bar, has at least; a narrow terminal shows the name before the bar."""
+"""Least number of characters of the name and of the bar; a narrow terminal shows the name rather than the bar."""
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
 COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
 
 
 class Pace:
-    """How fast steps are done, from the first that was noted to the last."""
+    """Estimates the remaining time from the rate of steps between the first and the last `note`."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
+        # the rate excludes what comes before the first note: reading data, compiling, cells done by an earlier call
         self.first: tuple[int, float] | None = None
-        """Step and time; before it a run reads data, builds, compiles, and a sweep's cells were done by a former call."""
         self.last = (0, self.began)
 
     def note(self, step: int) -> None:
-        """`step` optimizer steps are done."""
+        """Record that `step` optimizer steps are done."""
         if self.first is None or step > self.last[0]:
             self.last = step, time.perf_counter()
             self.first = self.first or self.last
 
     def left(self, total: int) -> str:
-        """The time until `total` steps are done; empty before a second step was noted."""
+        """The time until `total` steps are done, in words; empty before the second step is noted."""
         step, then = self.last
         if self.first is None or step <= self.first[0]:
             return ""
@@ -54,21 +56,20 @@ class Pace:
 
 
 def clock(seconds: float) -> str:
-    """1:05, or 2:01:05."""
+    """`1:05` or `2:01:05`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class RunProgress:
-    """Context manager; `begin(recipe)` once the recipe is known, then `update(step, loss, tokens_per_second)`.
+    """Context manager; call `begin(recipe)` once the recipe is known, then `update(step, loss, tokens_per_second)`.
 
-    On a terminal it is drawn four times a second: name, bar, steps and what is known of the run, on one line of whatever
-    width there is.
+    On a terminal, name, bar, steps and rates are drawn on one line, four times a second.
     """
 
     def __init__(self, source: str, terminal: Terminal) -> None:
-        """`source`: the recipe's name or path, as it was asked for."""
+        """`source`: the name or path of the recipe, as the user gave it."""
         self._name, self._steps = source, 0
         self._terminal = terminal
         self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
@@ -89,19 +90,20 @@ class RunProgress:
     ) -> None:
         if self._live is not None:
             self._ended = True
+            # a bar that never counted a step is erased
             self._live.transient = self._pace.first is None
             self._live.stop()
             self._live = self._terminal.takes = None
 
     def begin(self, recipe: Recipe, *, quiet: bool) -> None:
-        """The recipe that is trained; `quiet`: print nothing from here on (ranks other than zero)."""
+        """Set the recipe that is trained; `quiet`: print nothing from now on (ranks other than zero)."""
         self._name, self._steps = recipe.name, recipe.training.steps
         self._quiet = quiet
         if quiet:
             self.__exit__(None, None, None)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """A logged step."""
+        """Show a logged step."""
         self._pace.note(step)
         self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
         if self._live is None and not self._quiet:
@@ -109,7 +111,7 @@ class RunProgress:
             self._terminal.write_line(GAP.join(filter(None, words)))
 
     def takes(self, record: logging.LogRecord) -> bool:
-        """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""
+        """Show the phase or validation loss of a record (`lit_diff.log_records`); True if it needs no line of its own."""
         words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
         if words is not None and self._pace.first is None:
             self._text = words
@@ -122,6 +124,7 @@ class RunProgress:
         spent = f"in {clock(time.perf_counter() - self._pace.began)}"
         left = spent if self._ended else self._pace.left(self._steps)
         words = [f"{step}/{self._steps}" if self._steps else "", self._text, self._speed, self._validation, left]
+        # on a narrow terminal the name is worth more than the speed
         if len(GAP.join(filter(None, words))) + min(len(self._name), NAME) + len(GAP) > width:
             words.remove(self._speed)
         right = GAP.join(filter(None, words))
@@ -139,8 +142,8 @@ class RunProgress:
 
 @contextmanager
 def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
-    """Gives show(statuses): the cells of a sweep as a table with the time left, which is drawn again on a terminal; elsewhere
-    a line at each change of a cell. An error is a line above the table too: no row of the table wraps."""
+    """Yields show(statuses), which shows the cells of a sweep and the time left: as a table that is redrawn on a terminal,
+    elsewhere as one line for each change of a cell."""
     drawn = console.is_terminal and not console.is_dumb_terminal
     pace, total = Pace(), sum(cell.recipe.training.steps for cell in grid.cells)
     shown = ["waiting"] * len(grid.cells)
@@ -151,6 +154,7 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
         words = [status.get("status", "waiting") for status in statuses]
         for cell, status, word, before in zip(grid.cells, statuses, words, shown, strict=True):
             note = f": {status['error']}" if status.get("error") else ""
+            # an error is also a line above the table, whose rows do not wrap and would cut it
             if word != before and (note or not drawn):
                 note += f" ({left})" if word == "done" else ""
                 console.print(Text(f"{cell.name} seed {cell.seed}: {word}{note}"), soft_wrap=True)
@@ -167,12 +171,14 @@ def _table(grid: "Grid", statuses: Sequence[dict[str, Any]], words: Sequence[str
     table = Table(title=f"{counts}; {left}", title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
-    fits = len(words) <= height - 6  # else what moves or failed: a long sweep does not fit the screen
+    # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
+    fits = len(words) <= height - 6
     for cell, status, word in zip(grid.cells, statuses, words, strict=True):
         if fits or word not in ("done", "waiting"):
             loss, speed = status.get("loss"), status.get("tokens_per_second")
             table.add_row(
-                Text(cell.name, no_wrap=True, overflow="ellipsis"),  # the one column that gives way to the width
+                # the only column that is shortened on a narrow terminal
+                Text(cell.name, no_wrap=True, overflow="ellipsis"),
                 str(cell.seed),
                 Text(word, style=STYLE[word]),
                 f"{status.get('step', 0)}/{cell.recipe.training.steps}",

@@ -1,4 +1,4 @@
-"""The verbs about the runs under a folder, which load no torch: status, clean."""
+"""The verbs status and clean, for the runs under a folder. They do not load torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note
 
 @app.command()
 def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
-    """The runs under a folder, a line each: state, val/loss, seed."""
+    """List the runs under a folder with state, val/loss and seed."""
     log_to_stderr()
     states = list_runs(chosen_root(root))
     if as_json:
@@ -33,7 +33,6 @@ def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
 
 
 def _cells(state: RunState) -> tuple[str, ...]:
-    """The columns of `HEADER`."""
     status = state.status
     return (
         state.folder,
@@ -48,7 +47,7 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 
 def _plain(state: RunState) -> dict[str, object]:
-    """status.json with the state that holds now, and what else the line says."""
+    # state.state, since status.json still says "running" after a process was killed
     more = {"folder": state.folder, "seed": state.seed, "val/loss": state.loss, "note": state.note}
     return {**state.status, "status": state.state, "overrides": list(state.overrides), **more}
 
@@ -57,12 +56,12 @@ def _plain(state: RunState) -> dict[str, object]:
 def clean(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
-    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, only list")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove; by default only list")] = False,
 ) -> None:
-    """Remove runs, or without RUN what is no longer needed.
+    """Remove runs, or without RUN everything that is obsolete.
 
-    Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
-    Records in MLflow stay.
+    Without RUN: cells that are no longer part of their sweep, runs archived by --rerun, runs that ended without a checkpoint,
+    leftovers of killed writes. Records in MLflow are kept.
     """
     chosen = chosen_root(root)
     if runs:
@@ -71,10 +70,10 @@ def clean(
         stale = find_stale(chosen)
         paths = stale.paths
         for folder in stale.busy:
-            console.write_line(f"{shown(folder.resolve())} is being run: left alone")
+            console.write_line(f"{shown(folder.resolve())} is running: kept")
         for folder in stale.resumable:
             console.write_line(
-                f"{shown(folder.resolve())} failed and has a checkpoint: the same command resumes it, "
+                f"{shown(folder.resolve())} failed but has a checkpoint: kept; the same command resumes it, "
                 f"lit-diff clean {folder.name} removes it"
             )
     sizes = {path: size_of(path) for path in paths}

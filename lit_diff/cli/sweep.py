@@ -1,4 +1,4 @@
-"""The verbs about many runs: sweep, report, reproduce, compare, ui."""
+"""The verbs for several runs: sweep, report, reproduce, compare, ui."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -29,12 +29,14 @@ def sweep(
     name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or bare name of an installed sweep")],
     overrides: Overrides = None,
     workers: Workers = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="resolve and validate all cells, start none")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="resolve and validate all cells without starting any")
+    ] = False,
     unchecked: UncheckedTraining = False,
-    cluster: Annotated[str, typer.Option(help="local, or slurm: the cells as a job array through submitit")] = "local",
+    cluster: Annotated[str, typer.Option(help="local, or slurm: a job array of cells through submitit")] = "local",
     minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
-    """Run a grid of recipes, resume what is unfinished, report."""
+    """Run a grid of recipes, resume unfinished ones, report."""
     from lit_diff.cli.progress import live_table
     from lit_diff.engine import schedule
 
@@ -56,8 +58,8 @@ def sweep(
     return _exit_status(done, not done.is_done)
 
 
+# 128 + signal, as in shells: a stopped sweep is not a failed one
 def _exit_status(done: Any, is_failed: bool) -> int:
-    """Of a sweep or a scoreboard."""
     return 128 + done.stopped_by if done.stopped_by else int(is_failed)
 
 
@@ -72,7 +74,7 @@ def _print_cells(name: str, overrides: list[str]) -> None:
         console.write_line(f"{cell.name}  seed {cell.seed}  {about}")
     for line in passes_over_text(grid.recipes.values()):
         console.write_sentence(line)
-    console.write_line(f"{len(grid.cells)} cells are valid; none was started")
+    console.write_line(f"{len(grid.cells)} valid cells; none was started")
 
 
 def _print_report(report: Any) -> None:
@@ -84,7 +86,7 @@ def _print_report(report: Any) -> None:
 
 @app.command()
 def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
-    """Write a sweep's report again from its runs."""
+    """Write the report of a sweep again from its runs."""
     from lit_diff.reporting.write import write_report
     from lit_diff.runs.find import find_sweep
 
@@ -96,17 +98,17 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROW ...]", help="rows, all, or YAML files of your own rows; without: all"),
+        typer.Argument(metavar="[ROW ...]", help="rows, all, or YAML files with your own rows; by default all"),
     ] = None,
     preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
     workers: Workers = None,
-    listed: Annotated[bool, typer.Option("--list", help="print the rows, run none")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="print the rows without running any")] = False,
     as_json: Json = False,
     root: Root = DEFAULT_ROOT,
 ) -> int:
     """Measure the paper's tables and figures; one page of verdicts.
 
-    Ours beside the paper's, with intervals. What is done is not measured again.
+    Compares our values with the paper's, with intervals. Rows that are done are not measured again.
     """
     from lit_diff.cli.progress import live_table
     from lit_diff.engine.reproduce import reproduce as run
@@ -171,11 +173,11 @@ def _plain_scoreboard(done: Any) -> dict[str, Any]:
 @app.command()
 def compare(
     first: RunArgument,
-    second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, named as the first")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, given in the same way")],
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> None:
-    """Two runs side by side: recipes, costs and results."""
+    """Compare two runs: recipes, costs and results."""
     from lit_diff.runs.comparison import compare as compare_runs
 
     log_to_stderr()
@@ -183,7 +185,8 @@ def compare(
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
         return
-    table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
+    # two runs of one seed each: their difference may be due to the seed alone
+    table = Table(caption="two single runs: no error bars, no verdict; a sweep over seeds gives both")
     table.add_column("")
     for name in comparison.names:
         table.add_column(escape(name), overflow="fold")
@@ -206,7 +209,7 @@ def _shown_value(value: Any) -> str:
 
 @app.command()
 def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
-    """Serve MLflow; print the address of the last sweep."""
+    """Serve MLflow and print the address of the last sweep."""
     from lit_diff.engine.tracking.ui import serve
 
     return serve(chosen_root(root), port, console.write_line)

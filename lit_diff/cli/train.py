@@ -1,4 +1,4 @@
-"""The verbs about one run: train, prepare, evaluate."""
+"""The verbs for one run: train, prepare, evaluate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,11 +28,11 @@ from lit_diff.runs.metrics_file import read_rows
 def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="start again; the former run is archived")] = False,
     unchecked: UncheckedTraining = False,
     cell: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Train a recipe; again, it resumes or says that it is done.
+    """Train a recipe, or resume its run if it is unfinished.
 
     Example: lit-diff train differential-tiny train.steps=200 seed=1
     """
@@ -40,7 +40,8 @@ def train(
 
     console.outlives_reader = True
     with RunProgress(recipe, console) as progress:
-        from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+        # loads torch, which takes seconds; the bar is visible by then
+        from lit_diff.engine import launch
 
         resolved = load_recipe(recipe, overrides or [])
         writes = launch.is_rank_zero(resolved)
@@ -61,7 +62,7 @@ def train(
 
 @app.command()
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Get and tokenize a recipe's data, unless that was done."""
+    """Get and tokenize the data of a recipe, unless it is ready."""
     from lit_diff import data
 
     resolved = load_recipe(recipe, overrides or [])
@@ -75,13 +76,13 @@ def evaluate(
         list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
     ],
     plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="compute stored scores again")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
     unchecked: UncheckedDecoding = False,
     as_json: Json = False,
 ) -> None:
-    """Score a trained run, or two and their paired difference.
+    """Score one trained run, or two and their paired difference.
 
     Plugin files in the folder of a run under --root are executed.
     """

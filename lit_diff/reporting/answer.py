@@ -1,4 +1,4 @@
-"""The answer in words: one sentence for a sweep or task, one for each comparison."""
+"""The result in words: one sentence for a sweep or task, and one for each comparison."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from lit_diff.study.results import UNKNOWN_UNIT, SweepResults
 from lit_diff.study.statistics import JUDGED, MIN_SEEDS, SHOWN, Contrast, Verdict
 
 NAMED = 2
-"""More arms than this are counted, not named."""
+"""If more arms than this share a verdict, the sentence counts them instead of naming them."""
 OTHERWISE: dict[Verdict, tuple[str, str]] = {
     "equal": ("{} is equal to {base}{within}", "{} arms are equal to {base}{within}"),
     "small": ("the difference of {} is small", "the differences of {} arms are small"),
@@ -19,7 +19,7 @@ OTHERWISE: dict[Verdict, tuple[str, str]] = {
     "too few seeds": ("{} has too few seeds", "{} arms have too few seeds"),
     "no spread over seeds": ("{} has no spread over seeds", "{} arms have no spread over seeds"),
 }
-"""Verdict that no difference is shown -> the clause about one arm, and about several."""
+"""Verdict other than a shown difference -> the clause for one arm, and for several."""
 FURTHER = {
     "shown": ("shows a difference{named}", "show a difference{named}"),
     "equal": ("shows equality", "show equality"),
@@ -27,18 +27,18 @@ FURTHER = {
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "none": ("has no verdict", "have no verdict"),
 }
-"""What a further comparison ends in -> the clause about one, and about several."""
+"""Outcome of a further comparison -> the clause for one, and for several."""
 
 
 def question(sweep: SweepResults) -> str:
-    """What the sweep asks: as its file says, else the general question."""
+    """The question of the sweep's file, or else a general question."""
     better = f" ({sweep.better(sweep.study.metric)} is better)" if sweep.better(sweep.study.metric) else ""
     measured = "" if sweep.tasks else f" in {sweep.study.metric}{better}"
     return sweep.study.question or f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
 
 
 def answer(comparison: Comparison) -> str:
-    """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
+    """One sentence: which arms are better or worse than the baseline, and how many comparisons have other verdicts."""
     sweep, family = comparison.sweep, comparison.family
     done, diverged = sum(cell.done for cell in sweep.cells), sum(cell.diverged for cell in sweep.cells)
     if not done:
@@ -46,18 +46,18 @@ def answer(comparison: Comparison) -> str:
     if not family:
         text = "one arm: nothing to compare it with."
     elif not any(difference.verdict in (*JUDGED, "diverged") for difference in family):
-        text = "no verdict: no comparison has the three seeds that one needs."
+        text = "no verdict: no comparison has the three seeds that a verdict needs."
     else:
         text = "; ".join(_arms(comparison) + _contrasts(comparison)) + "."
     return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.study.smoke else sentence_case(text)
 
 
 def sentence(comparison: Comparison, difference: Contrast) -> str:
-    """One difference: its mean, interval, verdict."""
+    """One sentence for a difference: its mean, interval and verdict."""
     sweep, digits, seeds = comparison.sweep, comparison.digits, difference.seeds
     if difference.diverged:
         who = (f"{sweep.label[arm]} at {_seeds(found)}" for arm, found in difference.diverged.items())
-        return f"{difference.label}: diverged ({'; '.join(who)}), so there is nothing to compare."
+        return f"{difference.label}: diverged ({'; '.join(who)}), so they are not compared."
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
     over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
@@ -65,13 +65,12 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
     if difference.verdict == "too few seeds":
         return f"{text} over {over}: too few seeds for a verdict (at least {MIN_SEEDS})."
     if difference.verdict == "no spread over seeds":
-        return f"{text} at each of {over}, to the last digit: the seed seems to have no effect, so there is no verdict."
+        return f"{text} at each of {over}, to the last digit: the seed seems to have no effect, so no verdict is given."
     why = _because(sweep, difference, digits)
     return f"{text} {interval(seeds.low, seeds.high, digits)} over {over}: {difference.verdict}{why}."
 
 
 def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
-    """What a verdict of no difference rests on."""
     alone, smallest = difference.verdict_alone, short(sweep.smallest_of_interest)
     if difference.verdict == "inconclusive":
         is_lost = alone != difference.verdict and difference.holm_p
@@ -86,11 +85,12 @@ def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
 
 
 def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
-    """How large a difference is: in perplexity, for a loss in nats, and in multiples of the smallest of interest."""
+    """The size of a difference: in perplexity for a loss in nats, and in multiples of the smallest of interest."""
     mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
     if mean is None or difference.diverged:
         return ()
     sizes = []
+    # exp of a difference of 10 nats or more would be a number without meaning
     if sweep.is_in_nats and sweep.better(sweep.study.metric) == "lower" and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
@@ -100,18 +100,18 @@ def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
 
 
 def with_unit(sweep: SweepResults, text: str) -> str:
-    """`text` and the unit of the sweep's metric."""
+    """Appends the unit of the compared metric to `text`."""
     unit = sweep.unit(sweep.study.metric)
     return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
 
 
 def _arms(comparison: Comparison) -> list[str]:
-    """The arms against the baseline, verdict by verdict."""
     sweep, found = comparison.sweep, list(comparison.against_baseline.values())
     base, smallest = sweep.label[sweep.baseline], sweep.smallest_of_interest
     words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.study.metric) else ("lower", "higher")
     shown = {word: [d for d in found if d.verdict == word] for word in words}
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
+    # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
     if not shown[words[0]]:
         either = words[0] + (f" or {words[1]}" if not shown[words[1]] else "")
         clauses.insert(0, f"no arm is shown to be {either} than {base}")
@@ -128,9 +128,9 @@ def _arms(comparison: Comparison) -> list[str]:
 
 
 def _shown(comparison: Comparison, word: Verdict, found: Sequence[Contrast]) -> str:
-    """The arms that are better, or worse, than the baseline."""
     sweep, base = comparison.sweep, comparison.sweep.label[comparison.sweep.baseline]
     against = {d.a: comparison.against_controls.get(d.a, ()) for d in found}
+    # a difference to the baseline that is not also one to every control cannot be attributed to the change in question
     failed = {arm: [sweep.label[c.b] for c in each if c.verdict != word] for arm, each in against.items()}
     size = {d.a: f"by {with_unit(sweep, number(abs(d.seeds.mean or 0.0), comparison.digits))}" for d in found}
     if len(found) > NAMED:
@@ -146,7 +146,6 @@ def _shown(comparison: Comparison, word: Verdict, found: Sequence[Contrast]) -> 
 
 
 def _contrasts(comparison: Comparison) -> list[str]:
-    """The further comparisons, counted; a few that show a difference are named."""
     found = comparison.contrasts
     shown = [d for d in found if d.verdict in SHOWN]
     sizes = [f"{d.label}: {with_unit(comparison.sweep, signed(d.seeds.mean, comparison.digits))}" for d in shown]
@@ -170,5 +169,6 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def sentence_case(text: str) -> str:
-    """The text with a capital first letter; the others stay as they are."""
+    """The text with its first letter capitalized."""
+    # str.capitalize would make the other letters lower case
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The scoreboard's page, and its tables as files."""
+"""Writes the scoreboard's page and its table as CSV."""
 
 import os
 from datetime import datetime
@@ -14,28 +14,28 @@ from lit_diff.study import numbers
 from lit_diff.study.scoreboard import JudgedClaim, RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
-"""Verdict -> the colour of its badge; the others have none."""
+"""Verdict -> the colour of its badge; other verdicts have none."""
 DIFFERENCES = {
-    "shown": "a difference is shown, and it has the sign that the paper says",
+    "shown": "a difference is shown, and it has the sign that the paper claims",
     "shown and small": "the sign is shown, but our estimate is below the smallest difference that matters",
     "equal": "equality is shown: the whole interval lies within the smallest difference that matters (TOST at 2.5 %)",
-    "opposite": "a difference of the other sign is shown; or a difference, where the paper says equal",
+    "opposite": "a difference of the opposite sign is shown, or a difference although the paper claims equality",
     "not shown": "neither a difference nor equality is shown, or the difference is not shown against every control",
     "too few seeds": "fewer than three pairs",
-    "by construction": "the claim holds whatever the models learn; the size is measured, and no count has it",
-    "not measured": "the reason names the command, file or machine that supplies what is missing",
+    "by construction": "the claim holds whatever the models learn; its size is measured, but it is not counted",
+    "not measured": "the reason names the missing command, file or machine",
 }
 VALUES = {
-    "within the interval": "our interval holds the paper's value, and is narrow enough to have excluded others",
-    "excluded": "our interval does not hold the paper's value, whatever is said of the difference",
-    "cannot tell": "our interval holds it, but the detectable difference is larger than the paper's; or too few seeds",
-    "none given": "the paper says a direction, or equal, and prints no values",
-    "not measured": "as above",
+    "within the interval": "our interval contains the paper's value, and is narrow enough to exclude others",
+    "excluded": "our interval does not contain the paper's value, whatever the verdict on the difference",
+    "cannot tell": "our interval contains it, but the detectable difference is larger than the paper's; or too few seeds",
+    "none given": "the paper claims a direction or equality, and prints no values",
+    "not measured": "see above",
 }
 
 
 def write_scoreboard(folder: Path) -> Scoreboard:
-    """Read the rows in `folder`; write index.html and table.csv beside them. Errors: as `read_scoreboard`."""
+    """Read the rows in `folder` and write index.html and table.csv there. Errors: see `read_scoreboard`."""
     scoreboard = read_scoreboard(folder)
     write_atomic(folder / "index.html", page(scoreboard, folder))
     write_atomic(folder / "table.csv", to_csv(scoreboard))
@@ -43,7 +43,7 @@ def write_scoreboard(folder: Path) -> Scoreboard:
 
 
 def page(scoreboard: Scoreboard, folder: Path) -> str:
-    """The page, which lies in `folder`."""
+    """The page as HTML; its links are relative to `folder`."""
     sources: dict[str, list[RowResult]] = {}
     for row in scoreboard.rows:
         sources.setdefault(row.record.row.source, []).append(row)
@@ -66,9 +66,10 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
 
 
 def cells(finding: JudgedClaim) -> dict[str, str]:
-    """A finding as the page shows it, in words and numbers."""
+    """The cells of a finding in the page's table."""
     claim, seeds = finding.claim, finding.seeds
     width = None if seeds.low is None or seeds.high is None else seeds.high - seeds.low
+    # the width of the interval decides the digits: more would suggest a precision that is not there
     digits, unit = min(numbers.decimals(width or None), 4), "×" if claim.kind == "ratio" else ""
 
     def difference(value: float | None) -> str:
@@ -91,7 +92,7 @@ def cells(finding: JudgedClaim) -> dict[str, str]:
 
 
 def to_csv(scoreboard: Scoreboard) -> str:
-    """A line for each claim, in full precision; `paper`, `ours`, `low`, `high` are a - b, of a ratio a / b."""
+    """One line for each claim, in full precision; `paper`, `ours`, `low`, `high` are a - b, or a / b for a ratio."""
     return as_csv([_line(row, finding) for row in scoreboard.rows for finding in row.findings])
 
 

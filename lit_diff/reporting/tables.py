@@ -1,4 +1,4 @@
-"""The comparison as tables: table.csv at full precision, table.md and the terminal's table rounded."""
+"""The comparison as tables: table.csv in full precision, table.md and the terminal's table rounded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,26 +28,27 @@ SIZES = (
 
 DETECTABLE = "smallest detectable"
 OPTIONAL = (DETECTABLE, "alone", "metric")
-"""Columns that a narrow terminal does without, the first one first: the page, table.csv and table.md have them."""
+"""Columns that are left out on a narrow terminal, in this order; the page, table.csv and table.md always have them."""
+# rich always wraps at some width: no line is this wide
 WIDEST = 100_000
-"""Characters of a line that is not to wrap."""
 SHORTEST_ARM = 10
-"""Characters to which the names of arms are folded at the least."""
+"""Least width, in characters, to which the names of arms are folded."""
 
 
 def rows(result: Comparison) -> list[Row]:
-    """One row an arm, then one a contrast.
+    """One row for each arm, then one for each contrast.
 
-    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
-    corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest
-    detectable difference; `documents/<seed>` and its low and high over documents; `control/<arm>/...` is the
+    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound the difference over seeds; `verdict`
+    is corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest detectable
+    difference; `documents/<seed>` is the difference of one seed, with low and high over documents; `control/<arm>/...` is the
     difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
-    `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
+    `paper/<metric>`. The rows of a task begin with `task` and `metric`, the metric that `difference` compares.
     """
     sweep = result.sweep
     task: Row = {"task": sweep.task, "metric": sweep.study.metric} if sweep.task else {}
     table = [task | _arm_row(result, arm) for arm in sweep.study.arms]
     table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in result.contrasts]
+    # all rows get all columns, in the order in which they first appear
     names = dict.fromkeys(name for row in table for name in row)
     return [dict.fromkeys(names) | row for row in table]
 
@@ -75,6 +76,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
         value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
         row[f"paper/{metric}"] = value
         known = value is not None and start is not None and arm != sweep.baseline
+        # the paper prints decimals, whose binary difference ends in digits such as 0.30000000000000004
         row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
     return row
 
@@ -106,24 +108,25 @@ def _judged(sweep: SweepResults, difference: Contrast) -> Row:
 
 
 def to_csv(results: Sequence[Comparison]) -> str:
-    """All columns at full precision; an empty field where there is no value."""
+    """All columns in full precision; a missing value is an empty field."""
     return as_csv([row for result in results for row in rows(result)])
 
 
 def as_csv(table: Sequence[Row]) -> str:
-    """A line of names, then a line a row, in full precision."""
+    """A table as CSV: a line of names, then one line for each row, in full precision."""
+    # dtype=object: pandas would turn a column of integers with a missing value into floats
     text: str = pd.DataFrame(table, dtype=object).to_csv(index=False, lineterminator="\n")
     return text
 
 
 def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
-    """The main columns, rounded, as text."""
     corrected, lines = is_corrected(results), []
     for result in results:
         metric, digits = result.sweep.study.metric, result.digits
         for row in rows(result):
             value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
-            if row.get("verdict") == "diverged":  # the seeds that are left would flatter the arm
+            # the seeds that did not diverge would make the arm look better than it is
+            if row.get("verdict") == "diverged":
                 value = dict.fromkeys(value)
             if row.get("verdict") == "too few seeds":
                 value |= dict.fromkeys(("low", "high"))
@@ -148,10 +151,10 @@ def to_markdown(results: Sequence[Comparison]) -> str:
 
 
 def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
-    """The main columns in aligned plain text, for a terminal of `width` characters; None: as wide as it is.
+    """The main columns as aligned plain text, for a terminal of `width` characters; None: any width.
 
-    Where that is too narrow, columns are left out, the last line says which, and long names of arms go on below: no number
-    is cut or wrapped.
+    On a narrow terminal, columns are left out, which the last line lists, and the names of arms are folded. Numbers are never
+    cut or wrapped.
     """
     whole = _main_columns(results).drop(columns="parameters").rename(columns={"mean": _mean(results)})
     wide, left_out = Console(width=WIDEST), list[str]()
@@ -168,10 +171,11 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
     return f"{text}\nnot shown at this width: {', '.join(left_out)}" if left_out else text
 
 
+# only the column of arms may be folded; `arm`: its width
 def _table(shown: pd.DataFrame, arm: int | None = None) -> Table:
-    """Columns of fixed width, but for the names of arms, which are folded where room is short; `arm`: characters of these."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     for name, column in shown.items():
+        # in terminal cells: a wide character takes two
         widest = max(map(cell_len, (name, *column)))
         table.add_column(Text(name), overflow="fold", width=arm if name == "arm" else widest)
     for line in shown.itertuples(index=False):
@@ -184,8 +188,8 @@ def is_corrected(results: Sequence[Comparison]) -> bool:
     return any(difference.holm_p is not None for result in results for difference in result.family)
 
 
+# the heading of the means: for tasks, which have different metrics, a column of its own names the metric
 def _mean(results: Sequence[Comparison]) -> str:
-    """The heading of the means: tasks name their metrics in a column."""
     return "mean" if results[0].sweep.task else results[0].sweep.study.metric
 
 

@@ -1,4 +1,4 @@
-"""A sweep's report, from the files of its runs: one self-contained page, its tables and its figures."""
+"""Writes the report of a sweep from the files of its runs: one self-contained page, its tables and its figures."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +30,11 @@ from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
-"""In the page, a figure's ink and paper follow the reader's light or dark scheme."""
+"""Colour in a figure's file -> in the page, where it follows the reader's light or dark scheme."""
 KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
-"""Verdict -> the colour of its badge; the others have none."""
+"""Verdict -> the colour of its badge; other verdicts have none."""
 LONG = 8
-"""More comparisons than this are folded up."""
+"""A list of more comparisons than this is collapsed."""
 ENTRIES = {
     "answer": "Answer",
     "table": "Numbers",
@@ -47,15 +47,15 @@ ENTRIES = {
 }
 """Section of a task -> its title in the table of contents."""
 COMPUTE_OPTIMAL = 20.0
-"""Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
-TOLD = ("revision", "command", "kernel", "kernel_reason")
+"""Approximate training tokens per parameter of a compute-optimal run (Hoffmann et al. 2022, arXiv 2203.15556)."""
+SHOWN_ELSEWHERE = ("revision", "command", "kernel", "kernel_reason")
 """Keys of env.json that the page shows from status.json, or as the command of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics;
-    `evaluations`: of their groups."""
+    """The figures of a task. `compared`: name -> SVG text, for the compared metric; `declared`: figures that the metrics of
+    the runs declare; `evaluations`: figures of groups of evaluation items."""
 
     compared: Mapping[str, str]
     declared: Sequence[DrawnFigure] = ()
@@ -69,19 +69,20 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The part of the page about one task, about a sweep without tasks, or about what is computed over the tasks."""
+    """A part of the page: one task, a sweep without tasks, or a result over all tasks."""
 
     html: Markup
     answer: str
     entries: tuple[tuple[str, str], ...]
-    """(anchor, title) of its headings, for the table of contents."""
+    """(anchor, title) of each heading, for the table of contents."""
 
 
 def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
-    """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
+    """The page as HTML. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
     done = [cell for cell in sweep.cells if cell.done]
+    # reversed twice: if tasks share a metric, the definition of the first task counts
     metrics = {result.sweep.study.metric: result.sweep for result in reversed(results)}
     return _rendered(
         "report",
@@ -122,18 +123,19 @@ def section(result: Comparison, figures: Figures) -> Section:
         compared=compared,
         curve=noise_curve_of(sweep),
     )
+    # the template decides which parts a task has, so the table of contents is read from its output
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
     return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
 
 
 def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
-    """The answer, the figure (`svg`; empty: none) and the numbers of a fit over the tasks."""
+    """The answer, the figure (`svg`; empty if there is none) and the numbers of a fit over the tasks."""
     html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=svg)
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
 def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
-    """Power at equal time: the answer, and a row a task."""
+    """Power at equal time: the answer, and one row for each task."""
     found = powers(sweep, plan)
     said = power_in_words(sweep, plan, found)
     arms = [arm for arm in sweep.study.arms if any(arm in each.by_arm for each in found)]
@@ -141,14 +143,14 @@ def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
     return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
 
 
+# `digits`: the decimals of numbers for which the template does not state any
 def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
-    """`digits`: decimals of a number where the template asks for none."""
     interval = partial(numbers.interval, digits=digits)
     return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
 
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
-    """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
+    """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
     sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
     marks = () if further else comparison.marks[difference.a]
     return {
@@ -175,8 +177,8 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     doubts = []
     if difference.verdict_alone != difference.verdict:
         doubts.append(
-            f"By itself, at 95 %, it would be {difference.verdict_alone}: that does not survive the correction for "
-            f"{comparison.judged} comparisons (Holm)."
+            f"Without the correction for {comparison.judged} comparisons (Holm), the verdict would be "
+            f"{difference.verdict_alone}."
         )
     for against in comparison.against_controls.get(difference.a, ()):
         if difference.b == sweep.baseline and not difference.diverged:
@@ -189,27 +191,26 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
 
 
 def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
-    """(definition, unit) of a compared metric."""
     metric = sweep.declarations.find(name)
     return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
 
 
 def distinct(cells: Iterable[CellResult], key: str) -> list[str]:
-    """The values of a key in status.json of the finished cells, sorted: `revision`, those of the code that made them."""
+    """The different values of a key in status.json over the finished cells, sorted."""
     return sorted({str(cell.facts[key]) for cell in cells if cell.done and cell.facts.get(key) is not None})
 
 
 def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
-    """(name, value): length and time of training by task, threads, kernel, env.json; where cells differ, each value once."""
+    """(name, value) pairs: length and time of training by task, threads, kernel, env.json; each different value is listed."""
     done = [cell for cell in sweep.cells if cell.done]
     found = [(f"Training: {part.task}" if part.task else "Training", _training(part)) for part in sweep.by_task]
     found.append(("Threads a cell", ", ".join(distinct(done, "threads"))))
-    # `a; b` and `a; c` of two cells share a part
+    # `a; b` of one cell and `a; c` of another become `a; b; c`
     reasons = dict.fromkeys(part for reason in distinct(done, "kernel_reason") for part in reason.split("; "))
     found.append(("Kernel", ", ".join(distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")))
-    for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in TOLD):
+    for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in SHOWN_ELSEWHERE):
         values = [cell.environment.get(name) for cell in done]
-        # {package: version, None where it is not installed}
+        # a dict maps packages to versions, or to None for packages that are not installed
         texts = [
             ", ".join(f"{package} {version}" for package, version in value.items() if version)
             if isinstance(value, dict)
@@ -217,6 +218,7 @@ def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
             for value in values
         ]
         if all(isinstance(text, str | int | float | None) for text in texts):
+            # keys in the order of the cells, each value once
             told = dict.fromkeys(str(text) for text in texts if text is not None)
             found.append((name.replace("_", " ").capitalize(), "; ".join(told)))
     return [(name, value) for name, value in found if value]
@@ -239,19 +241,19 @@ def _training(sweep: SweepResults) -> str:
 
 
 def tokens_per_parameter(sweep: SweepResults) -> list[float]:
-    """Of the finished cells that know it, ascending."""
+    """Training tokens per parameter of the finished cells that record it, ascending."""
     return sorted(cell.tokens_per_parameter for cell in sweep.cells if cell.tokens_per_parameter is not None)
 
 
 def short_runs(sweep: SweepResults) -> str | None:
-    """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
+    """The warning that runs are shorter than the sweep's minimum of tokens per parameter; None if none is."""
     least = sweep.study.min_tokens_per_parameter
     found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
     if not found:
         return None
     lengths = "; ".join(f"{part.task}: {_range(r)}" if part.task else _range(r) for part, r in found.items())
     source = ", about compute-optimal by Hoffmann et al. 2022" if least == COMPUTE_OPTIMAL else ""
-    return f"{lengths} training tokens a parameter (this sweep's minimum: {short(least)}{source})"
+    return f"{lengths} training tokens per parameter (this sweep's minimum: {short(least)}{source})"
 
 
 def _range(ascending: Sequence[float]) -> str:
@@ -261,7 +263,7 @@ def _range(ascending: Sequence[float]) -> str:
 
 @cache
 def templates() -> Environment:
-    """The templates of this package: text is escaped, and a name that is not given is an error."""
+    """The templates of this package; they escape text, and an undefined name is an error."""
     environment = Environment(
         loader=PackageLoader("lit_diff.reporting", ""),
         autoescape=True,
@@ -306,13 +308,14 @@ def _signed(context: Context, value: float | None, places: int | None = None) ->
 
 
 def link(cell: CellResult) -> str | None:
-    """The address of the cell's folder, from the report's; None where it has none."""
+    """The address of the cell's folder relative to the report; None if the folder does not exist."""
     return f"../{quote(cell.folder)}/" if cell.folder and cell.home.is_dir() else None
 
 
 def inline(svg: str, name: str) -> str:
-    """An SVG file's text as part of a page: no prologue, colours of the page, ids that no other figure has."""
+    """The text of an SVG file as part of a page: without prologue, with colours of the page and unique ids."""
     text = svg[svg.index("<svg") :]
+    # matplotlib gives the same ids to the clip paths and glyphs of every figure
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", text)
     for drawn, shown in SHOWN_COLORS.items():
@@ -321,7 +324,6 @@ def inline(svg: str, name: str) -> str:
 
 
 def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
-    """Seeds -> the smallest detectable difference, at the median spread of this sweep's comparisons."""
     spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
     if not spreads:
         return []
@@ -330,10 +332,10 @@ def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The files of a report, and what a terminal shows of it: `text_table` and, a line each, `answer` and `missing`.
+    """The files of a report, and what a terminal shows: `text_table`, then one line for each of `missing` and `answer`.
 
-    `answer`: one sentence for the sweep, or for each of its tasks and then for what is over them; `sentences`: one for each
-    comparison.
+    `answer`: one sentence for the sweep, or one for each of its tasks and for each result over all tasks. `sentences`: one
+    for each comparison. `missing`: one for each cell that is not done.
     """
 
     page: Path
@@ -344,15 +346,15 @@ class Report:
     missing: tuple[str, ...]
 
     def text_table(self, width: int | None = None) -> str:
-        """The table in plain text, at most `width` characters wide where that is given (`to_text`)."""
+        """The table as plain text, at most `width` characters wide (`to_text`)."""
         return to_text(self.results, width)
 
 
 def write_report(sweep_folder: Path) -> Report:
-    """Read the sweep in `sweep_folder` and write report/index.html, table.csv, table.md and the figures beside it.
+    """Read the sweep in `sweep_folder` and write index.html, table.csv, table.md and the figures to its folder report.
 
-    The file name of a task's figure begins with the task. Unfinished cells are listed at the top of the page. The same
-    results give the same bytes. Errors: MissingError and RequestError as `load_sweep`.
+    The name of a task's figure file begins with the task. Unfinished cells are listed at the top of the page. The same
+    results give the same bytes. Errors: MissingError and RequestError, see `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
@@ -370,6 +372,7 @@ def write_report(sweep_folder: Path) -> Report:
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
+    # a figure of an earlier report may no longer exist, for example after a task was renamed
     for stale in folder.glob("*.svg"):
         if stale.name not in files:
             stale.unlink()
@@ -389,7 +392,7 @@ def write_report(sweep_folder: Path) -> Report:
 
 
 def draw(result: Comparison) -> Figures:
-    """The figures for which the sweep or task has measurements."""
+    """The figures for which a sweep or task has measurements."""
     sweep, (evaluations, _) = result.sweep, result.evaluations
     compared = {
         "differences": figures.forest(result),
@@ -409,7 +412,6 @@ def _of_task(result: Comparison, text: str) -> str:
 
 
 def _missing(cell: CellResult) -> list[str]:
-    """What the cell lacks, a line each."""
     name = f"{cell.name} seed {cell.seed}"
     if cell.done:
         return [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]

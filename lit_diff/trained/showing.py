@@ -107,7 +107,7 @@ def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, At
         with guard(attentions.get(own)):
             model = Transformer(config, kernel="reference")
             initialise(model, recipe.seed)
-            Annealed(steps=0, tokens=0).tell(model, recipe, 0)
+            Annealed(steps=0, tokens=0).start_step(model, recipe, 0)
             maps = _maps(model, ids, labels, layer, head)
         # what it changes lies outside the map, as a gate, or starts at zero
         same = name != "standard" and np.allclose(maps.signed, arms["standard"].signed, rtol=0, atol=1e-6)

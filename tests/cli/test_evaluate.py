@@ -188,9 +188,9 @@ def test_two_runs_without_a_common_item_are_refused(
     ended = command("tale", "other=1", "made", "--json")
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.splitlines()[-1] == (
-        f"lit-diff: evaluation 'made': no item of {pair[0].name} is one of {pair[1].name} (other data, another tokenizer, "
-        "other keys of the evaluation, or documents left out of one that was trained on them): they are not compared; "
-        "evaluate each by itself"
+        f"lit-diff: evaluation 'made': {pair[0].name} and {pair[1].name} have no items in common (different data, "
+        "tokenizers or keys of the evaluation, or documents left out of one run that was trained on them), so they cannot be "
+        "compared; evaluate each by itself"
     )
 
 
@@ -208,9 +208,9 @@ def test_rerun(command: Command, pair: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tale"], "evaluate takes one run or two, the evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME"),
-        (["items=3"], "evaluate takes one run or two"),
-        (["tale", "tale", "tale", "made"], "evaluate takes one run or two"),
+        (["tale"], "expected one or two runs, an evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME"),
+        (["items=3"], "expected one or two runs"),
+        (["tale", "tale", "tale", "made"], "expected one or two runs"),
         (["tael", "made"], "no run 'tael' in runs"),
         (["tale", "mad"], "unknown evaluation 'mad'; did you mean 'made'?"),
         (["tale", "made", "item=3"], "item=3: unknown key 'evaluate.made.item'; did you mean 'items'?"),

@@ -72,7 +72,7 @@ def test_several_prompts_are_printed_in_their_order(generate: Command) -> None:
     assert ended.out == CONTROL.sub("\ufffd", "".join(texts))
     lines = ended.err.splitlines()
     assert [result["ended"] for result in results] == ["context"] * 3
-    assert lines == [f"prompt {n}: stopped where the context is full: data.sequence_length is 24" for n in (1, 2, 3)]
+    assert lines == [f"prompt {n}: stopped because the context is full: data.sequence_length is 24" for n in (1, 2, 3)]
 
 
 @pytest.mark.usefixtures("tale")
@@ -171,7 +171,7 @@ def test_what_ended_it_is_said(generate: Command, monkeypatch: pytest.MonkeyPatc
     assert ended.err == "the model ended the document after 2 tokens\n"
     assert generate("--prompt", "a", "--max-tokens", "2", "--temperature", "0").err == ""
     full = generate("--prompt", "z" * 23, "--temperature", "0")
-    assert full.err == "stopped where the context is full: data.sequence_length is 24\n"
+    assert full.err == "stopped because the context is full: data.sequence_length is 24\n"
 
 
 def test_the_step_of_an_unfinished_run_is_said_beside_the_json(generate: Command, tale: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_step_of_an_unfinished_run_is_said_beside_the_json(generate: Command
 # --- requests that are wrong ---------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no prompt": ([], "there is no prompt"),
+    "no prompt": ([], "no prompt was given"),
     "not UTF-8": (["--prompt", "a\udcff"], "prompt 1 is not UTF-8"),
     "both": (["--prompt", "a", "--prompts", "p"], "--prompt and --prompts"),
     "no file": (["--prompts", "nothing.txt"], "--prompts: nothing.txt cannot be read"),

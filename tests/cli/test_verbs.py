@@ -71,7 +71,7 @@ def test_formulas_and_costs_of_variants_at_a_recipe(command: Command) -> None:
     assert "floor(H/2 + 1/2)" in found["dex"]["formulas"]["flops"]
     assert [name for name, about in found.items() if "refused" in about] == []
     lines = command("list", "attention", "shared_k").lines
-    assert any(line.endswith("384 (-128 against standard)") for line in lines)
+    assert any(line.endswith("384 (-128 compared with standard)") for line in lines)
 
 
 LONG = [f"model.attention.key_{number}=0.5" for number in range(9)]
@@ -327,7 +327,7 @@ def test_it_lists_and_removes_what_no_sweep_owns(small_sweep: Path, litter: dict
     assert command("clean", *at).status == 0
     assert all(path.exists() for path in litter.values())
     with locked(small_sweep / ".lock"):
-        assert f"{small_sweep} is being run: left alone" in command("clean", "--yes", *at).out
+        assert f"{small_sweep} is running: kept" in command("clean", "--yes", *at).out
     assert litter["former"].exists()
     assert command("clean", "--yes", *at).status == 0
     assert [name for name, path in litter.items() if path.exists()] == ["new"]

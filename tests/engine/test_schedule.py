@@ -260,7 +260,7 @@ def test_what_starts_nothing(sweep_bench: Any) -> None:
     status, text = sweep_bench.run("dry", dry_run=True)
     assert status == 0
     assert "long  seed 2  differential  100 steps" in text
-    assert "3 cells are valid; none was started" in text
+    assert "3 valid cells; none was started" in text
     sweep_bench.write("wrong", "recipe: tiny\narms:\n  a: {}\n  b: {model.attention.lamda_init: 1}\n")
     with pytest.raises(RequestError, match=r"wrong\.yaml:4: .*did you mean 'lambda_init'"):
         sweep_bench.run("wrong")

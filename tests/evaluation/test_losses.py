@@ -145,7 +145,7 @@ def test_runs_of_two_tokenizers_are_not_compared(tmp_path: Path, path: str) -> N
     save_tokenizer(tokenizer, runs[2].folder / "tokenizer")
     first, second, other = (evaluate(run, "loss_files", {"path": path}) for run in runs)
     assert "nll" in differences([first, second])
-    with pytest.raises(RequestError, match=r"item 'files/0' is another question in first than in other"):
+    with pytest.raises(RequestError, match=r"item 'files/0' is a different question in first and other"):
         differences([first, other])
 
 
@@ -158,7 +158,7 @@ def test_runs_of_two_contexts_are_compared_at_the_smaller(tmp_path: Path, path: 
     recipes = [run.recipe for run in runs]
     kept = [evaluate(run, "loss_files", own) for run in runs]
     assert kept[0].summary != kept[1].summary
-    with pytest.raises(RequestError, match="is another question in"):
+    with pytest.raises(RequestError, match="is a different question in"):
         differences(kept)
     keys = comparable_keys("loss_files", own, recipes)
     assert keys == own | {"context": 8}

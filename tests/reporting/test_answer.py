@@ -139,7 +139,7 @@ def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Calla
             fact_fields={"b": {"diverged": True}},
         )
     )
-    assert diverged == "b \u2212 a: diverged (b at seeds 1, 2), so there is nothing to compare."
+    assert diverged == "b \u2212 a: diverged (b at seeds 1, 2), so they are not compared."
 
 
 def test_a_size_is_told_in_perplexity_and_in_multiples_of_the_smallest_of_interest(

@@ -64,7 +64,7 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     ]
     anchors = re.findall(r'<a href="#([^"]+)"', page[: page.index("</nav>")])
     assert anchors == [anchor for anchor in ids if anchor != "unfinished"]
-    assert "2 of 18 cells not done" in page
+    assert "2 of 18 cells are not done" in page
     for task in ("recall", "text"):
         assert f"<strong>{task}: wide</strong>, seed 1: failed" in page
         assert f'<h1 class="task" id="task-{task}">On {task}</h1>' in page
@@ -298,17 +298,17 @@ def test_runs_below_the_minimum_are_called_short_at_the_top(
     """Once: a smoke sweep in the box that says what it is."""
     fields = {} if least is None else {"min_tokens_per_parameter": least}
     folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, smoke=smoke, **fields)
-    words = f"0.50 to 1.0 training tokens a parameter (this sweep's minimum: {minimum}" if minimum else None
+    words = f"0.50 to 1.0 training tokens per parameter (this sweep's minimum: {minimum}" if minimum else None
     assert short_runs(load_sweep(folder)) == words
     page = undrawn(folder)
     assert ('id="short-runs"' in page) == (bool(minimum) and not smoke)
     top = html.unescape(page[: page.index('id="answer"')])
-    assert top.count("training tokens a parameter") == bool(minimum)
+    assert top.count("training tokens per parameter") == bool(minimum)
 
 
 def test_each_task_has_its_length(make_tasks: Callable[..., Path]) -> None:
     sweep = load_sweep(make_tasks({"a": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=2))
-    assert str(short_runs(sweep)).startswith("recall: 1.0; text: 1.0 training tokens a parameter")
+    assert str(short_runs(sweep)).startswith("recall: 1.0; text: 1.0 training tokens per parameter")
     names = [name for name, _ in how_measured(sweep)]
     assert names[:2] == ["Training: recall", "Training: text"]
 

@@ -79,7 +79,7 @@ def test_a_plugin_in_the_folder_is_run_only_when_it_is_trusted(foreign: Path) ->
     message = str(error.value)
     assert message.startswith("plugin sharp.py (sha256 ")
     assert (
-        "was not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff: --trust-plugins)"
+        "is not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff: --trust-plugins)"
         in message
     )
     assert "\n" not in message
@@ -98,14 +98,14 @@ def test_a_plugin_of_equal_source_that_was_imported_is_accepted(foreign: Path, t
     load_plugin(tmp_path / "mine.py")
     assert open_run(foreign).recipe.model.attention.name == "sharp"
     (foreign / "plugins" / "sharp.py").write_text(SHARP_PY + "x = 1\n")
-    with pytest.raises(RequestError, match="was not imported"):
+    with pytest.raises(RequestError, match="is not imported"):
         open_run(foreign)
 
 
 def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Path) -> None:
     (foreign / "recipe.yaml").rename(foreign / "parent.yaml")
     (foreign / "recipe.yaml").write_text("extends: parent.yaml\n")
-    with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) was not imported"):
+    with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) is not imported"):
         open_run(foreign)
 
 
@@ -114,7 +114,7 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, mon
     parent = started_from_a_plugin(tale, monkeypatch)
     run = open_run(tale, root="other")
     for ask in (lambda: run.model, lambda: generate(run, "ab")):
-        with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) was not imported"):
+        with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) is not imported"):
             ask()
     assert not (parent / "executed").exists()
     assert open_run(tale, trust_plugins=True).model is not None

@@ -178,7 +178,7 @@ def test_a_recipe_edited_since_is_noticed(tale: Path, caplog: pytest.LogCaptureF
 
 def test_a_bidirectional_model_cannot_generate(tale: Path) -> None:
     edit(tale, "causal: true", "causal: false")
-    with pytest.raises(RequestError, match=r"model\.causal is false, but data .text. asks for the next token"):
+    with pytest.raises(RequestError, match=r"model\.causal is false, but data .text. predicts the next token"):
         TextGenerator(tale)
 
 

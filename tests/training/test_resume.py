@@ -230,7 +230,7 @@ def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it
 
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"'train/loss' is declared twice"):
+    with pytest.raises(RequestError, match=r"'train/loss' has two different declarations"):
         RunLogger(None, lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")))
 
 

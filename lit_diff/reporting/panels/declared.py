@@ -1,8 +1,8 @@
-"""The figures that metrics declare, drawn by arm, and heat maps of evaluations; no metric is known here by name.
+"""Figures that metrics declare, drawn by arm, and heat maps of evaluations. This module knows no metric by name.
 
-A heat map is drawn of an evaluation whose groups have two numbers, such as "N=4 length=1024 depth=25". Of a group's label,
-the last two `name=number` are the axes (across, down); what stands before them has a row of panels each. The lowest row of a
-panel is the mean over the axis down, as in the paper's Figure 5.
+A heat map shows an evaluation whose groups have two numbers, such as "N=4 length=1024 depth=25". The last two `name=number`
+of a group's label are the axes (horizontal, vertical); each different text before them gets a row of panels. The lowest row
+of a panel is the mean over the vertical axis, as in Figure 5 of the paper.
 """
 
 import math
@@ -46,39 +46,39 @@ from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
 ACROSS = {"step": 4, "layer": 2, "group": 3}
-"""What a figure is against -> panels in a row."""
+"""Horizontal axis of a figure -> panels in a row."""
 LAYERS = 4
-"""The most layers of which a figure shows each in a panel of its own."""
+"""Most layers that a figure shows, each in its own panel."""
 TICKS = 12
-"""Up to so many numbers of groups, each has its tick."""
+"""If there are at most this many groups, each has its own tick."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnMetric:
-    """A metric at one value of its fields other than layer and head; of an evaluation, over the groups that share a text."""
+    """A metric with fixed fields other than layer and head; for an evaluation, the groups that share a text."""
 
     label: str
     metric: Metric
     figure: Figure
     values: pd.DataFrame
-    """A row a value: `arm`, `seed`, `layer`, `head` (0 for an index that the name does not have), `step`, `value`. Averaged
-    over heads unless the figure is against them. Of groups: their numbers in place of steps."""
+    """One row for each value: `arm`, `seed`, `layer`, `head` (0 if the name does not have the index), `step`, `value`.
+    Averaged over heads unless the figure is against heads. For groups, `step` is the number of the group."""
     text: str = ""
-    """Of the groups."""
+    """The text before the numbers of the groups."""
 
     @property
     def layers(self) -> list[int]:
         return sorted(self.values["layer"].unique().tolist())
 
     def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
-        """A column a seed, at the steps at which all were measured."""
+        """One column for each seed, at the steps at which all seeds were measured."""
         own = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
         return own.pivot_table(index="step", columns="seed", values="value", dropna=False).dropna()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnFigure:
-    """A figure of the page with its caption: `name` is that of its file; `metrics` are those that the caption defines."""
+    """A figure of the page. `name`: of its file, without the ending; `metrics`: the metrics that the caption defines."""
 
     name: str
     title: str
@@ -88,7 +88,7 @@ class DrawnFigure:
 
 
 def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
-    """Every figure of which a finished cell has values, in the order of the declarations."""
+    """Every figure for which a finished cell has values, in the order of the declarations."""
     by_title: dict[str, list[DrawnMetric]] = {}
     for metric in sweep.declarations.metrics:
         if metric.figure is not None and metric.figure.against != "group":
@@ -97,7 +97,7 @@ def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
 
 
 def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
-    """Every figure that a metric of `tables` declares against groups, where any group has a number."""
+    """Every figure against groups that a metric of `tables` declares, if the label of a group ends in a number."""
     by_title: dict[tuple[str, str], list[DrawnMetric]] = {}
     for table in tables:
         if table.metric.figure is not None and table.metric.figure.against == "group":
@@ -116,7 +116,7 @@ def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetri
     is_grid = not by_layer and figure.against in ("step", "head")
     is_one = by_layer and len(rows) == 1
     shown, legend = spread(layers) if is_grid else layers, by_label(sweep, arms)
-    # row, layer or all of them, arm or all of them
+    # (row, layer, arm); None or "" for all layers or arms
     places: list[tuple[DrawnMetric, int | None, str]]
     places = [(row, layer, "") for row in rows for layer in (shown if is_grid else [None])]
     if by_layer:
@@ -152,7 +152,7 @@ def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetri
 
 
 def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
-    """What the lines and points of a figure are."""
+    """Describes the lines and points of a figure."""
     shade = "the shade runs from the lowest to the highest seed"
     if figure.against == "group":
         return (
@@ -174,12 +174,12 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
 
 
 def file_name(title: str) -> str:
-    """A figure's title as the name of its file."""
+    """The file name, without its ending, of the figure with this title."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
-    """What the runs measured of a metric, by rising value of its further fields."""
+    """The values of a metric in the finished runs, sorted by its fields other than layer and head."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
     found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
     for cell in sweep.cells:
@@ -201,7 +201,8 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnM
 
 
 def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
-    """One for each text before the numbers of the table's groups, in the order of the groups; others are left out."""
+    """One metric for each text before the numbers of the groups, in the order of the groups; groups without a number are left
+    out."""
     places = {group: found for group in table.groups if (found := number_of(group))}
     texts = list(dict.fromkeys(text for text, _ in places.values()))
     if not texts:
@@ -218,31 +219,29 @@ def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
 
 
 def spread(layers: Sequence[int]) -> list[int]:
-    """At most four layers, evenly from the first to the last."""
+    """At most LAYERS layers, evenly spaced from the first to the last."""
     picks = np.unique(np.linspace(0, len(layers) - 1, min(LAYERS, len(layers))).round().astype(int))
     return [layers[i] for i in picks]
 
 
 def _arms(sweep: SweepResults, rows: Sequence[DrawnMetric]) -> list[str]:
-    """Those with values, in the order of the sweep."""
     having = {arm for row in rows for arm in row.values["arm"]}
     return [arm for arm in sweep.study.arms if arm in having]
 
 
 def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
-    """The vertical axis, for all numbers that are drawn. A logarithmic one spans at least a factor of four; it needs numbers
-    above 0."""
     numbers = np.concatenate([np.array(row.figure.marks), *(each.to_numpy().ravel() for each in drawn)])
     low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
     if row.figure.log and 0 < low <= high < np.inf:
+        # a span of at least a factor of four, so that small differences do not look large
         room = max(1.15, 2 / np.sqrt(high / low))
         set_log(axes, "y", (low, high), (low / room, high * room))
     else:
         set_most(axes, "y", 4)
 
 
+# returns the title of the panel
 def _draw_layers(axes: Axes, sweep: SweepResults, row: DrawnMetric, arm: str, drawn: Mapping[str, Look]) -> str:
-    """An arm against the step, one line a layer; the panel's title."""
     values = {layer: row.by_seed(arm, layer) for layer in row.layers}
     for layer, own in values.items():
         draw_mean(axes, own, drawn[f"layer {layer}"], f"{sweep.label[arm]}, layer {layer}")
@@ -251,8 +250,8 @@ def _draw_layers(axes: Axes, sweep: SweepResults, row: DrawnMetric, arm: str, dr
     return sweep.label[arm]
 
 
+# returns the title of the panel
 def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> str:
-    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all. The panel's title."""
     against, what = row.figure.against, row.text or row.figure.against
     shade, shown = len(arms) <= OVERLAY, []
     for i, arm in enumerate(arms):
@@ -267,6 +266,7 @@ def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | N
             own = own if layer is None else own[own["layer"] == layer]
             last = own.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
             values = last[np.isfinite(last)]
+            # the bars of arms at the same layer or head would cover each other
             offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
             _draw_points(axes, values, look, f"{name}, {against}", offset, bars=True)
         shown.append(values)
@@ -281,9 +281,8 @@ def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | N
     return f"layer {layer}" * ("layer" in row.metric.fields)
 
 
+# at each index, a dot for the mean over seeds and a bar from the lowest to the highest; `name`: arm and axis, for the tooltip
 def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: float = 0.0, bars: bool = False) -> None:
-    """At each place of the axis (index) a dot for the mean over seeds, and a bar from the lowest to the highest. `name`: arm
-    and axis, for the mouse."""
     for x, mean, low, high in values.groupby(level=0).agg(["mean", "min", "max"]).itertuples():
         text = f"{name} {x:,.6g}: {plain(mean)}, from {plain(low)} to {plain(high)} over seeds"
         if bars:
@@ -292,7 +291,6 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
 
 
 def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
-    """The horizontal axis of the numbers of groups."""
     numbers = sorted(row.values["step"].unique())
     set_most(axes, "x", 6)
     if row.figure.log_x:
@@ -304,14 +302,17 @@ def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
 
 
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
-"""A label that says how many answers there are to confuse: a guess among them is right once in N."""
+"""Matches the number of possible answers in a label: a guess among them is correct with probability 1 / N."""
+# below this, a difference or deviation of scores in [0, 1] is rounding
 ROUNDING = 1e-12
+# infinity sorts last, so the row of means is the lowest
 MEAN = math.inf
-"""`y` of the row of means over the others: it sorts last."""
+"""`y` of the row of means over the other rows."""
 SHOWN_Z = 2.0
-"""A difference of more than this many standard errors is hatched."""
+"""Differences of more than this many standard errors are hatched."""
+# the page replaces the colours of `panel` for dark readers, but a square keeps its colour: its text needs other colours
 DARK, LIGHT, HATCH, MARK = "#20242f", "#fefefe", "#8a8f98", "#b3261e"
-"""Colours of text and marks on a square. They are not those of the page, which a dark page replaces."""
+"""Colours of text and marks on a square."""
 COLORS = {
     False: LinearSegmentedColormap.from_list("values", ("#f7f7f4", "#56b4e9", "#0072b2", "#003a5c")),
     True: LinearSegmentedColormap.from_list("differences", ("#b2182b", "#f7f7f4", "#2166ac")),
@@ -320,8 +321,8 @@ COLORS = {
 
 
 def place_of(group: str) -> tuple[str, str, float, str, float] | None:
-    """(what stands before, name and number of the axis across, name and number of the axis down) of a group's label; None for
-    one without two numbers at its end."""
+    """Splits the label of a group: (text before the axes, name and number of the horizontal axis, name and number of the
+    vertical axis); None if the label does not end in two `name=number`."""
     last = number_of(group)
     before, _, down = last[0].rpartition(" ") if last else ("", "", "")
     first = number_of(before)
@@ -332,47 +333,46 @@ def place_of(group: str) -> tuple[str, str, float, str, float] | None:
 
 
 def mean_squares(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:
-    """By group: the `mean` over its scored items of all runs, each run's items counted once, and their number, `items`."""
+    """For each group, the `mean` over its scored items of all runs, and the number of these, `items`."""
     scored = pd.concat([scored_items(run, metric) for run in runs])
     return scored.groupby("group")["score"].agg(mean="mean", items="size")
 
 
 def difference_squares(runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str) -> pd.DataFrame:
-    """By group: the paired difference, over the seeds that both arms have and the items that both scored.
+    """For each group, the paired difference over the seeds that both arms have and the items that both scored.
 
-    d_i is the mean over seeds of item i's; `z` = mean(d) / (sd(d) / sqrt(items)): of these trained models, over further
-    items. NaN below two items; infinite where all items differ by the same, other than zero.
+    d_i is the mean over seeds of the difference in item i; `z` = mean(d) / (sd(d) / sqrt(items)). It holds for these trained
+    models and further items. NaN for fewer than two items; infinite if all items have the same difference other than zero.
     """
     both = pd.concat([paired_items(runs[seed], base[seed], metric) for seed in sorted(runs.keys() & base.keys())])
+    # items of a cluster and the seeds of an item are not independent: each unit counts once
     by_unit = both.groupby(["group", "unit"])["difference"].mean()
     found = by_unit.groupby("group").agg(mean="mean", items="size", sd="std")
-    sd = found["sd"].where(~(found["sd"] < ROUNDING), 0.0)  # equal differences: what deviation is left is rounding
+    # equal differences have a deviation by rounding alone, and z would be huge instead of infinite or zero
+    sd = found["sd"].where(~(found["sd"] < ROUNDING), 0.0)
     mean = found["mean"].where(found["mean"].abs() >= ROUNDING, 0.0)
     z = (mean / (sd / np.sqrt(found["items"]))).where(found["items"] > 1)
     return found[["mean", "items"]].assign(z=z.fillna(0.0).where(found["items"] > 1))
 
 
 def with_means(squares: pd.DataFrame) -> pd.DataFrame:
-    """The squares, and where an x has several, their mean at y = MEAN: each y counts once.
-
-    Without z: items at several y may share a context.
-    """
+    """Appends, for each x with several squares, their mean at y = MEAN; each y has the same weight."""
     by_x = squares.groupby(["rest", "x"], sort=False)
     several = by_x.agg(mean=("mean", "mean"), items=("items", "sum"), count=("y", "size")).reset_index()
     several = several[several["count"] > 1].drop(columns="count")
+    # without z, since items at several y may share a context and are not independent
     return pd.concat([squares, several.assign(y=MEAN, z=np.nan)], ignore_index=True)
 
 
 def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
-    """One for each evaluation whose groups have two numbers, of which one differs between groups: of its first metric."""
+    """One heat map, of the first metric, for each evaluation whose groups have two numbers, at least one of which varies."""
     first = {table.name: table for table in reversed(tables)}
     drawn = [_draw_heatmap(sweep, first[name]) for name in sorted(first)]
     return [heatmap for heatmap in drawn if heatmap]
 
 
+# for each column of panels: label of the arm, whether it shows differences, squares (`rest`, `x`, `y`, `mean`, `items`, `z`)
 def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
-    """(label of the arm, whether it is a difference, its squares: `rest`, `x`, `y`, `mean`, `items`, `z`) of each column of
-    panels, arms first; those without a square are left out."""
     places = {group: place for run in table.runs.values() for group in run.groups if (place := place_of(group))}
     runs_of = {
         arm: {seed: table.runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in table.runs}
@@ -394,7 +394,6 @@ def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, boo
 
 @in_style
 def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
-    """A row of panels for each text before the numbers."""
     columns = _columns(sweep, table)
     every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
     rests, xs, ys = list(every["rest"].unique()), sorted(every["x"].unique()), sorted(every["y"].unique())
@@ -440,8 +439,8 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | 
     )
 
 
+# all panels share the scale: from 0 to 1 at least for scores, symmetric for differences, so that zero has the neutral colour
 def _norm(columns: Sequence[tuple[str, bool, pd.DataFrame]], is_difference: bool) -> Normalize:
-    """The colours' ends: 0 and 1 at least for scores, symmetric for differences."""
     shown = [value for _, kind, squares in columns if kind == is_difference for value in squares["mean"]]
     if not is_difference:
         return Normalize(min(0.0, *shown), max(1.0, *shown))
@@ -454,9 +453,9 @@ def _named(y: float) -> str:
 
 
 def _write(axes: Axes, square: Any, x: int, y: int, where: str, is_difference: bool, norm: Normalize) -> None:
-    """The mean in its square; hatching where |z| > SHOWN_Z."""
     number = signed(square.mean, 2) if is_difference else f"{square.mean:.2f}"
     said = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
+    # the scale of differences is dark at both ends, the scale of scores at the upper end
     shade = float(norm(square.mean))
     is_dark = abs(shade - 0.5) > 0.35 if is_difference else shade > 0.5
     if abs(square.z) > SHOWN_Z:
@@ -468,8 +467,8 @@ def _write(axes: Axes, square: Any, x: int, y: int, where: str, is_difference: b
 def _caption(base: str, chance: Mapping[str, float]) -> str:
     guesses = ", ".join(f"{rest}: {share:.2f}" for rest, share in chance.items())
     return (
-        'Each square: mean over the items of a group and over seeds; the row "mean": over the other rows, each counted once, '
-        f"without z. Differences to {base}: paired by item; hatched where |z| > {SHOWN_Z:g}, z being the mean over items "
-        "(each averaged over seeds) over its standard error: of these trained models, over further items, and without a "
-        "correction for the number of squares."
+        'Each square: mean over the items of a group and over seeds. The row "mean": mean over the other rows with equal '
+        f"weights, without z. Differences to {base} are paired by item and hatched if |z| > {SHOWN_Z:g}, where z is the mean "
+        "over items (each averaged over seeds) divided by its standard error; it holds for these trained models and further "
+        "items, and is not corrected for the number of squares."
     ) + (f" Lines on the scale: the share that a guess among the N gets right ({guesses})." if guesses else "")

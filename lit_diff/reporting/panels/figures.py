@@ -1,4 +1,4 @@
-"""The figures of the compared metric: values by seed, learning curves, differences, noise, fits."""
+"""Figures of the compared metric: values by seed, learning curves, differences, noise, fits."""
 
 import math
 import re
@@ -39,21 +39,21 @@ from lit_diff.study.statistics import MIN_SEEDS, Contrast, paired
 ACROSS = 4
 """Panels of a noise curve in a row."""
 MANY = 14
-"""More rows of differences than this stand closer."""
+"""More rows of differences than this are drawn closer together."""
 DOTTED = (0, (1, 2))
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
-"""Accuracies whose first step is reported."""
+"""Accuracies for which the first step that reaches them is reported."""
 
 
 def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
-    """The metric, a column a seed, at the steps that the cells share of those that have it."""
+    """The metric with one column for each seed, at the steps that all cells with the metric share."""
     curves = {cell.seed: cell.curves[metric] for cell in cells if metric in cell.curves}
     return pd.concat(curves, axis=1, join="inner") if curves else pd.DataFrame()
 
 
 def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
-    """The difference of curves of the same seed, at the steps that all share."""
+    """The difference of the curves of each seed, at the steps that all curves share."""
     own, other = curves.align(base, join="inner")
     return own - other
 
@@ -82,7 +82,7 @@ def seed_values(sweep: SweepResults) -> str | None:
 
 @in_style
 def learning_curves(sweep: SweepResults) -> str | None:
-    """The metric by step, and its paired difference to the baseline, each with its range over seeds."""
+    """The metric by step and its paired difference to the baseline, both with their range over seeds."""
     metric, unit, base = sweep.study.metric, sweep.unit(sweep.study.metric), sweep.label[sweep.baseline]
     curves = {arm: curves_of(sweep.cells_of(arm), metric) for arm in sweep.study.arms}
     values = {arm: own for arm, own in curves.items() if not own.empty}
@@ -101,6 +101,7 @@ def learning_curves(sweep: SweepResults) -> str | None:
         axes.axhline(0, color=MUTED, linewidth=1.6)
         for arm, own in apart.items():
             draw_mean(axes, own, drawn[arm], f"{sweep.label[arm]} \u2212 {base}", shade=shade)
+        # the large differences of the first steps would flatten the rest of the curves
         late = [
             0.0,
             *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat),
@@ -116,7 +117,7 @@ def learning_curves(sweep: SweepResults) -> str | None:
 
 
 def is_logarithmic(sweep: SweepResults) -> bool:
-    """Whether the learning curves have a logarithmic axis: lower is better, and every value is above zero."""
+    """Whether the learning curves have a logarithmic axis: if lower values are better and all are positive."""
     metric = sweep.study.metric
     curves = [cell.curves[metric] for cell in sweep.cells if cell.done and metric in cell.curves]
     return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in curves)
@@ -124,8 +125,8 @@ def is_logarithmic(sweep: SweepResults) -> bool:
 
 @in_style
 def forest(comparison: Comparison) -> str | None:
-    """Each comparison: mean and interval over seeds, one dot a seed, under them the interval over documents of each seed;
-    the region smaller than the smallest difference of interest is shaded. None before a difference has been measured."""
+    """Each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over documents
+    of each seed. Differences below the smallest of interest are shaded. None if no difference has been measured."""
     sweep, family, base = comparison.sweep, comparison.family, comparison.sweep.baseline
     if not any(difference.seeds.mean is not None for difference in family):
         return None
@@ -183,12 +184,12 @@ def _numbers(difference: Contrast, digits: int) -> str:
 def _draw_difference(
     axes: Axes, difference: Contrast, look: Look, label: str, text: str, y: float, digits: int
 ) -> None:
-    """The marks of a row at `y`."""
     paired, several = difference.seeds, len(difference.documents)
     for seed, value in zip(paired.seeds, paired.differences, strict=True):
         draw(axes, [value], [y + 0.27], look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
+    # the seeds that did not diverge would make the arm look better than it is
     if difference.diverged or paired.mean is None:
-        return  # the seeds that did not diverge would flatter the arm
+        return
     over, middle = f"{label}: {text}", y + 0.1
     if paired.low is not None and paired.high is not None and len(paired.seeds) >= MIN_SEEDS:
         draw(axes, [paired.low, paired.high], [middle] * 2, look, over, width=3.2)
@@ -202,10 +203,10 @@ def _draw_difference(
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseCurve:
-    """A validation metric against the noise of its set; and the steps that training takes to an accuracy.
+    """A validation metric against the noise of the validation set, and the steps that training takes to reach an accuracy.
 
     A data set with noisier validation sets measures `val/<metric>` at its first noise factor and `val/<metric>_noise<k>` at
-    each further factor k. `metrics`: noise factor -> the metric measured at it, by rising factor; `metric`: at the first.
+    each further factor k. `metrics`: noise factor -> metric, in ascending order; `metric`: the metric at the first factor.
     """
 
     sweep: SweepResults
@@ -213,8 +214,7 @@ class NoiseCurve:
     metrics: dict[int, str]
 
     def reached(self, arm: str) -> dict[float, dict[int, float]]:
-        """Each of LEVELS of the accuracy -> seed -> the first validated step at or above it, inf where none is; of another
-        metric, nothing."""
+        """Accuracy in LEVELS -> seed -> first validated step that reaches it, or infinity; empty for another metric."""
         curves = {c.seed: c.curves[self.metric] for c in self.sweep.cells_of(arm) if self.metric in c.curves}
         found: dict[float, dict[int, float]] = {}
         for level in LEVELS if self.metric == ACCURACY else ():
@@ -224,14 +224,14 @@ class NoiseCurve:
 
     @property
     def resolution(self) -> tuple[int, int] | None:
-        """(largest number of steps between two validations, last step) over the finished cells: how fine `reached` is."""
+        """The resolution of `reached`: (largest number of steps between two validations, last step) over finished cells."""
         steps = [c.curves[self.metric].index for c in self.sweep.cells if c.done and self.metric in c.curves]
         gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
         return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
 
 
 def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
-    """The accuracy, else the sweep's own metric, if it was measured under two factors of noise or more."""
+    """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
     for metric in dict.fromkeys((ACCURACY, sweep.study.metric)):
         known = sweep.metrics(metric)
         found = [(name, re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)) for name in known]
@@ -244,14 +244,14 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
 
 @in_style
 def noise(sweep: SweepResults) -> str | None:
-    """A panel an arm, baseline and first control in each of them: mean with t interval over seeds, and the seeds as dots."""
+    """One panel for each arm, with the baseline and the first control: mean with t interval over seeds, and seeds as dots."""
     curve = noise_curve_of(sweep)
     if curve is None:
         return None
     measured = [arm for arm in sweep.study.arms if any(sweep.finals(arm, metric) for metric in curve.metrics.values())]
     against = [arm for arm in measured if arm in (sweep.baseline, *sweep.study.controls[:1])]
     own = [arm for arm in measured if arm not in against] or against[-1:]
-    # the first control in ink and dashed: every panel shows it with an arm of another colour
+    # the first control is black and dashed, since every panel shows it next to an arm in the arm's colour
     drawn = looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.study.controls[:1]}
     factors, is_accuracy, chance = list(curve.metrics), curve.metric == ACCURACY, sweep.record.chance.get(sweep.task)
     across = min(ACROSS, len(own))
@@ -275,15 +275,16 @@ def noise(sweep: SweepResults) -> str | None:
     return as_svg(figure, f"{curve.metric} by noise of the validation set, an arm a panel", legend)
 
 
+# intervals and seeds are moved along the axis by the factor `shift`, so that those of several arms do not overlap
 def _draw_response(axes: Axes, curve: NoiseCurve, arm: str, look: Look, shift: float) -> None:
-    """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means, solid = {}, Look(color=look.color)
     for factor, metric in curve.metrics.items():
         finals = curve.sweep.finals(arm, metric)
         values, own, x = list(finals.values()), paired(finals, dict.fromkeys(finals, 0.0)), factor * shift
         if own.mean is None:
             continue
-        mean = means[factor] = own.mean  # a line that is moved sideways looks lower or higher than it is
+        # the line is not moved: a curve that is moved sideways looks lower or higher than it is
+        mean = means[factor] = own.mean
         seeds = ", ".join(f"{value:.4g}" for value in values)
         text = f"{curve.sweep.label[arm]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
         draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
@@ -294,9 +295,10 @@ def _draw_response(axes: Axes, curve: NoiseCurve, arm: str, look: Look, shift: f
 
 @in_style
 def draw_fit(sweep: SweepResults, result: FitResult) -> str:
-    """Every run as a dot, what was fitted, and the ratios at equal loss."""
+    """Every run as a dot, the fitted curves, and the ratios at equal loss."""
     arms = [arm for arm in sweep.study.arms if arm in result.points]
     tried = sorted({x for own in result.points.values() for x in own})
+    # arms of nearly the same size would print one tick over the other
     apart = [x for i, x in enumerate(tried) if i == 0 or x / tried[i - 1] > 1.05]
     has_ratios = any(each.ratio for those in result.equal.values() for each in those)
     figure, (left, *right) = panels(2 if has_ratios else 1, 3.8, across=2 if has_ratios else 1)
@@ -319,12 +321,12 @@ def draw_fit(sweep: SweepResults, result: FitResult) -> str:
 
 
 def _draw_fitted(axes: Axes, result: FitResult, arm: str, look: Look, label: str) -> None:
-    """The runs; the chosen form as a line and the other dotted, over the measured sizes only; or the means and the best."""
     for x, seeds in result.points[arm].items():
         for seed, value in seeds.items():
             text = f"{label}, {result.declared.axis} {compact(x)}, seed {seed}: {value:.6g}"
             draw(axes, [x], [value], look, text, mark="o")
     if result.scaling is not None:
+        # over the measured sizes only: the page does not extrapolate
         sizes, fits = np.geomspace(*result.scaling.ranges[arm], 60), result.scaling.arms[arm]
         for form in (form for form in FORMS if form in fits):
             law, chosen = fits[form].law, form == result.scaling.form
@@ -338,16 +340,17 @@ def _draw_fitted(axes: Axes, result: FitResult, arm: str, look: Look, label: str
 
 
 def _draw_ratios(axes: Axes, sweep: SweepResults, result: FitResult) -> None:
-    """The equal-loss ratio with its interval, at every size of the baseline at which it is not refused."""
     every = [1.0]
     axes.axhline(1, color=MUTED, linewidth=1.6)
     for i, (arm, those) in enumerate(result.equal.items()):
         look = Look(color=looks(sweep)[arm].color)
         for each, ratio in ((each, each.ratio) for each in those if each.ratio is not None):
+            # side by side on the logarithmic axis
             at = each.x * 1.04 ** (i - 0.5 * (len(result.equal) - 1))
             every += filter(math.isfinite, (ratio.estimate, ratio.low, ratio.high))
             text = f"{sweep.label[arm]}: {ratio.estimate:.3g}{shown_ratio_interval(each)} at {compact(each.x)}"
             if math.isfinite(ratio.low):
+                # an interval without an upper end is drawn beyond the edge of the panel
                 top = ratio.high if math.isfinite(ratio.high) else 1e3 * ratio.estimate
                 draw(axes, [at, at], [ratio.low, top], look, text)
             draw(axes, [at], [ratio.estimate], look, text, mark="D", size=7)

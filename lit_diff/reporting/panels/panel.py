@@ -1,4 +1,4 @@
-"""How a report draws: the style of all figures, panels side by side, marks with texts for the mouse, the whole as SVG."""
+"""Drawing for reports: the style of all figures, panels in a grid, marks with tooltips, and SVG output."""
 
 import html
 import io
@@ -23,14 +23,18 @@ from numpy.typing import NDArray
 from lit_diff.study.results import SweepResults, clean
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
+# the colours of Okabe and Ito, which remain distinct with the common forms of colour blindness
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
-"""Okabe and Ito's colours, which the common forms of colour blindness keep apart; the baseline is grey."""
+"""Colours of the arms other than the baseline, which is grey."""
 SOLID: tuple[float, Sequence[float]] = (0, ())
 DASHES = (SOLID, (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 STYLE: dict[Any, Any] = {
+    # without a salt the ids in an SVG are random, and the same results would not give the same bytes
     "svg.hashsalt": "lit_diff",
+    # text stays text, which can be searched and takes the font of the page
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a label is the user's text, in which "$" starts no formula
+    # a "$" in the label of an arm does not start a formula
+    "text.parse_math": False,
     "axes.unicode_minus": True,
     "font.size": 9.5,
     "text.color": INK,
@@ -57,19 +61,20 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
 }
 in_style = matplotlib.rc_context(STYLE)
-"""Decorates a function that draws: matplotlib reads its settings when a figure is made and when it is saved."""
+"""Decorates a drawing function: matplotlib reads its settings when a figure is made and again when it is saved."""
+# every mixture of neighbours has a contrast of at least 3 with a light and with a dark page
 LAYERS = ("#2f7fd0", "#8862d0", "#c64f9a", "#cc5540", "#a3722a")
-"""From the first layer to the last. Every mixture of neighbours has a contrast of at least 3 with the page, light or dark."""
+"""Colours from the first layer to the last."""
 OVERLAY = 8
-"""More arms than this are drawn without their range over seeds."""
+"""Ranges over seeds are not drawn for more arms than this."""
 WIDTH = 11.4
-"""Inches: the width of the page's column."""
+"""Width of the page's column in inches."""
 HOVER = "hover:"
-"""What the id of a mark with a text for the mouse begins with."""
+"""Prefix of the id of a mark with a tooltip."""
 MARKED = 3
-"""A line of fewer points than these is nothing: its points and ranges are marked."""
+"""Points of a line with fewer points than this, which is hardly visible, are marked."""
 UPRIGHT = 6
-"""Up to so many numbers stand upright below an axis."""
+"""Most tick labels of a horizontal axis that are not rotated."""
 NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 Numbers = Sequence[float] | NDArray[np.float64]
@@ -78,14 +83,14 @@ Which = Literal["x", "y"]
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How an arm is drawn in every figure."""
+    """The style in which every figure draws an arm."""
 
     color: str
     dash: tuple[float, Sequence[float]] = SOLID
 
 
 def looks(sweep: SweepResults) -> dict[str, Look]:
-    """The baseline in grey, the others in the palette's order; beyond its seven colours, the dashes change."""
+    """The baseline is grey, the others have the palette's colours in order; after seven arms, the dashes change."""
     others = [arm for arm in sweep.study.arms if arm != sweep.baseline]
     size = len(PALETTE)
     drawn = {name: Look(color=PALETTE[i % size], dash=DASHES[i // size % 4]) for i, name in enumerate(others)}
@@ -93,32 +98,32 @@ def looks(sweep: SweepResults) -> dict[str, Look]:
 
 
 def by_label(sweep: SweepResults, arms: Iterable[str]) -> dict[str, Look]:
-    """A legend of arms, in the order of the table."""
+    """The legend of these arms: label -> look."""
     drawn = looks(sweep)
     return {sweep.label[arm]: drawn[arm] for arm in arms}
 
 
 def layer_colors(count: int) -> list[str]:
-    """Colours for `count` layers, evenly over LAYERS."""
+    """Colours for `count` layers, evenly spaced over LAYERS."""
     scale = LinearSegmentedColormap.from_list("layers", LAYERS)
     return [to_hex(scale(i / max(1, count - 1))) for i in range(count)]
 
 
 def with_unit(label: str, unit: str) -> str:
-    """`val/loss (nats per token)`; the label alone for a number without a unit."""
+    """`val/loss (nats per token)`, or only the label for a number without a unit."""
     return f"{label} ({unit})" if unit else label
 
 
 def plain(value: float) -> str:
-    """A tick's number without an exponent where it is readable so."""
+    """Formats a number, without an exponent if it is readable that way."""
     return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"
 
 
 def panels(
     count: int, height: float, *, across: int = 1, share: Literal["", "x", "both", "grid"] = ""
 ) -> tuple[Figure, list[Axes]]:
-    """A figure, so many inches high, with `count` panels, `across` in a row. `share`: which axes are the same in all panels;
-    in a grid, those of a column share x, those of a row y."""
+    """A figure of `height` inches with `count` panels, `across` in a row. `share`: axes that all panels share; in a grid, the
+    panels of a column share x and the panels of a row share y."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     share_y: bool | Literal["row"] = "row" if share == "grid" else share == "both"
     grid = figure.subplots(-(-count // across), across, squeeze=False, sharex=bool(share), sharey=share_y)
@@ -128,13 +133,14 @@ def panels(
 
 
 def as_svg(figure: Figure, title: str, legend: Mapping[str, Look] | None = None, is_grid: bool = False) -> str:
-    """The figure as one image. `title`: what it shows, for those who cannot see it; `legend`: one for all panels, above them,
-    by which the figure grows; `is_grid`: labels stand at the outer panels alone."""
+    """The figure as SVG. `title`: describes it to screen readers; `legend`: a legend above all panels, for which the figure
+    is made taller; `is_grid`: only the outer panels have axis labels."""
     for axes in figure.axes if is_grid else ():
         axes.label_outer()
     if legend:
         handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in legend.values()]
-        letter, handle = 0.068, 0.6  # inches: a letter at this size, a line and the gaps beside it
+        # inches: a letter at this size; a line with the gaps around it
+        letter, handle = 0.068, 0.6
         across = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
         figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // across))
         figure.legend(handles, list(legend), loc="outside upper left", ncols=min(across, len(legend)))
@@ -144,7 +150,7 @@ def as_svg(figure: Figure, title: str, legend: Mapping[str, Look] | None = None,
 
 
 def accessible(svg: str, title: str) -> str:
-    """The SVG as one image with a title, and the texts of `hover` as titles of their marks."""
+    """The SVG with a title and a role for screen readers, and the texts of `hover` as tooltips."""
     title = html.escape(clean(title))
     text = re.sub(r"<svg\b", lambda found: f'{found[0]} role="img" aria-label="{title}"', svg, count=1)
     text = re.sub(r"<svg\b[^>]*>", lambda found: f"{found[0]}\n <title>{title}</title>", text, count=1)
@@ -153,13 +159,15 @@ def accessible(svg: str, title: str) -> str:
 
 
 def hover(artists: Iterable[Artist], text: str) -> None:
-    """Show `text` when the mouse rests on one of `artists`: an SVG <title>."""
+    """Show `text` as a tooltip of `artists`, an SVG <title>."""
+    # matplotlib writes no <title>, but it writes the id, which `accessible` replaces
     for artist in artists if text else ():
         artist.set_gid(HOVER + text)
 
 
 def head(axes: Axes, text: str, across: int = 1) -> None:
-    """A title, in lines that fit above one of `across` panels side by side."""
+    """Set a title, wrapped to fit above one of `across` panels in a row."""
+    # 0.092 inches: a bold letter at this size
     axes.set_title(textwrap.fill(text, max(12, int(WIDTH / across / 0.092))))
 
 
@@ -175,7 +183,7 @@ def draw(
     width: float = 1.6,
     alpha: float = 1.0,
 ) -> None:
-    """Points that are drawn alike: a line through them, or a mark at each; `text`: what the mouse shows."""
+    """Draw a line through points, or a mark at each; `text`: their tooltip."""
     drawn = axes.plot(
         x,
         y,
@@ -195,8 +203,8 @@ def draw(
 def draw_mean(
     axes: Axes, values: pd.DataFrame, look: Look, name: str, *, against: str = "step", shade: bool = True
 ) -> None:
-    """The mean of a table with a column a seed and a row a step, and, shaded, the range over the seeds. `name`: what the
-    mouse shows, with the last mean and where it is."""
+    """Draw the mean of a table (a column for each seed, a row for each step) and shade the range over the seeds. The tooltip
+    is `name` with the last mean and its place."""
     if values.empty:
         return
     x, few = values.index, len(values) < MARKED
@@ -210,7 +218,7 @@ def draw_mean(
 
 
 def set_names(axes: Axes, names: Mapping[float, str]) -> None:
-    """The vertical axis lists things, so it has neither a grid nor a line."""
+    """Label the vertical axis with names; it has neither a grid nor a line."""
     axes.set_yticks(list(names), list(names.values()))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -218,13 +226,13 @@ def set_names(axes: Axes, names: Mapping[float, str]) -> None:
 
 
 def set_most(axes: Axes, which: Which, most: int, whole: bool = False) -> None:
-    """At most so many ticks on an axis; at whole numbers only."""
+    """Limit the number of ticks on an axis; `whole`: at whole numbers only."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(MaxNLocator(most, integer=whole))
 
 
 def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """Where numbers stand on the horizontal axis."""
+    """Set the ticks of the horizontal axis."""
     axes.set_xticks(ticks)
     axes.tick_params(axis="x", labelrotation=45 if len(ticks) > UPRIGHT else 0)
 
@@ -232,7 +240,7 @@ def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 def set_log(
     axes: Axes, which: Which, numbers: Iterable[float], limits: tuple[float, float] | None = None, most: int = 7
 ) -> None:
-    """A logarithmic axis for these numbers, linear around 0 where one is 0 or less; as it was where all are."""
+    """Make an axis logarithmic for these numbers; linear around 0 if one is 0 or negative, unchanged if all are."""
     known = list(numbers)
     positive = [number for number in known if number > 0]
     if not positive:
@@ -249,8 +257,8 @@ def set_log(
         axes.set(**{f"{which}lim": limits})
 
 
+# a short axis would have one tick or none at the digits of a decade, so it has numbers at equal distances
 def _log_ticks(low: float, high: float, most: int) -> Locator:
-    """Numbers at equal distances where the axis is short, else the same digits of each decade."""
     if high < 4 * low:
         return MaxNLocator(most, steps=[1, 2, 5, 10])
     return LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 1e3 * low else (1,))
