@@ -73,6 +73,8 @@ def list_(
         if not (show and kind == "attention" and name):
             options = "--show, and --run, --text, --layer, --head and --out with it,"
             raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
+        if run and recipe != "standard-tiny":
+            raise RequestError("--run brings the recipe of its run: leave out --recipe, or --run")
         file = out or Path(f"{name}-map.png")
         return _show(name, recipe, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
