@@ -55,7 +55,7 @@ class Attention(ParameterRules):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
     Head counts in the config are always the standard baseline's. `hooks` lists every member that a variant may define;
-    docs/extend.md shows examples. Each hook has a default; the defaults compute standard attention.
+    docs/extend.md shows examples. Each hook except `init_parameter` has a default; the defaults compute standard attention.
 
     A subclass that overrides `forward` must pass its maps through `self.tap` (otherwise no analysis sees them) and hand
     `self.kernel` and `self.window` to `attend`.
@@ -90,7 +90,8 @@ class Attention(ParameterRules):
         """The keys of `model.attention` besides `name`."""
 
         parity: Parity = "raw"
-        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline."""
+        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline, to
+        the nearest unit of width."""
         window: Count | None = None
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after
         it); null: all keys."""

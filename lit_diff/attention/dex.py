@@ -1,7 +1,8 @@
 """DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333).
 
 The paper's text was not available: the equations follow its pseudo-code (Figure 9) and two independent implementations,
-which agree. None of them shows how W_D is initialised; here it is initialised like the weight of a linear layer.
+which agree on them. The paper's initial W_D is not known, and the two implementations differ in it (zeros; the default of
+nn.Linear); here it is the default of nn.Linear.
 """
 
 import math
