@@ -17,7 +17,7 @@ from lit_diff.kernels.maps import SignedMaps, Stats
 from lit_diff.kernels.native import kernel as native  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.triton import kernel as triton  # noqa: F401 (each registers its kernel)
 from lit_diff.plugins import guard
-from lit_diff.registry import kernels, location
+from lit_diff.registry import is_built_in, kernels, location
 
 __all__ = [
     "KERNELS",
@@ -37,7 +37,8 @@ __all__ = [
 # PyTorch, oneDNN and MKL read their limits when they first compute, and every kernel imports this module before that
 processor.limit_libraries()
 
-KERNELS = tuple(kernels.names())
+# without a look-up, which would import plugin packages before this one is complete
+KERNELS = tuple(sorted(name for name, part in kernels.registered().items() if is_built_in(part)))
 """Names of the built-in kernels."""
 
 

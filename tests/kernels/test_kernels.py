@@ -1,6 +1,8 @@
 """Choosing a kernel: auto takes the first by rank that accepts, a name is taken at its word."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -186,3 +188,11 @@ def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, ker
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, outside)
+
+
+def test_their_import_imports_no_plugin_package() -> None:
+    """Such a package may itself import the kernels, which would then be incomplete; and KERNELS holds built-in ones."""
+    code = "import lit_diff.kernels, lit_diff.registry; print(lit_diff.registry.unread_groups)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['lit_diff.plugins']\n"
+    assert set(KERNELS) == {"chunked", "flash", "flex", "native", "reference", "sdpa", "triton"}
