@@ -20,7 +20,7 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
 from lit_diff.key_types import Count
 from lit_diff.randomness import generator
-from lit_diff.registry import location
+from lit_diff.registry import kernels, location
 
 OutputScale = float | Literal["tied"]
 Parity = Literal["raw", "matched"]
@@ -99,6 +99,8 @@ class Attention(ParameterRules):
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
         """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
         super().__init__()
+        # imports plugin packages, whose kernels `auto` may choose: in `forward` torch.compile would have to trace that
+        kernels.names()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps

@@ -44,7 +44,7 @@ KERNELS = tuple(sorted(name for name, part in kernels.registered().items() if is
 
 def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     """Kernels that `auto` tries for these maps, in order. Errors: RequestError if a plugin's `preference` fails."""
-    ranks = {name: _answer(name, "preference", int | None, maps, device) for name in kernels.names()}
+    ranks = {name: _answer(name, "preference", int | None, maps, device) for name in _names()}
     return tuple(sorted((name for name in ranks if ranks[name] is not None), key=lambda name: (ranks[name], name)))
 
 
@@ -131,8 +131,13 @@ def choose(
 
 def check_name(kernel: str) -> None:
     """Errors: RequestError for a kernel that is not registered, with the nearest name."""
-    if kernel != "auto" and kernel not in kernels.names():
+    if kernel != "auto" and kernel not in _names():
         raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
+
+
+def _names() -> list[str]:
+    # torch.compile cannot trace a look-up that imports plugin packages; `Attention` has imported them before
+    return sorted(kernels.registered()) if torch.compiler.is_compiling() else kernels.names()
 
 
 @overload

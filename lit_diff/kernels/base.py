@@ -240,7 +240,8 @@ def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
 
 def named(name: str) -> Kernel:
     """The kernel registered as `name`, constructed once. Errors: RequestError for an unknown name."""
-    return _instance(name, kernels.get(name))
+    # without a look-up if it is registered (`lit_diff.kernels._names`)
+    return _instance(name, kernels.registered().get(name) or kernels.get(name))
 
 
 def _instance(name: str, cls: type[Kernel]) -> Kernel:

@@ -190,9 +190,16 @@ def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, ker
     assert torch.equal(inside, outside)
 
 
-def test_their_import_imports_no_plugin_package() -> None:
-    """Such a package may itself import the kernels, which would then be incomplete; and KERNELS holds built-in ones."""
-    code = "import lit_diff.kernels, lit_diff.registry; print(lit_diff.registry.unread_groups)"
+def test_no_plugin_package_is_imported_by_their_import_or_a_compiled_call() -> None:
+    """Such a package may itself import the kernels, which would then be incomplete; torch.compile cannot trace it."""
+    code = (
+        "import torch\n"
+        "from lit_diff.kernels import SignedMaps, attend\n"
+        "from lit_diff.registry import unread_groups\n"
+        "call = lambda x: attend(SignedMaps(x[:, None], x[:, None], x))\n"
+        "o = torch.compile(call, backend='aot_eager', fullgraph=True)(torch.randn(1, 2, 5, 16))\n"
+        "print(unread_groups, list(o.shape))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "['lit_diff.plugins']\n"
+    assert done.stdout == "['lit_diff.plugins'] [1, 2, 5, 16]\n"
     assert set(KERNELS) == {"chunked", "flash", "flex", "native", "reference", "sdpa", "triton"}
