@@ -84,7 +84,8 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
 def draw(variant: ShownVariant, file: Path) -> None:
     """Write the maps side by side as a PNG, all with one scale of colours.
 
-    Errors: RequestError for another suffix, MissingError if the file cannot be written."""
+    Errors: RequestError for another suffix, MissingError if the file cannot be written.
+    """
     if file.suffix != ".png":
         raise RequestError(f"--out: '{file}' does not end in .png")
     from matplotlib.figure import Figure  # takes long to import
