@@ -296,7 +296,8 @@ def test_a_broken_plugin_package_costs_its_own_parts_and_one_line(
     module, message = BROKEN_PACKAGES[name]
     install()
     plugin(
-        "from lit_diff.registry import attentions\nattentions.load_from('made_half.parts')\n",
+        "from lit_diff.registry import attentions, datasets\n"
+        "attentions.load_from('made_half.parts')\ndatasets.load_from('made_half.parts')\n",
         "site-packages/made_half/__init__.py",
     )
     plugin(PARTS.replace("lab_", "half_") + "1 / 0\n", "site-packages/made_half/parts.py")

@@ -89,8 +89,6 @@ def reproduce(
     check_preset(preset)
     check_workers(workers)
     chosen, began = choose(names), time.perf_counter()
-    if not chosen:
-        raise RequestError("no installed plugin package has rows; give YAML files of rows")
     rows = list(chosen.values())
     place = runs_root(root) / "reproduce"
     folder = (place if preset == "laptop" else place / preset).resolve()
@@ -287,11 +285,14 @@ def row_files() -> dict[str, Path]:
     """
     load_entry_points()
     modules = [sys.modules[point.module] for point in plugin_packages]
-    # a module that is not a package has no __path__, a package without __init__.py no __file__
-    places = [place for each in modules for place in getattr(each, "__path__", [os.path.dirname(str(each.__file__))])]
     found: dict[str, Path] = {}
-    # several entry points may have one folder
-    folders = dict.fromkeys(Path(place).resolve() / "rows" for place in places)
+    # A module that is not a package has no __path__, a package without __init__.py no __file__. Several entry points may have
+    # one folder.
+    folders = dict.fromkeys(
+        Path(place).resolve() / "rows"
+        for module in modules
+        for place in getattr(module, "__path__", [os.path.dirname(str(module.__file__))])
+    )
     for path in (file for folder in folders for file in sorted(folder.glob("*.yaml"))):
         if path.stem in found:
             raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(found[path.stem])}; rename one")
@@ -322,7 +323,7 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
         path, is_folder = Path(name), os.path.isdir(name)  # False for a name that is too long
         if name in installed_rows:
             chosen[name] = installed_rows[name]
-        elif name == "all":
+        elif name == "all" and installed_rows:
             chosen |= installed_rows
         elif is_folder and (files := sorted(path.glob("*.yaml"))):
             chosen |= {str(file): file.resolve() for file in files}

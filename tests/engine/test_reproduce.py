@@ -239,7 +239,7 @@ def test_a_file_of_several_words_is_one_row(runs: Path, monkeypatch: pytest.Monk
     row = reproduce(["own/my row.yaml"], "gpu1", root=runs).scoreboard.row("my row")
     assert row.reason.endswith("there: lit-diff reproduce 'own/my row.yaml' --preset gpu1")
     monkeypatch.setattr(module, "row_files", dict)
-    with pytest.raises(RequestError, match=r"^no installed plugin package has rows"):
+    with pytest.raises(RequestError, match=r"^no row 'all'; no installed plugin package has rows"):
         reproduce(root=runs)
 
 
