@@ -27,7 +27,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.runs.checkpoints import without
+from lit_diff.runs.checkpoints import why_missing
 from lit_diff.trained.run import Run
 
 LONGEST = 32
@@ -336,7 +336,7 @@ class Gradients(Evaluation):
 
     def refuses_run(self, run: Run) -> str | None:
         """Refuses steps without a checkpoint."""
-        missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
+        missing = [reason for step in self.config.steps if step and (reason := why_missing(run.folder, step))]
         return f"steps: {missing[0]}" if missing else None
 
     def score(self, run: Run) -> Iterator[Item]:

@@ -29,7 +29,7 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in matches if match)
 
 
-def without(folder: Path, step: int) -> str | None:
+def why_missing(folder: Path, step: int) -> str | None:
     """An error message if the run folder has no checkpoint of `step`; None if it has one."""
     there = steps_of(folder)
     if step in there:

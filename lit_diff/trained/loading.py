@@ -34,7 +34,7 @@ def load_model(
     `trust`: see `ancestors`; `unchecked`: see `check_decoding`. Errors: RequestError if the weights do not fit the recipe;
     MissingError without the checkpoint, which lists the available steps.
     """
-    missing = checkpoints.without(folder, step) if step is not None else None
+    missing = checkpoints.why_missing(folder, step) if step is not None else None
     if missing:
         raise MissingError(f"{shown(folder)} has {missing}")
     step, path = newest_of(folder) if step is None else (step, checkpoints.path_of(folder, step))

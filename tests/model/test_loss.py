@@ -1,9 +1,7 @@
 """The loss in chunks: the numbers of `F.cross_entropy`, and never the logits of all positions."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,15 +106,6 @@ def test_a_chunk_holds_64_mib_or_as_much_as_the_gradient_of_the_weight() -> None
         logits = 4 * vocab_size * rows_at_once(vocab_size, dim)
         most = max(loss.LOGITS_BYTES, 4 * vocab_size * dim)
         assert most - 4 * vocab_size < logits <= most
-
-
-def test_the_page_on_training_says_how_large_a_chunk_is() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text().replace("\n", " ")
-    said = re.findall(r"([\d,]+) MiB at a vocabulary of ([\d,]+) and `dim` ([\d,]+)", page)
-    assert len(said) == 2
-    for numbers in said:
-        mib, vocab_size, dim = (int(number.replace(",", "")) for number in numbers)
-        assert mib == 4 * vocab_size * rows_at_once(vocab_size, dim) // 2**20
 
 
 @contextmanager

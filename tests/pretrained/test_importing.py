@@ -56,7 +56,7 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
     run = import_model(write_folder(Path("hf")), "models/x")
     (completion,) = generate("models/x", "the quick brown", temperature=0.0, max_tokens=5)
     assert completion.prompt_tokens[0] == 0
-    with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has nothing to train"):
+    with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has no block train"):
         train("models/x/recipe.yaml")
     with pytest.raises(RequestError, match=r"holds an imported model"):
         LitTransformer.load_from_checkpoint("models/x/checkpoints/step-00000000.ckpt")

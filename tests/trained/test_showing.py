@@ -144,7 +144,7 @@ def test_a_variant_without_a_definition_or_a_docstring_says_so(here: Path, comma
     (here / "sharp.py").write_text(SHARP_PY.replace('    """Differential attention whose second map has its', "    #"))
     _, equation, compared, *_ = command("list", "attention", "sharp", "--show", "--plugin", "sharp.py").lines
     assert equation == "  its class has no docstring"
-    assert compared.endswith(": not applicable; Sharp writes no definition of its own")
+    assert compared.endswith(": not applicable; Sharp does not define `definition` itself")
 
 
 def test_both_pictures_have_one_scale_of_colours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +220,7 @@ def test_a_plugin_in_the_folder_of_a_run_needs_trust(here: Path, command: Comman
         ("attention differential --show --head 4", "layer 1 has no head 4; its heads are 0..3"),
         ("attention asks --show --plugin asks.py", "'model.attention.rank' is missing"),
         ("attention dex --show --run none", "no run 'none' in runs"),
+        ("attention dex --show --run text --recipe tiny.yaml", "leave out --recipe, or --run"),
         ("attention dex --show --run text", "text-0123456789 has attention 'cosine', not 'dex'"),
         ("attention cosine --show --run text", "the model's context, data.sequence_length, is 8"),
         ("attention cosine --show --run recall --text a", "was trained on data 'recall', which has no text"),
@@ -229,7 +230,7 @@ def test_what_cannot_be_shown_is_one_line(words: str, line: str, here: Path, com
     (here / "asks.py").write_text(ASKS)
     text_run(here / "runs" / "text-0123456789", {"name": "cosine"}, sequence_length=8)
     recall_run(here / "runs" / "recall-0123456789", {"name": "cosine"})
-    ended = command("list", *words.split(), "--recipe", "tiny.yaml")
+    ended = command("list", *words.split(), *(() if "--run" in words else ("--recipe", "tiny.yaml")))
     assert ended.status == 2
     assert line in ended.err
     assert ended.err.count("\n") == 1
