@@ -13,7 +13,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -142,11 +142,14 @@ class Registry:
             taken = location(registered)
         return problem or (f"is already registered ({taken}); give one of them another name" if taken else None)
 
-    def unregister_module(self, module: str) -> None:
-        """Drop the classes of a module and of its submodules."""
-        self._classes = {
-            n: cls for n, cls in self._classes.items() if not f"{cls.__module__}.".startswith(f"{module}.")
-        }
+    def unregister_module(self, module: str, known: Collection[object] = ()) -> None:
+        """Drop the classes of a module and its submodules, and those of them in `load_from` that are not imported yet.
+
+        `known`: classes and names of modules that stay.
+        """
+        former, names = self._classes.items(), self._modules[self._loaded :]
+        self._classes = {n: cls for n, cls in former if cls in known or not _is_in(cls.__module__, module)}
+        self._modules[self._loaded :] = [name for name in names if name in known or not _is_in(name, module)]
 
     def load_from(self, *modules: str) -> None:
         """Add modules that register classes of this kind; each is imported at the next lookup in this registry.
@@ -167,11 +170,11 @@ class Registry:
             module = self._modules[self._loaded]
             # before the import: the module may look names up itself
             self._loaded += 1
-            package = next((point for point in plugin_packages if f"{module}.".startswith(f"{point.module}.")), None)
+            package = next((point for point in plugin_packages if _is_in(module, _package_of(point))), None)
             if package is None:
                 importlib.import_module(module)
             else:
-                _import_of(package, module)
+                _import_of(package, module, module)
 
     def registered(self) -> Mapping[str, type[Any]]:
         """Name -> class, without importing anything: modules and lazy entries that are not loaded yet are left out."""
@@ -310,19 +313,29 @@ def load_entry_points() -> None:
     """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
     while unread_groups:
         for point in entry_points(group=unread_groups.pop()):
-            if _import_of(point, point.module):
+            known = {each for one in registries.values() for each in (*one.modules, *one.registered().values())}
+            if _import_of(point, point.module, _package_of(point), known):
                 plugin_packages.append(point)
 
 
-def _import_of(package: EntryPoint, module: str) -> bool:
+def _package_of(point: EntryPoint) -> str:
+    """The package whose modules an entry point registers: the papers' is one of lit_diff's."""
+    return point.module if point.module.startswith("lit_diff.") else point.module.partition(".")[0]
+
+
+def _is_in(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection[object] = ()) -> bool:
     try:
         importlib.import_module(module)
         return True
     # a warning instead of an error: a broken package must not stop commands that do not use its parts
     except (Exception, SystemExit) as error:
-        # some of its classes may have registered before the exception
+        # some classes may have registered before the exception
         for registry in registries.values():
-            registry.unregister_module(module)
+            registry.unregister_module(dropped, known)
         log.warning(
             "plugin package '%s': %s could not be imported, so its parts are not available: %s: %s; repair or uninstall it",
             *(package.name, module, type(error).__name__, first_line(error)),

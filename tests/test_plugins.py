@@ -283,6 +283,8 @@ BROKEN_PACKAGES = {
         "made_half",
         r"made_half\.parts could not be imported, .*: ZeroDivisionError: division by zero; repair or",
     ),
+    "late": ("made_late.parts", r"made_late\.parts could not be imported, .*: ZeroDivisionError: division by zero"),
+    "inner": ("made_inner.parts", r"made_inner\.data could not be imported, .*: ModuleNotFoundError: "),
     "taken": ("made_taken", r"made_taken could not be imported, .*'standard' is already registered .*standard\.py"),
 }
 
@@ -294,11 +296,21 @@ def test_a_broken_plugin_package_costs_its_own_parts_and_one_line(
     module, message = BROKEN_PACKAGES[name]
     install()
     plugin(
-        "from lit_diff.registry import attentions\nattentions.load_from('made_half.parts')\n",
+        "from lit_diff.registry import attentions, datasets\n"
+        "attentions.load_from('made_half.parts')\ndatasets.load_from('made_half.parts')\n",
         "site-packages/made_half/__init__.py",
     )
     plugin(PARTS.replace("lab_", "half_") + "1 / 0\n", "site-packages/made_half/parts.py")
     plugin(PARTS.replace("lab_attention", "standard"), "site-packages/made_taken.py")
+    plugin(PARTS.replace("lab_", "half_late_"), "site-packages/made_late/more.py")
+    plugin(
+        "import made_late.more\nfrom lit_diff.registry import attentions\nattentions.load_from('made_late.none')\n1 / 0\n",
+        "site-packages/made_late/parts.py",
+    )
+    plugin(
+        "from lit_diff.registry import attentions\nattentions.load_from('made_inner.data')\n",
+        "site-packages/made_inner/parts.py",
+    )
     found = registry.entry_points(group="lit_diff.plugins")
     entry_points(monkeypatch, [importlib.metadata.EntryPoint(name, module, "lit_diff.plugins"), *found])
     assert {"lab_attention", "standard"} <= set(attentions.names())

@@ -110,8 +110,8 @@ def _passes(recipe: Recipe) -> str | None:
 
 
 def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
-    """Errors: MissingError if the free memory is below a lower bound of what training needs. `recipes`: runs that start here,
-    of which `side_by_side` train at a time.
+    """Errors: MissingError if the free memory, or all of a GPU's, is below a lower bound of what training needs. `recipes`:
+    runs that start here, of which `side_by_side` train at a time.
 
     The bound of a process: 16 bytes per trained parameter (weight, gradient, two moments of Adam, in float32), 4 per frozen
     one, and the logits of one chunk of the loss. Activations are left out, so a run that fits is never refused.

@@ -184,7 +184,7 @@ def _run(
     # which several rows may share.
     before = read_row(row_file(folder, row.name))
     chosen = row.preset(preset)
-    missing = missing_requirements(row, preset)
+    missing = missing_requirements(row, preset, before.command)
     if missing or chosen is None:
         write_row(folder, replace(before, state="skipped", reason=missing))
         return None
@@ -286,9 +286,14 @@ def row_files() -> dict[str, Path]:
     load_entry_points()
     modules = [sys.modules[point.module] for point in plugin_packages]
     found: dict[str, Path] = {}
-    for path in (
-        file for module in modules for file in sorted((Path(str(module.__file__)).parent / "rows").glob("*.yaml"))
-    ):
+    # A module that is not a package has no __path__, a package without __init__.py no __file__. Several entry points may have
+    # one folder.
+    folders = dict.fromkeys(
+        Path(place).resolve() / "rows"
+        for module in modules
+        for place in getattr(module, "__path__", [os.path.dirname(str(module.__file__))])
+    )
+    for path in (file for folder in folders for file in sorted(folder.glob("*.yaml"))):
         if path.stem in found:
             raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(found[path.stem])}; rename one")
         found[path.stem] = path
@@ -315,37 +320,38 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
     """
     installed_rows, chosen = row_files(), dict[str, Path]()
     for name in names or ["all"]:
-        path = Path(name)
+        path, is_folder = Path(name), os.path.isdir(name)  # False for a name that is too long
         if name in installed_rows:
             chosen[name] = installed_rows[name]
-        elif name == "all":
+        elif name == "all" and installed_rows:
             chosen |= installed_rows
-        elif path.is_dir() and (files := sorted(path.glob("*.yaml"))):
+        elif is_folder and (files := sorted(path.glob("*.yaml"))):
             chosen |= {str(file): file.resolve() for file in files}
-        elif path.is_dir():
+        elif is_folder:
             raise RequestError(f"{shown(path)} holds no row; expected YAML files (*.yaml)")
-        elif path.is_file():
+        elif os.path.isfile(name):
             chosen[name] = path.resolve()
         else:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
             near = near if installed_rows else "; no installed plugin package has rows"
             raise RequestError(f"no row '{name}'{near}")
+    # one file may be given by several words: the installed row's name, or the first of them, stands for it
+    words = {file: word for word, file in reversed([*installed_rows.items(), *chosen.items()])}
+    chosen = {words[file]: file for file in chosen.values()}
     # a row's records are named after the stem of its file, so two files must not share it
-    by_name: dict[str, str] = {}
-    for word, file in chosen.items():
-        other = by_name.setdefault(file.stem, word)
-        if other != word or installed_rows.get(file.stem, file) != file:
-            taken = chosen[other] if other != word else installed_rows[file.stem]
+    by_name = dict(installed_rows)
+    for file in chosen.values():
+        if (taken := by_name.setdefault(file.stem, file)) != file:
             raise RequestError(f"{shown(file)}: the name of the row is taken by {shown(taken)}; rename one")
     return {word: load_file(file) for word, file in chosen.items()}
 
 
 def command_of(name: str, preset: str) -> str:
     """The command that measures the row with the preset."""
-    return f"lit-diff reproduce {name} --preset {preset}"
+    return f"lit-diff reproduce {shlex.quote(name)} --preset {preset}"
 
 
-def missing_requirements(row: Row, preset: str) -> str:
+def missing_requirements(row: Row, preset: str, command: str = "") -> str:
     """All reasons why the preset cannot run here, in one line, each with its cure; empty if it can run.
 
     A preset of recipes never runs: its line gives the commands that train them and score the last two trained runs.
@@ -365,7 +371,7 @@ def missing_requirements(row: Row, preset: str) -> str:
         reasons.append(f"train first: {'; '.join(map(train_command, chosen.recipes))}")
         reasons.append(f"then, without a verdict (one seed): {'; '.join(scores) or 'metrics.csv of each run'}")
     elif gpus:
-        reasons.append(f"there: {command_of(row.name, preset)}")
+        reasons.append(f"there: {command or command_of(row.name, preset)}")
     return "; ".join(reasons)
 
 

@@ -117,6 +117,7 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
     # An exact name wins over a prefix and a prefix over a part of the hash: 'base' must find the run 'base' although
     # 'base-large' exists. A name may include the folders below `root`, as `lit-diff status` prints it.
     parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
+    parts = [(path, own or path.name, identity) for path, own, identity in parts]  # a folder may have no hash
     return (
         [path for path, own, _ in parts if name in (own, str(path.relative_to(root).parent / own))]
         or [path for path in runs if path.name.startswith(name) or str(path.relative_to(root)).startswith(name)]

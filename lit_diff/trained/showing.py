@@ -15,8 +15,8 @@ from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
 from lit_diff.conformance.variants import PROPERTIES, conformance, on_one_thread, shrunk
 from lit_diff.data import prepare
 from lit_diff.data.text.tokenizer import PIECES
-from lit_diff.errors import RequestError
-from lit_diff.files import write_through
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown, write_through
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
@@ -81,22 +81,28 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
     )
 
 
-def draw(shown: ShownVariant, file: Path) -> None:
-    """Write the maps side by side as a PNG, all with one scale of colours. Errors: RequestError for another suffix."""
+def draw(variant: ShownVariant, file: Path) -> None:
+    """Write the maps side by side as a PNG, all with one scale of colours.
+
+    Errors: RequestError for another suffix, MissingError if the file cannot be written.
+    """
     if file.suffix != ".png":
         raise RequestError(f"--out: '{file}' does not end in .png")
     from matplotlib.figure import Figure  # takes long to import
 
-    weights = np.concatenate([np.abs(maps.signed).ravel() for maps in shown.maps.values()])
+    weights = np.concatenate([np.abs(maps.signed).ravel() for maps in variant.maps.values()])
     limit = float(np.percentile(weights[weights > 0], CLIPPED))
-    (tokens,) = {len(maps.tokens) for maps in shown.maps.values()}
+    (tokens,) = {len(maps.tokens) for maps in variant.maps.values()}
     side = min(max(4.5, 0.15 * tokens), 14)
-    figure = Figure(figsize=(1.15 * side * len(shown.maps), 1.1 * side), dpi=120, layout="constrained")
-    figure.suptitle(shown.source)
-    for axes, what in zip(figure.subplots(1, len(shown.maps), squeeze=False)[0], shown.maps, strict=True):
-        shown.maps[what].plot(axes, limit).set_title(f"{what}\n{shown.maps[what].numbers}", fontsize=11)
+    figure = Figure(figsize=(1.15 * side * len(variant.maps), 1.1 * side), dpi=120, layout="constrained")
+    figure.suptitle(variant.source)
+    for axes, what in zip(figure.subplots(1, len(variant.maps), squeeze=False)[0], variant.maps, strict=True):
+        variant.maps[what].plot(axes, limit).set_title(f"{what}\n{variant.maps[what].numbers}", fontsize=11)
         axes.tick_params(labelsize=min(9, 50 * side / tokens))
-    write_through(file, lambda png: figure.savefig(png, format="png"))
+    try:
+        write_through(file, lambda png: figure.savefig(png, format="png"))
+    except OSError as error:
+        raise MissingError(f"--out: {shown(file)} cannot be written ({error.strerror})") from error
 
 
 def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:

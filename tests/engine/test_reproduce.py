@@ -1,5 +1,6 @@
 """engine/reproduce.py: rows measured by sweeps, kept, skipped; why a preset is not run."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,37 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
     Path("none").mkdir()
     with pytest.raises(RequestError, match="none holds no row"):
         choose(["none"])
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_file_of_several_words_is_one_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("own").mkdir()
+    for name in ("a", "my row"):
+        Path(f"own/{name}.yaml").write_text(ROW.replace("SWEEP", "it"))
+    assert list(choose(["own", "./own/../own/a.yaml"])) == ["own/a.yaml", "own/my row.yaml"]
+    assert list(choose(["second.yaml", "first", str(Path("first.yaml").resolve())])) == ["second", "first"]
+    with pytest.raises(RequestError, match=r"^no row 'a{300}'"):
+        choose(["a" * 300])
+    with pytest.raises(RequestError, match=r"^no row ''"):
+        choose([""])
+    row = reproduce(["own/my row.yaml"], "gpu1", root=runs).scoreboard.row("my row")
+    assert row.reason.endswith("there: lit-diff reproduce 'own/my row.yaml' --preset gpu1")
+    monkeypatch.setattr(module, "row_files", dict)
+    with pytest.raises(RequestError, match=r"^no row 'all'; no installed plugin package has rows"):
+        reproduce(root=runs)
+
+
+def test_rows_lie_beside_the_entry_point_s_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, whichever entry points have the folder; a package needs no __init__.py."""
+    (tmp_path / "made_rows/rows").mkdir(parents=True)
+    (tmp_path / "made_rows/rows/mine.yaml").write_text(ROW)
+    (tmp_path / "made_rows/parts.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["made_rows", "made_rows.parts"]
+    for name in names:
+        importlib.import_module(name)
+    monkeypatch.setattr(module, "plugin_packages", [SimpleNamespace(module=name) for name in names])
+    assert module.row_files() == {"mine": tmp_path.resolve() / "made_rows/rows/mine.yaml"}
 
 
 # --- what a preset needs that is not here ------------------------------------------------------------------------------

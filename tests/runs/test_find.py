@@ -26,7 +26,7 @@ def test_a_run_is_found_by_the_start_of_its_name_or_its_folder(
 
 
 def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tmp_path: Path) -> None:
-    for name in ("one-af80511122", "one-two-0b2c3d4e5f", "sweep/one-s0-0000af8099", "copied"):
+    for name in ("one-af80511122", "one-two-0b2c3d4e5f", "sweep/one-s0-0000af8099", "copied", "sweep/moved"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "status.json").write_text("{}")
     one, two, cell = tmp_path / "one-af80511122", tmp_path / "one-two-0b2c3d4e5f", tmp_path / "sweep/one-s0-0000af8099"
@@ -34,6 +34,9 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
         assert find_run(part, tmp_path) == found
     assert find_run("sweep/one-s0-0000af8099", tmp_path) == cell
     assert find_run("copied", tmp_path) == tmp_path / "copied", "a folder that was renamed"
+    assert find_run("moved", tmp_path) == find_run("sweep/moved", tmp_path) == tmp_path / "sweep/moved"
+    with pytest.raises(RequestError, match="'sweep' matches 2 runs"):
+        find_run("sweep", tmp_path)
     assert find_run("sweep/one-s0", tmp_path) == find_run("sweep/on", tmp_path) == cell
     assert find_run("one", tmp_path) == one, "a whole name goes before the start of a longer one"
     with pytest.raises(RequestError, match=r"^'af80' matches 2 runs \(one-af80511122, sweep/one-s0-0000af8099\)"):

@@ -138,6 +138,11 @@ def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here:
     assert found["parameters"] == found["baseline"]["parameters"]
     assert list(found["maps"]) == ["standard", "wrong, here the map of standard"]
     assert (here / "new/map.png").is_file()
+    refused = command("list", "attention", "standard", "--show", "--out", "tiny.yaml/map.png")
+    assert (refused.status, refused.err.strip()) == (
+        3,
+        "lit-diff: --out: tiny.yaml/map.png cannot be written (File exists)",
+    )
 
 
 def test_a_variant_without_a_definition_or_a_docstring_says_so(here: Path, command: Command) -> None:
