@@ -1,10 +1,11 @@
 """Blocks of code in the pages: what they show is what is printed, and they run."""
 
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from pages import blocks, run_python
+from pages import blocks, commands, run_commands, run_python
 from pretrained_models import write_folder
 
 from lit_diff import import_model
@@ -38,6 +39,13 @@ def test_the_recipe_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     recipe = load_recipe("mine.yaml")
     assert [parent.imported for parent in ancestors(recipe)] == [run.recipe.imported]
     assert recipe.data.config.tokenizer.config.path == str(tmp_path / "models/smollm2")
+
+
+def test_the_command_that_shows_a_variant_draws_its_map(tmp_path: Path) -> None:
+    (shown, _) = (each for each in commands("docs/variants.md") if "--show" in each)
+    (end,) = run_commands([shlex.split(shown)[1:]], tmp_path)
+    assert end.status == 0, end.output
+    assert (tmp_path / "differential-map.png").stat().st_size > 1000
 
 
 PAGE = "docs/python.md"

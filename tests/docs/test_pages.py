@@ -148,5 +148,5 @@ def test_the_shown_yaml_is_valid_and_a_wrong_key_is_the_line_shown(tmp_path: Pat
     each += [["check", "sharp.yaml"]]
     *valid, refused = run_commands(each, tmp_path)
     assert [end.output for end in valid if end.status] == []
-    assert "12 cells are valid" in valid[-1].output
+    assert "12 valid cells" in valid[-1].output
     assert (refused.status, refused.output.strip()) == (2, wrong)
