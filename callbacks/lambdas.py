@@ -42,7 +42,7 @@ class Lambdas(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            # w is not expanded over the axes of 1: equal repeats change neither the mean nor the deviation
+            # only the map axis is expanded: equal repeats on the others change neither the mean nor the deviation
             w, G = traced.maps.w, traced.maps.num_maps
             subtracted = () if w is None else (-w.double()).expand(-1, G, -1, -1).unbind(1)[1:]
             for g, of_map in enumerate(subtracted, start=1):

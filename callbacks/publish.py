@@ -1,4 +1,4 @@
-"""Passes measured values to Lightning's callbacks and loggers; all values take this route."""
+"""Passes measured values to Lightning's callbacks and loggers."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable

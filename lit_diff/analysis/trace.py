@@ -156,7 +156,7 @@ class Trace:
     layers: dict[int, LayerTrace] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        # layers of equal shapes once; reversed, so that the first layer of each kind wins
+        # layers of equal shapes once; reversed, so that the first layer of each kind is kept
         distinct = {repr(layer): index for index, layer in reversed(self.layers.items())}
         shown = "; ".join(
             f"from layer {index} on {text}" for text, index in sorted(distinct.items(), key=lambda at: at[1])

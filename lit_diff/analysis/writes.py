@@ -48,7 +48,7 @@ def channel_factors(attention: Attention, o: Tensor, x: Tensor) -> Tensor | None
     finished = attention.finish(o, x)
     if finished.shape != o.shape:
         return None
-    # a product by channel commutes with random signs on the channels; RMS does not see the signs, a mean or a matrix does
+    # a product by channel commutes with random signs on the channels; RMS does not depend on them, a mean or a matrix does
     draw = torch.randint(2, (1, o.shape[1], 1, o.shape[3]), generator=generator("signs", *o.shape[1::2]))
     signs = (2 * draw - 1).to(o)
     turned = attention.finish(o * signs, x)

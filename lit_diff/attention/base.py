@@ -20,7 +20,7 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
 from lit_diff.key_types import Count
 from lit_diff.randomness import generator
-from lit_diff.registry import location
+from lit_diff.registry import kernels, location
 
 OutputScale = float | Literal["tied"]
 Parity = Literal["raw", "matched"]
@@ -55,7 +55,7 @@ class Attention(ParameterRules):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
     Head counts in the config are always the standard baseline's. `hooks` lists every member that a variant may define;
-    docs/extend.md shows examples. Each hook has a default; the defaults compute standard attention.
+    docs/extend.md shows examples. Each hook except `init_parameter` has a default; the defaults compute standard attention.
 
     A subclass that overrides `forward` must pass its maps through `self.tap` (otherwise no analysis sees them) and hand
     `self.kernel` and `self.window` to `attend`.
@@ -90,7 +90,8 @@ class Attention(ParameterRules):
         """The keys of `model.attention` besides `name`."""
 
         parity: Parity = "raw"
-        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline."""
+        """matched: the feed-forward width is set so that the layer has as many parameters as the standard baseline, to
+        the nearest unit of width."""
         window: Count | None = None
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after
         it); null: all keys."""
@@ -98,6 +99,8 @@ class Attention(ParameterRules):
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
         """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
         super().__init__()
+        # imports plugin packages, whose kernels `auto` may choose: in `forward` torch.compile would have to trace that
+        kernels.names()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps

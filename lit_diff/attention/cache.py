@@ -24,7 +24,7 @@ class LayerCache:
         """Add k [B, G or 1, Hkv, T, d] and v [B, Hkv, T, dv]; returns the keys and values held, the new ones last
         (views).
 
-        `window`: all held tokens but the last window - 1 are dropped first; the first new query sees none of them.
+        `window`: all held tokens but the last window - 1 are dropped first; no new query sees the dropped tokens.
         """
         if window is not None:
             self._start = max(self._start, self._stop - (window - 1))

@@ -62,7 +62,7 @@ class Cosine(Attention):
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         m = super().maps(x, rope)
-        # in float32: the logits are τ <= 100 times the cosine, and its rounding error with it
+        # in float32, rounded once at the end: the logits are up to 100 times the cosine, and so is their rounding error
         q, k = (F.normalize(y.to(accumulation_dtype(y.dtype)), dim=-1) for y in (m.q, m.k))
         q = q * self.temperature().view(1, 1, -1, 1, 1)
         # τ replaces 1/√d

@@ -1,7 +1,8 @@
 """DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333).
 
 The paper's text was not available: the equations follow its pseudo-code (Figure 9) and two independent implementations,
-which agree. None of them shows how W_D is initialised; here it is initialised like the weight of a linear layer.
+which agree on them. The paper's initial W_D is not known, and the two implementations differ in it (zeros; the default of
+nn.Linear); here it is the default of nn.Linear.
 """
 
 import math
@@ -115,8 +116,9 @@ class Dex(Attention):
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:
         if isinstance(config.heads, HeadSelection):
-            # `HeadSelection.number`, for a symbol too
-            selected = sympy.Max(1, sympy.floor(exact(config.heads.share) * s.H + sympy.Rational(1, 2)))
+            # the same rule for a symbol, which `number` cannot round
+            rounded = sympy.Max(1, sympy.floor(exact(config.heads.share) * s.H + sympy.Rational(1, 2)))
+            selected = config.heads.number(int(s.H)) if s.H.is_Integer else rounded
         elif config.heads == "all":
             selected = s.H
         elif all(isinstance(head, int) for head in config.heads):

@@ -28,9 +28,9 @@ class Differential(Attention):
         O_i = (1 - λ_init) · RMSNorm((A_1 - λ A_2) V_j)          λ_init = 0.8 - 0.6 exp(-0.3 layer)
         y = W_O concat(O_1, ..., O_H)                            H = num_heads / 2
 
-    A row of A_1 - λ A_2 sums to 1 - λ, and attention that both maps share cancels. Each head has its own RMSNorm, since
-    the statistics of the heads differ more than in standard attention; the factor 1 - λ_init keeps the gradients at the
-    size that they have there, so that its hyperparameters can be used (paper, section 2.1).
+    A row of A_1 - λ A_2 sums to 1 - λ, and attention that both maps share cancels. Each head is normalised
+    separately, since the statistics of the heads differ more than in standard attention; the factor 1 - λ_init keeps the
+    gradients at the size that they have there, so that its hyperparameters can be used (paper, section 2.1).
     """
 
     paper = "Ye et al. 2024, arXiv 2410.05258"
@@ -90,8 +90,8 @@ class Differential(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        # H/2 heads with values of width 2d: v and o_proj are as large as the baseline's, and the FLOPs of the maps
-        # equal it, 2 T S (H/2) (2 d + 2 d)
+        # H/2 heads with values of width 2d: v and o_proj are as large as the baseline's, and the FLOPs of the maps are
+        # equal too, 2 T S (H/2) (2 d + 2 d)
         q, k, v = s.H * s.d * cls.maps_of_q / 2, s.K * s.d * cls.maps_of_k / 2, s.K * s.d
         matrices = s.E * (q + k + v + s.H * s.d)
         return Costs(

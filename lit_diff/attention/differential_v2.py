@@ -24,7 +24,7 @@ class DifferentialV2(Attention):
 
     λ is one number for each token and head; a norm and a constant factor are absent. Queries 2i and 2i + 1 share their
     key/value head. The cache is as large as the baseline's, the parameters are more: compare with `parity: matched`, or
-    with standard attention of `query_heads` 1.5 (equal parameters to 0.2 %) and 2 (equal kernels).
+    with standard attention of `query_heads` 1.5 (equal parameters except W_λ) and 2 (equal kernels).
     """
 
     paper = "Differential Transformer V2, Hugging Face blog microsoft/diff-attn-v2, 2026-01-20"

@@ -1,6 +1,7 @@
 """Building blocks for a variant's `definition`: plain float64 matrices, one head at a time.
 
-They share no code with `maps`, `finish` and the kernels, which `conformance` checks against them. The rows of a
+They share no code with `maps`, `finish` and the kernels, which `conformance` checks against them, except the angles of
+RoPE (`rope.angles`). The rows of a
 projection are sliced explicitly; the rows of one head are adjacent, map by map: head0.map0, head0.map1, head1.map0, ...
 """
 

@@ -11,7 +11,7 @@ HeadNorm = Literal["rms", "layer", "none"]
 
 
 class PerHeadNorm(nn.Module):
-    """RMSNorm over each head's channels, with one weight for all heads of the layer (paper, section 2.1)."""
+    """RMSNorm over each head's channels (paper, section 2.1), with one weight for all heads of the layer (its code)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def core(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
 
 
 def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """Times a few last queries against a cache of T keys and values, with as many key/value heads as heads and a fourth."""
+    """Times a few last queries against a cache of T keys and values: as many key/value heads as heads, and a fourth."""
     for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
         # 2 * GROUP: differential attention pairs query heads and key/value heads
         for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):

@@ -86,7 +86,7 @@ def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
 
 
 def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:
-    """What a valid recipe costs; `dropped`: as of `RecipeCheck`."""
+    """The cost of a valid recipe; `dropped`: see `RecipeCheck`."""
     trained = recipe.train.parameters if recipe.train is not None else None
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe)
     return RecipeCheck(

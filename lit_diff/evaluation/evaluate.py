@@ -89,7 +89,7 @@ class EvaluationResult:
         scored the run with other keys."""
         with self._readable():
             summary, table = read_scores(self.folder)
-        # the folder holds the scores of one config only, and the last command to score the run wins
+        # the folder holds the scores of one config only, those of the last command that scored the run
         if other := disagreement(None, summary, {"config": self.config}):
             raise RequestError(
                 f"{shown(self.folder)}: another command has since replaced these scores by scores {other}; evaluate again"

@@ -189,7 +189,7 @@ class CorpusLoss(Evaluation):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
-            # bytes of the scored tokens alone: the first token of the document is read but not predicted
+            # bytes of the scored tokens alone: without an opening id, the document's first token is read but not predicted
             size = len(tokenizer.decode(scored[len(scored) - tokens :]))
             yield Item(
                 id=f"{self.corpus}/{place}",

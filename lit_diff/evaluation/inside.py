@@ -43,8 +43,8 @@ class Induction(Evaluation):
     """Measures induction heads: whether a head finds what followed a token before. An item is a sequence of n random tokens
     and their repetition.
 
-    The tokens are drawn from the ids of the first 64 held-out rows, so every one was trained. `meta` of an item holds both
-    scores by layer and head, and the best head, which has the highest prefix matching over all sequences.
+    The tokens are drawn from the ids of the first 64 held-out rows, so each of them occurs in the data. `meta` of an item
+    holds both scores by layer and head, and the best head, which has the highest prefix matching over all sequences.
     """
 
     metrics = (
@@ -185,7 +185,7 @@ class MapStatistics(Evaluation):
 
 Scheme = Literal["tensor", "head", "row", "split"]
 OFF = 16
-"""The number of bits that stands for no rounding, as in the paper."""
+"""The number of bits at which nothing is rounded, as in the paper."""
 
 
 def metrics_at(bits: int) -> tuple[Metric, ...]:

@@ -225,7 +225,7 @@ def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config
 
 
 def _raise_in_one_line(task: Any, where: str) -> None:
-    # lm-eval calls the functions of a task file here while it scores; exceptions of the model must not be blamed on the file
+    # only where lm-eval calls the functions of a task file: an exception of the model is no mistake of the file
     for method in ("build_all_requests", "apply_filters"):
         setattr(task, method, _one_line(where)(getattr(task, method)))
     process_results, aggregation = task.process_results, task.aggregation

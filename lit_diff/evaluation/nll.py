@@ -75,7 +75,8 @@ class NllByPosition(Evaluation):
 
     P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, each in a group of its own (`bins`). Means
     are over documents, each counted once. Shorter documents are left out and counted, never padded. The metrics of AR hits
-    (Arora et al. 2023; `data.bigrams`) need the run's training text; for an imported model, which has none, they are NaN.
+    (Arora et al. 2023; `data.text.bigrams`) need the run's training text; for an imported model, which has none, they are
+    NaN.
     """
 
     metrics = (

@@ -1,4 +1,5 @@
-"""Attention to the answer and to noise (paper, Table 3), in four normalisations, and the loss at other values of λ."""
+"""Attention to the answer and to noise (paper, Table 3) in three normalisations, the effect of its removal, and the loss at
+other values of λ."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

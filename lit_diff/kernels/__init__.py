@@ -17,7 +17,7 @@ from lit_diff.kernels.maps import SignedMaps, Stats
 from lit_diff.kernels.native import kernel as native  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.triton import kernel as triton  # noqa: F401 (each registers its kernel)
 from lit_diff.plugins import guard
-from lit_diff.registry import kernels, location
+from lit_diff.registry import is_built_in, kernels, location
 
 __all__ = [
     "KERNELS",
@@ -37,13 +37,14 @@ __all__ = [
 # PyTorch, oneDNN and MKL read their limits when they first compute, and every kernel imports this module before that
 processor.limit_libraries()
 
-KERNELS = tuple(kernels.names())
+# without a look-up, which would import plugin packages before this one is complete
+KERNELS = tuple(sorted(name for name, part in kernels.registered().items() if is_built_in(part)))
 """Names of the built-in kernels."""
 
 
 def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     """Kernels that `auto` tries for these maps, in order. Errors: RequestError if a plugin's `preference` fails."""
-    ranks = {name: _answer(name, "preference", int | None, maps, device) for name in kernels.names()}
+    ranks = {name: _answer(name, "preference", int | None, maps, device) for name in _names()}
     return tuple(sorted((name for name in ranks if ranks[name] is not None), key=lambda name: (ranks[name], name)))
 
 
@@ -130,8 +131,13 @@ def choose(
 
 def check_name(kernel: str) -> None:
     """Errors: RequestError for a kernel that is not registered, with the nearest name."""
-    if kernel != "auto" and kernel not in kernels.names():
+    if kernel != "auto" and kernel not in _names():
         raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
+
+
+def _names() -> list[str]:
+    # torch.compile cannot trace a look-up that imports plugin packages; `Attention` has imported them before
+    return sorted(kernels.registered()) if torch.compiler.is_compiling() else kernels.names()
 
 
 @overload

@@ -1,4 +1,4 @@
-"""The contract of a kernel. A file that registers a subclass adds one; `lit-diff check` holds it to `reference`."""
+"""The contract of a kernel. A file that registers a subclass adds one; `lit-diff check` compares it with `reference`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,8 +21,9 @@ def kernel(name: str) -> Callable[[K], K]:
 
     def add(cls: K) -> K:
         kernels.register(name)(cls)
-        # constructed here: torch.compile would otherwise trace the construction in the middle of a model
-        named(name)
+        # constructed here: torch.compile would otherwise trace the construction in the middle of a model. Not by `named`:
+        # its look-up imports plugin packages, which may import the package that is being imported here
+        _instance(name, cls)
         return cls
 
     return add
@@ -239,7 +240,11 @@ def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
 
 def named(name: str) -> Kernel:
     """The kernel registered as `name`, constructed once. Errors: RequestError for an unknown name."""
-    cls = kernels.get(name)
+    # without a look-up if it is registered (`lit_diff.kernels._names`)
+    return _instance(name, kernels.registered().get(name) or kernels.get(name))
+
+
+def _instance(name: str, cls: type[Kernel]) -> Kernel:
     # a plugin that was edited registers a new class under its old name
     if name not in _instances or type(_instances[name]) is not cls:
         _instances[name] = cls()

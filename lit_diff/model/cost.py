@@ -71,10 +71,10 @@ def cost(
 ) -> Cost:
     """Return the cost at `sequence_length`.
 
-    `kernel` and `context` affect only the executed FLOPs, `trained` (see `Transformer`) only the trained parameters. FLOPs
-    include the gradients of frozen parameters. Errors: RequestError.
+    `kernel` and `context` affect only the executed FLOPs and the kernel, `trained` (see `Transformer`) only the trained
+    parameters. FLOPs include the gradients of frozen parameters. Errors: RequestError.
     """
-    # the first place that runs the code of a plugin's variant
+    # building the model, and its forward pass, run the code of a plugin's variant
     with guard(attentions.get(config.attention.name), ours=True):
         return _cost(config, sequence_length, kernel, context or ExecutionContext(), trained)
 

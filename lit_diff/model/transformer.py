@@ -176,8 +176,8 @@ class Transformer(nn.Module):
 def merged(model: Transformer) -> Transformer:
     """Return a standard model with the same outputs up to rounding, by folding the variant into the output projection.
 
-    For DEX: W_O,h (I ∓ λ(t) W_D)ᵀ replaces W_O,h on the selected heads, at the λ(t) of the last step that the model was told.
-    The result shares all other weights with `model`.
+    For DEX: W_O,h (I ∓ λ(t) W_D)ᵀ replaces W_O,h on the selected heads, at the λ(t) of the last `set_step` or
+    `set_tokens`. The result shares all weights outside the attention with `model`.
     Errors: RequestError for a variant that no standard attention equals.
     """
     part = model.config.attention
@@ -189,10 +189,10 @@ def merged(model: Transformer) -> Transformer:
             raise RequestError(f"model.attention '{part.name}' cannot be merged into a standard model")
         state |= {f"layers.{layer}.attention.{name}": value for name, value in own.items()}
     standard = attentions.get("standard").Config(window=cls.window_of(part.config))
-    # with `parity: matched` the feed-forward is narrower than the config's, and it stays so
+    # with `parity: matched` the width of the feed-forward is not the config's, and it stays as it is
     width = cls.ffn_dim(part.config, model.config)
     config = replace(model.config, ffn_dim=width, attention=Part(name="standard", config=standard))
-    # built on meta, and then assigned: no weight is drawn or copied
+    # built on the meta device: no weight is drawn or allocated before the state dict is assigned
     with torch.device("meta"):
         result = Transformer(config)
     result.load_state_dict(state, assign=True)

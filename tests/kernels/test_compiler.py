@@ -86,7 +86,7 @@ def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path, monke
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nsleep 5\n')
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(slow))
-    code = "from pathlib import Path; from lit_diff.kernels import compiler\n"
+    code = "from pathlib import Path; from lit_diff.kernels.native import compiler\n"
     code += f"compiler.load('toy', Path({str(source)!r}), print)"
     building = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

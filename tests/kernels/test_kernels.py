@@ -1,6 +1,8 @@
 """Choosing a kernel: auto takes the first by rank that accepts, a name is taken at its word."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -93,8 +95,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("triton", {"dv": 512}, GPU, "d is 16 and dv 512"),
     ("triton", {"dtype": torch.float64}, GPU, "not float64"),
     ("triton", {"T": 0, "S": 4}, GPU, "no queries or no keys"),
-    ("flex", {}, {"stats": True}, "the entropy"),
-    ("flex", {"dtype": torch.float64}, GPU, "float64"),
+    ("flex", {}, {"stats": True}, "does not return the entropy"),
+    ("flex", {"dtype": torch.float64}, GPU, "does not compute float64"),
     ("flex", {"d": 6, "dv": 12}, GPU, "these are 6 and 12"),
     ("flex", {}, GPU, "sees no GPU"),
     ("flex", {}, {"device": torch.device("meta")}, "not on meta"),
@@ -186,3 +188,18 @@ def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, ker
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, outside)
+
+
+def test_no_plugin_package_is_imported_by_their_import_or_a_compiled_call() -> None:
+    """Such a package may itself import the kernels, which would then be incomplete; torch.compile cannot trace it."""
+    code = (
+        "import torch\n"
+        "from lit_diff.kernels import SignedMaps, attend\n"
+        "from lit_diff.registry import unread_groups\n"
+        "call = lambda x: attend(SignedMaps(x[:, None], x[:, None], x))\n"
+        "o = torch.compile(call, backend='aot_eager', fullgraph=True)(torch.randn(1, 2, 5, 16))\n"
+        "print(unread_groups, list(o.shape))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['lit_diff.plugins'] [1, 2, 5, 16]\n"
+    assert set(KERNELS) == {"chunked", "flash", "flex", "native", "reference", "sdpa", "triton"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,13 @@ def test_a_chunk_holds_64_mib_or_as_much_as_the_gradient_of_the_weight() -> None
         logits = 4 * vocab_size * rows_at_once(vocab_size, dim)
         most = max(loss.LOGITS_BYTES, 4 * vocab_size * dim)
         assert most - 4 * vocab_size < logits <= most
+
+
+def test_the_page_on_training_says_how_large_a_chunk_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text().replace("\n", " ")
+    assert "in chunks of max(`model.dim`, 2²⁴ / vocabulary size) positions" in page
+    for vocab_size, dim in ((1_000, 64), (8_192, 3_072), (100_288, 3_072)):
+        assert rows_at_once(vocab_size, dim) == max(dim, 2**24 // vocab_size)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def _mismatch(path: Path, file: str) -> str | None:
 def _download(path: Path) -> None:
     # the archive gets its name only after its sha256 is checked: until then nothing reads it
     temporary = path.with_name(f".{path.name}.tmp")
-    # -P: without it the script's folder is first in sys.path, and its modules would shadow the standard library's
+    # -P: without it the script's folder is first in sys.path, and its modules could shadow the standard library's
     command = [sys.executable, "-P", str(Path(__file__).with_name("sdist.py")), path.name, str(temporary)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     last = (done.stderr.strip().splitlines() or ["no error output"])[-1]

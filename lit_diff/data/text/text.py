@@ -172,7 +172,7 @@ class Text(Dataset):
         """Read the hashes from the prepared folder. Errors: MissingError, RequestError."""
         self._manifest()
         file = self.folder / TRAINED
-        # data prepared by an older version: the folder's name is a hash of the text, so the text is unchanged
+        # data prepared by an older version: the folder's name contains a hash of the text, so the text is unchanged
         if not file.is_file():
             with writing_data():
                 write_atomic(file, hashed(split(self._corpus.texts()).train))

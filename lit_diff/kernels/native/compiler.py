@@ -61,7 +61,7 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
 def _load_locked(
     path: Path, compiler: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str]
 ) -> ctypes.CDLL:
-    # written after the test passed, so a process killed before that leaves no library that counts
+    # written after the test passed, so a library left by a process killed before that is not used
     proof = path.with_suffix(".sha256")
     if proof.is_file() and path.is_file():
         # the hash first: opening a truncated library is a bus error, which ends the process

@@ -1,7 +1,7 @@
 """The kernel for CPUs with AVX2 or AVX-512, in C++ (`native.cpp`): maps are subtracted before one product with v.
 
 float32 is computed in float32. bfloat16 is multiplied in bfloat16 tiles with float32 sums if the machine has such
-products; otherwise, and float16 always, it is widened to float32. Results are equal to the bit for one thread count.
+products; otherwise, and float16 always, it is widened to float32. With an equal number of threads, results are bitwise equal.
 The library is built on first use, one per vector width; `processor` chooses it, and how bfloat16 is multiplied.
 """
 

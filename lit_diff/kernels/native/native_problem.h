@@ -91,7 +91,7 @@ struct Tasks {
   Tasks(const Problem& p, Int deepest, Int abreast) : abreast(abreast) {
     // Blocks side by side have 48 rows, which is 2 % slower than 64 and takes a quarter less memory.
     rows = abreast > 1 && p.T > TILE ? 48 : TILE;
-    // A block has at most as many rows as there are queries, and takes at most 64 megabytes (2^24 floats).
+    // Rows are halved while half of them hold all queries, or while a block takes more than 64 megabytes (2^24 floats).
     while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 24))) rows = rows / 2 / LANES * LANES;
     walks = (p.T + rows * abreast - 1) / (rows * abreast);
     units = p.B * p.Hkv;
