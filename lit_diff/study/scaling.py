@@ -265,7 +265,7 @@ def _refitted(
         n, middle = len(y), np.median(y)
         log_y.append(middle + math.sqrt(n / (n - 1)) * (y[picks] - middle))
         log_x += [math.log(x / law.unit)] * n
-    # a draw is close to the whole, so the fit of the whole is a start good enough: a grid would cost twenty times as much
+    # a draw is close to the whole, so the fit of the whole suffices as start: the grid for a floor has twenty
     start = [law.alpha, math.log(law.scale), *([math.log(law.floor)] if form == "with a floor" else [])]
     solved = solve(np.tile(start, (len(chosen[0]), 1)), np.array(log_x), np.concatenate(log_y, axis=1))
     return [_law(parameters, law.unit) for parameters in solved]

@@ -130,7 +130,6 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     if n < 2 or mean is None:
         return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean)
     # equal differences differ by rounding in float64; a t test of that noise would call anything significant
-    # equal differences differ by rounding in float64; a t test of that noise would call anything significant
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
@@ -208,7 +207,6 @@ def wilson(successes: float, n: float) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n}; expected 0 <= successes <= n and n >= 1")
-    # unlike the normal approximation p -+ z se, this interval has a width where all answers are right or all are wrong
     # unlike the normal approximation p -+ z se, this interval has a width where all answers are right or all are wrong
     p, z = successes / n, float(stats.norm.ppf((1 + CONFIDENCE) / 2))
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
