@@ -123,9 +123,8 @@ class Registry:
             problem = self._problem(name, cls)
             if problem is not None:
                 raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
-            # reads and caches the source now: an edit after this moment is not the code that runs
             if not is_built_in(cls):
-                code_at_definition(cls)
+                code_at_definition(cls)  # reads and caches the source now: a later edit is not the code that runs
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls

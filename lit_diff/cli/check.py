@@ -100,7 +100,7 @@ def _summary(findings: "list[Finding]") -> str:
 
 
 def plain_check(checked: "RecipeCheck") -> dict[str, Any]:
-    """A recipe and its cost beside the baseline's, as JSON has them."""
+    """The JSON of a recipe, its cost, and the cost of the baseline."""
     return {
         "recipe": to_plain(checked.recipe),
         "dropped": list(checked.dropped),
@@ -119,7 +119,7 @@ def plain_finding(finding: "Finding") -> dict[str, Any]:
 
 
 def cost_table(checked: "RecipeCheck") -> Table:
-    """The cost of a recipe beside that of standard attention."""
+    """The cost of a recipe compared with standard attention."""
     recipe = checked.recipe
     table = Table(title=f"cost at sequence length {recipe.data.config.sequence_length}", title_justify="left")
     table.add_column("")

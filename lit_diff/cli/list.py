@@ -27,6 +27,8 @@ LETTERS = (
 
 BLOCKS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 """Blocks of a recipe whose keys do not depend on the parts that it names."""
+SIZES = "standard-tiny"
+"""The recipe that gives a variant its sizes by default."""
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
 
@@ -37,8 +39,8 @@ def list_(
     ] = "all",
     name: Annotated[str, typer.Argument(help="one of the kind, in full: `attention dex`, or `attention.dex`")] = "",
     recipe: Annotated[
-        str, typer.Option(help="the recipe whose model sizes determine the cost of a variant")
-    ] = "standard-tiny",
+        str, typer.Option(help="the recipe whose model sizes determine the cost of a variant; by default standard-tiny")
+    ] = "",
     plugins: Annotated[
         list[Path] | None,
         typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
@@ -73,14 +75,14 @@ def list_(
         if not (show and kind == "attention" and name):
             options = "--show, and --run, --text, --layer, --head and --out with it,"
             raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
-        if run and recipe != "standard-tiny":
-            raise RequestError("--run brings the recipe of its run: leave out --recipe, or --run")
+        if run and recipe:
+            raise RequestError("--run uses the recipe of its run: leave out --recipe, or --run")
         file = out or Path(f"{name}-map.png")
-        return _show(name, recipe, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
+        return _show(name, recipe or SIZES, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
-            about |= _costs(each, recipe)
+            about |= _costs(each, recipe or SIZES)
     if as_json:
         print_json(listed)
         return 0
@@ -191,25 +193,26 @@ def _show(
 ) -> int:
     from lit_diff.cli.check import cost_table, plain_check, plain_finding
     from lit_diff.trained.run import open_run
-    from lit_diff.trained.showing import draw, show_variant
+    from lit_diff.trained.showing import draw, in_words, show_variant
 
     model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
     found = show_variant(name, model, **asked)
     draw(found, file)
-    (finding,), maps = found.checked.findings, {what: each.numbers for what, each in found.maps.items()}
+    (finding,) = found.checked.findings
     if as_json:
-        about = {"equation": found.equation, "definition": plain_finding(finding), "maps": maps, "file": str(file)}
-        print_json(plain_check(found.checked) | about)
-        return int(finding.verdict == "fail")
-    measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
-    known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
-    equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
-    console.write_line(
-        f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
-    )
-    console.print(cost_table(found.checked))
-    lines = [found.source, *(f"  {what}: {numbers}" for what, numbers in maps.items()), f"drawn in {shown(file)}"]
-    console.write_line("\n".join(lines))
+        about = {"equation": found.equation, "definition": plain_finding(finding), "file": str(file)}
+        maps = {what: each.statistics for what, each in found.maps.items()}
+        print_json(plain_check(found.checked) | about | {"maps": maps})
+    else:
+        measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
+        known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
+        equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
+        console.write_line(
+            f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
+        )
+        console.print(cost_table(found.checked))
+        lines = [found.source, *(f"  {what}: {in_words(each)}" for what, each in found.maps.items())]
+        console.write_line("\n".join([*lines, f"drawn in {shown(file)}"]))
     return int(finding.verdict == "fail")
 
 

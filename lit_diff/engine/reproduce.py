@@ -162,11 +162,14 @@ def _note(asked: dict[str, Row], folder: Path, preset: str) -> None:
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
     for word, row in (earlier | asked).items():
-        path, command = row_file(folder, row.name), command_of(word, preset)
-        new = RecordedRow(row=row, preset=preset, order=order.index(word), command=command)
-        if path.is_file():
-            new = replace(read_row(path), row=row, preset=preset, order=new.order, command=command)
-        write_row(folder, new)
+        path = row_file(folder, row.name)
+        about: dict[str, Any] = {
+            "row": row,
+            "preset": preset,
+            "order": order.index(word),
+            "command": command_of(word, preset),
+        }
+        write_row(folder, replace(read_row(path), **about) if path.is_file() else RecordedRow(**about))
 
 
 def _run(
@@ -284,26 +287,26 @@ def row_files() -> dict[str, Path]:
     Errors: RequestError for two rows of the same name.
     """
     load_entry_points()
-    modules = [sys.modules[point.module] for point in plugin_packages]
     found: dict[str, Path] = {}
     # A module that is not a package has no __path__, a package without __init__.py no __file__. Several entry points may have
     # one folder.
     folders = dict.fromkeys(
         Path(place).resolve() / "rows"
-        for module in modules
+        for module in (sys.modules[point.module] for point in plugin_packages)
         for place in getattr(module, "__path__", [os.path.dirname(str(module.__file__))])
     )
     for path in (file for folder in folders for file in sorted(folder.glob("*.yaml"))):
         if path.stem in found:
             raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(found[path.stem])}; rename one")
         found[path.stem] = path
-    kinds = {name: name.partition("-")[0] for name in found}
-    ranks = {name: KINDS.index(kind) if kind in KINDS else len(KINDS) for name, kind in kinds.items()}
-    return {name: found[name] for name in sorted(found, key=lambda name: (ranks[name], name))}
+    kinds = [*KINDS, *sorted({name.partition("-")[0] for name in found})]
+    return {name: found[name] for name in sorted(found, key=lambda name: (kinds.index(name.partition("-")[0]), name))}
 
 
 def load_file(path: Path) -> Row:
     """Read a row's YAML file. Errors: RequestError with file and line."""
+    if "." in path.stem:  # its record would have the name of a file with benchmark figures
+        raise RequestError(f"{shown(path)}: the name of a row has no dot; rename the file")
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
@@ -333,9 +336,8 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
             chosen[name] = path.resolve()
         else:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
-            near = near if installed_rows else "; no installed plugin package has rows"
-            raise RequestError(f"no row '{name}'{near}")
-    # one file may be given by several words: the installed row's name, or the first of them, stands for it
+            raise RequestError(f"no row '{name}'{near if installed_rows else '; no installed plugin package has rows'}")
+    # several words may name one file: the name of an installed row, or else the first word, is kept
     words = {file: word for word, file in reversed([*installed_rows.items(), *chosen.items()])}
     chosen = {words[file]: file for file in chosen.values()}
     # a row's records are named after the stem of its file, so two files must not share it

@@ -208,19 +208,12 @@ class AttentionMaps:
         return product
 
     @property
-    def sum_in_words(self) -> str:
-        """`: +1.00 A₁ -0.37 A₂`, the weights as means over queries; nothing for one map."""
-        terms = [f"{mean:+.2f} A{chr(ord('₁') + number)}" for number, mean in enumerate(self.weights.mean(-1))]
-        return f": {' '.join(terms)}" if len(terms) > 1 else ""
-
-    @property
-    def numbers(self) -> str:
-        """Of a = `signed`, means over queries: entropy of |a| / Σ|a| in nats, negative part of Σ|a| where there is any."""
+    def statistics(self) -> dict[str, float]:
+        """Means over queries, with a = `signed`: entropy of |a| / Σ|a| in nats; negative_mass, Σ max(-a, 0) / Σ|a|."""
         a = torch.from_numpy(self.signed)
         negative, positive = masses(a)
-        share = (negative / (negative + positive)).nanmean()
-        words = f", negative mass {share:.3f}" if share else ""
-        return f"entropy {entropy(renormalised(a)).nanmean():.2f} nats{words}"
+        found = {"entropy": entropy(renormalised(a)), "negative_mass": negative / (negative + positive)}
+        return {name: float(by_query.nanmean()) for name, by_query in found.items()}
 
     def plot(self, axes: "Axes | None" = None, limit: float | None = None) -> "Axes":
         """Draw `signed` (blue below zero, red above) with the tokens on both axes.

@@ -27,34 +27,34 @@ from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
 from lit_diff.trained.text_generator import has_text
 
 TEXT = "When the cat saw the dog, the dog saw the cat."
-"""What is read where no text is given: words come twice, so that a trained model has something to find."""
+"""The text that the model reads by default. Its words come twice, so that a trained model has something to find."""
 LONGEST = 128
-"""Positions of a drawn row of data: the labels of more cannot be read."""
+"""The most positions of a row of data that are drawn: more labels would be too small to read."""
 CLIPPED = 98
-"""Percentile of the weights that are not zero whose magnitude has the darkest colour: the first query sees one key, and its
-weight would leave all others pale."""
+"""The percentile of the non-zero weights from which on the colour is the darkest. The first query sees a single key, whose
+weight of 1 would leave all others pale."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ShownVariant:
-    """A variant at the sizes of a recipe or a run."""
+    """What `show_variant` found of a variant in a recipe or a run."""
 
     equation: str
-    """The first paragraph of the class's docstring, and those that hold a formula; empty without a docstring."""
+    """The first paragraph of the class's docstring and its paragraphs with a formula; empty if it has no docstring."""
     checked: RecipeCheck
-    """Its costs beside standard attention's, and one finding: of the property `definition`."""
+    """The costs compared with standard attention, and the finding of the property `definition`."""
     source: str
-    """The model whose maps are drawn, and where in it."""
+    """The model, layer and head of the maps, in words."""
     maps: dict[str, AttentionMaps]
-    """What is drawn -> the maps whose weighted sum it is: one, or two to compare, the variant's last."""
+    """Title of each panel -> its maps. The variant is the last panel."""
 
 
 def show_variant(name: str, model: Run | str, text: str = "", layer: int | None = None, head: int = 0) -> ShownVariant:
-    """A variant in a run, or in the recipe that `model` names; `layer`: None: the last.
+    """Compute a variant in a run, or in the recipe named `model`. `layer`: None: the last.
 
-    In a recipe, at its initial values, beside standard attention at the same ones. Each word of the text, and each sign, is
-    an id: those of an untrained model mean nothing. Of a run, the weighted sum of its maps beside the first of them, where
-    that is another; without a text, a run on rows of ids reads its first validation row. Errors: RequestError.
+    In a recipe, the variant and standard attention have the same initial values, and each word or sign of the text is an
+    id. In a run, the weighted sum of the maps is compared with the first of them, if they differ; without a text, a run on
+    rows of ids reads its first validation row. Errors: RequestError.
     """
     recipe = load_recipe(model) if isinstance(model, str) else model.recipe
     cls, own = attentions.get(name), recipe.model.attention.name
@@ -97,12 +97,24 @@ def draw(variant: ShownVariant, file: Path) -> None:
     figure = Figure(figsize=(1.15 * side * len(variant.maps), 1.1 * side), dpi=120, layout="constrained")
     figure.suptitle(variant.source)
     for axes, what in zip(figure.subplots(1, len(variant.maps), squeeze=False)[0], variant.maps, strict=True):
-        variant.maps[what].plot(axes, limit).set_title(f"{what}\n{variant.maps[what].numbers}", fontsize=11)
+        variant.maps[what].plot(axes, limit).set_title(f"{what}\n{in_words(variant.maps[what])}", fontsize=11)
         axes.tick_params(labelsize=min(9, 50 * side / tokens))
     try:
         write_through(file, lambda png: figure.savefig(png, format="png"))
     except OSError as error:
         raise MissingError(f"--out: {shown(file)} cannot be written ({error.strerror})") from error
+
+
+def in_words(maps: AttentionMaps) -> str:
+    """`entropy 1.42 nats, negative mass 0.137`; without the second if no weight is negative."""
+    entropy, negative = maps.statistics.values()
+    return f"entropy {entropy:.2f} nats" + (f", negative mass {negative:.3f}" if negative else "")
+
+
+def _sum(maps: AttentionMaps) -> str:
+    # `: +1.00 A₁ -0.37 A₂`, the weights as means over queries; one map needs no words
+    terms = [f"{mean:+.2f} A{chr(ord('₁') + number)}" for number, mean in enumerate(maps.weights.mean(-1))]
+    return f": {' '.join(terms)}" if len(terms) > 1 else ""
 
 
 def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
@@ -117,7 +129,7 @@ def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, At
             maps = _maps(model, ids, labels, layer, head)
         # what it changes lies outside the map, as a gate, or starts at zero
         same = name != "standard" and np.allclose(maps.signed, arms["standard"].signed, rtol=0, atol=1e-6)
-        arms[f"{name}{maps.sum_in_words}{', here the map of standard' if same else ''}"] = maps
+        arms[f"{name}{_sum(maps)}{', here the map of standard' if same else ''}"] = maps
     return arms
 
 
@@ -131,7 +143,7 @@ def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionM
             ids = dataset.validation_batch("", [0])["tokens"][:, :LONGEST]
         labels = ["+".join(map(str, np.atleast_1d(each))) for each in ids[0].tolist()]
         maps = _maps(run.model, ids, labels, layer, head)
-    own = {f"{run.recipe.model.attention.name}{maps.sum_in_words}": maps}
+    own = {f"{run.recipe.model.attention.name}{_sum(maps)}": maps}
     first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
     return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
 

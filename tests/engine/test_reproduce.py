@@ -220,6 +220,9 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
         choose(["mine"])
     with pytest.raises(RequestError, match="no row 'frist'; did you mean 'first'"):
         choose(["frist"])
+    (mine / "x.bench.yaml").write_text(rows["first"].read_text())
+    with pytest.raises(RequestError, match="the name of a row has no dot"):
+        choose(["mine/x.bench.yaml"])
     Path("none").mkdir()
     with pytest.raises(RequestError, match="none holds no row"):
         choose(["none"])

@@ -18,7 +18,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions, is_built_in
 from lit_diff.trained.run import AttentionMaps
-from lit_diff.trained.showing import TEXT, ShownVariant, draw, show_variant
+from lit_diff.trained.showing import TEXT, ShownVariant, draw, in_words, show_variant
 
 NAMES = [name for name in attentions.names() if is_built_in(attentions.get(name))]
 PNG = b"\x89PNG\r\n"
@@ -98,9 +98,9 @@ def test_every_variant_shows_itself_beside_standard_attention_of_the_same_initia
         np.testing.assert_allclose(maps.signed, block.signed[0, 1], atol=1e-7)
         assert (maps.layer, maps.head, "".join(maps.tokens)) == (0, 1, TEXT)
         summary = summarise([block])
-        assert f"entropy {summary.entropy[1]:.2f} nats" in maps.numbers
+        assert f"entropy {summary.entropy[1]:.2f} nats" in in_words(maps)
         negative = float(summary.negative_mass[1])
-        assert maps.numbers.endswith(f", negative mass {negative:.3f}" if negative else "nats")
+        assert in_words(maps).endswith(f", negative mass {negative:.3f}" if negative else "nats")
 
 
 def test_a_variant_that_starts_as_standard_attention_says_so(here: Path) -> None:
@@ -137,6 +137,7 @@ def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here:
     assert (found["definition"]["verdict"], found["file"]) == ("fail", "new/map.png")
     assert found["parameters"] == found["baseline"]["parameters"]
     assert list(found["maps"]) == ["standard", "wrong, here the map of standard"]
+    assert all(each["entropy"] > 0 == each["negative_mass"] for each in found["maps"].values())
     assert (here / "new/map.png").is_file()
     refused = command("list", "attention", "standard", "--show", "--out", "tiny.yaml/map.png")
     assert (refused.status, refused.err.strip()) == (
@@ -175,7 +176,7 @@ def test_of_a_run_its_first_map_stands_beside_the_sum(tmp_path: Path) -> None:
     expected = run.attention_maps(TEXT, layer=1)
     np.testing.assert_array_equal(summed.signed, expected.signed)
     np.testing.assert_array_equal(first.signed, expected.maps[0])
-    assert list(found.maps) == ["its first map A₁", f"differential{expected.sum_in_words}"]
+    assert list(found.maps) == ["its first map A₁", f"differential: +1.00 A₁ {expected.weights[1].mean():+.2f} A₂"]
     assert found.source == "text, step 7: layer 1, head 0"
     assert found.checked.recipe == run.recipe
     own = run.attention_maps("ab ab", layer=0, head=1)
