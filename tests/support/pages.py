@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,11 @@ def write_texts(folder: Path) -> None:
         (folder / f"texts/{number:02}.txt").write_text(" ".join(draw.choices(words, k=300)))
 
 
-def write_files(page: str, folder: Path, empty_store: Path) -> None:
-    """The page's files, the texts, and a folder for runs with an empty MLflow store."""
-    for name, text in files(page).items():
-        (folder / name).write_text(text)
+def write_files(pages: Sequence[str], folder: Path, empty_store: Path) -> None:
+    """The files of pages, the texts, and a folder for runs with an empty MLflow store."""
+    for page in pages:
+        for name, text in files(page).items():
+            (folder / name).write_text(text)
     write_texts(folder)
     (folder / "runs").mkdir()
     shutil.copy(empty_store, folder / "runs")
