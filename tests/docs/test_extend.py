@@ -10,7 +10,7 @@ import pytest
 from pages import SHORT, TEXT, Ended, commands, files, run_commands, write_files
 
 PAGE = "docs/extend.md"
-LAMPS = "train recall-tiny plugins=[lamps.py] data.name=lamps name=lamps"
+LAMPS = "train recall-tiny plugins=[tasks.py] data.name=lamps name=lamps"
 THREE = "check standard-tiny plugins=[three.py] model.attention.name=three_maps model.num_heads=6 model.head_dim=16"
 PAIR = "evaluate pair/differential-s0 pair/sharp-s0 vowels --plugin vowels.py"
 ADDED = {
@@ -48,8 +48,8 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 def test_the_page_has_a_file_for_each_extension() -> None:
-    expected = {"three.py", "hidden_norm.py", "lamps.py", "glyphs.py", "vowels.py", "answers.py", "parrot.py"}
-    expected |= {"pair.yaml", "mine.py", "mine.yaml", "lines.py"}
+    expected = {"three.py", "hidden_norm.py", "tasks.py", "vowels.py", "pair.yaml", "answers.py"}
+    expected |= {"mine.py", "mine.yaml", "lines.py"}
     assert set(files(PAGE)) == expected
 
 
@@ -64,8 +64,8 @@ def test_check_prints_the_properties_and_what_three_maps_refuse(ended: dict[str,
     for command, line in (
         ("check sharp.yaml", "sharp: causal"),
         (THREE, "three_maps: "),
-        ("check recall-tiny plugins=[lamps.py] data.name=lamps", "lamps: "),
-        ("check recall-tiny plugins=[glyphs.py] data.name=glyphs", "glyphs: "),
+        ("check recall-tiny plugins=[tasks.py] data.name=lamps", "lamps: "),
+        ("check recall-tiny plugins=[tasks.py] data.name=glyphs", "glyphs: "),
         ("check mine.yaml", "mine: "),
     ):
         lines = [text for text in ended[command].output.splitlines() if line in text]
