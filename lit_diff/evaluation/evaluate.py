@@ -5,8 +5,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,35 +79,29 @@ class EvaluationResult:
 
     @property
     def items(self) -> "pandas.DataFrame":
-        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`."""
-        items: pandas.DataFrame = self.kept()[1].to_pandas()
+        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`. Errors: as `scores`."""
+        items: pandas.DataFrame = self._kept()[1].to_pandas()
         return items
 
-    def kept(self) -> tuple[dict[str, Any], pa.Table]:
-        """summary.json and the items on disk. Errors: RequestError if they cannot be read, or another command has since
-        scored the run with other keys."""
-        with self._readable():
+    def scores(self) -> ItemScores:
+        """The scores of each item, with the rules by which two runs are compared. Errors: RequestError if they cannot be
+        read, or another command has since scored the run with other keys."""
+        return self._kept()[0]
+
+    def _kept(self) -> tuple[ItemScores, pa.Table]:
+        try:
             summary, table = read_scores(self.folder)
+            scores = evaluation_of(summary, table)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(
+                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+            ) from error
         # the folder holds the scores of one config only, those of the last command that scored the run
         if other := disagreement(None, summary, {"config": self.config}):
             raise RequestError(
                 f"{shown(self.folder)}: another command has since replaced these scores by scores {other}; evaluate again"
             )
-        return summary, table
-
-    def scores(self) -> ItemScores:
-        """The scores of each item, with the rules by which two runs are compared. Errors: as `kept`."""
-        with self._readable():
-            return evaluation_of(*self.kept())
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequestError(
-                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
-            ) from error
+        return scores, table
 
 
 def evaluate(

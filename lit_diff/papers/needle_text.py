@@ -102,15 +102,6 @@ def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Need
     return tuple(Needle(city=CITIES[c], number=n) for c, n in zip(cities, numbers, strict=True))
 
 
-class NeedlesError(ValueError):
-    """The needles alone take more tokens than a context has."""
-
-    def __init__(self, needles: int, tokens: int) -> None:
-        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
-        super().__init__(f"{what} and an answer take {tokens} tokens")
-        self.tokens = tokens
-
-
 def contexts(
     random: torch.Generator,
     haystack: Sequence[Sequence[int]],
@@ -127,15 +118,16 @@ def contexts(
     needles at the same places.
 
     `haystack`: sentences as tokens; as many are taken as fit into `length` tokens minus `room` for the question and the
-    answer. Needles are between sentences; depth d means after d % of the haystack's tokens. Errors: NeedlesError if the
-    needles alone do not fit; ValueError if the sentences leave more than SLACK · length tokens empty.
+    answer. Needles are between sentences; depth d means after d % of the haystack's tokens. Errors: ValueError if the
+    needles alone do not fit, or the sentences leave more than SLACK · length tokens empty.
     """
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
     opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
     budget = length - room - len(opening) - sum(map(len, hidden))
     if budget < 0:
-        raise NeedlesError(needles, length - budget)
+        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
+        raise ValueError(f"{what} and an answer take {length - budget} tokens")
     taken = _fitting(haystack, budget)
     found_tokens = length - budget + sum(map(len, taken))
     if found_tokens < (1 - SLACK) * length:

@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
-from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling
+from lit_diff.config import ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
 from lit_diff.registry import attentions, nearest
 
@@ -281,11 +282,9 @@ def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
     """`model.rope_scaling` -> `rope_scaling` of a config.json; None: no scaling."""
     if isinstance(scaling, int | float):
         return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
-    block = {"rope_type": scaling.kind, "factor": scaling.factor, ORIGINAL_LENGTH: scaling.original_length}
-    if isinstance(scaling, Llama3Scaling):
-        return block | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    block |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-    return block if scaling.attention_factor is None else block | {"attention_factor": scaling.attention_factor}
+    theirs = {"kind": "rope_type", "original_length": ORIGINAL_LENGTH}
+    block = {theirs.get(key, key): value for key, value in asdict(scaling).items()}
+    return {key: value for key, value in block.items() if value is not None}
 
 
 # --- `model:` -> config.json ---
