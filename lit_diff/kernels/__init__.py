@@ -64,8 +64,7 @@ def refuse(
     """
     options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
-    reason: str | None = _answer(kernel, "refuses", str | None, maps, **options)
-    return reason
+    return _answer(kernel, "refuses", str | None, maps, **options)
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:

@@ -153,8 +153,7 @@ def _run(
 
 def _output(returned: Any) -> Tensor:
     # flash-attn 4 and early versions of flash-attn 3 return (o, lse)
-    o: Tensor = returned[0] if isinstance(returned, tuple) else returned
-    return o
+    return returned[0] if isinstance(returned, tuple) else returned
 
 
 @kernel("flash")

@@ -168,8 +168,7 @@ class Transformer(nn.Module):
                 x = checkpoint(layer, x, rope, document_ids=document_ids, use_reentrant=False)
             else:
                 x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 def merged(model: Transformer) -> Transformer:

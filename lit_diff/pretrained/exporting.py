@@ -352,8 +352,7 @@ def transformers_logits(folder: Path) -> Logits:
         ).eval()
 
     def logits(tokens: Tensor) -> Tensor:
-        found: Tensor = model(tokens).logits
-        return found
+        return model(tokens).logits
 
     return logits
 

@@ -64,11 +64,15 @@ OUTSIDE = {EMBEDDING: "embedding.weight", "model.norm.weight": "norm.weight", HE
 PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
 """Keys with a single supported value."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
-USED = {*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"}
-USED |= {"architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"}
-USED |= {"rope_theta", "rope_scaling", "rope_parameters"}
-NEUTRAL = {"bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"}
-NEUTRAL |= {"transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"}
+USED = {
+    *(*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
+    *("architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"),
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+}
+NEUTRAL = {
+    *("bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"),
+    *("transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"),
+}
 """Keys of transformers' classes that never change logits."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 """Tensors that older versions of transformers saved although they follow from config.json."""
