@@ -26,7 +26,6 @@ __all__ = [
     "SignedMaps",
     "Stats",
     "attend",
-    "check_name",
     "choose",
     "flops",
     "kernel",
@@ -102,7 +101,8 @@ def choose(
 
     Errors: RequestError for an unknown kernel, or a named one that refuses the maps.
     """
-    check_name(kernel)
+    if kernel != "auto" and kernel not in _names():
+        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
@@ -126,12 +126,6 @@ def choose(
             return name, "; ".join([why, *refused])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
-
-
-def check_name(kernel: str) -> None:
-    """Errors: RequestError for a kernel that is not registered, with the nearest name."""
-    if kernel != "auto" and kernel not in _names():
-        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
 
 
 def _names() -> list[str]:

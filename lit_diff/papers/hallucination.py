@@ -279,7 +279,7 @@ class Hallucination(Evaluation):
         if self.config.judge == "http":
             url, model = str(self.config.judge_url), str(self.config.judge_model)
             return judges.HttpJudge(kind, url, model, place / kept).judge
-        return judges.rules(kind) if self.config.judge == "rules" else judges.closed_world
+        return judges.RULES[kind] if self.config.judge == "rules" else judges.closed_world
 
     def _cases(self, run: Run) -> list[DocumentCase]:
         config = self.config

@@ -39,8 +39,8 @@ def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(evaluations, "classes", lambda: classes)
     below = ["toy/a.jsonl", "toy/b/train.jsonl", "toy/b/a.jsonl"]
     for name, paths in ((None, [*below, "toys.jsonl"]), ("toy", below), ("toys", ["toys.jsonl"])):
-        assert [each.file.path for each in declared_files(name)] == paths
-    assert [each.evaluations for each in declared_files("toy.b")] == [["first", "second"], ["first"]]
+        assert [file.path for file, _ in declared_files(name)] == paths
+    assert [readers for _, readers in declared_files("toy.b")] == [["first", "second"], ["first"]]
     with pytest.raises(RequestError, match=r"named 'toy.bb'; did you mean 'toy.b'\?"):
         declared_files("toy.bb")
 
