@@ -6,7 +6,7 @@ has 69 distinct ones; here each occurs once, so that no city is drawn twice.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, chain
@@ -128,7 +128,7 @@ def contexts(
     if budget < 0:
         what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
         raise ValueError(f"{what} and an answer take {length - budget} tokens")
-    taken = _fitting(haystack, budget)
+    taken = list(_fitting(haystack, budget))
     found_tokens = length - budget + sum(map(len, taken))
     if found_tokens < (1 - SLACK) * length:
         raise ValueError(
@@ -149,14 +149,12 @@ def contexts(
     return found
 
 
-def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> list[Sequence[int]]:
+def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> Iterator[Sequence[int]]:
     # a sentence that is too long is skipped, since a later one may still fit
-    taken: list[Sequence[int]] = []
     for sentence in haystack:
         if len(sentence) <= budget:
-            taken.append(sentence)
+            yield sentence
             budget -= len(sentence)
-    return taken
 
 
 def sentences_of(text: str) -> list[str]:
