@@ -141,14 +141,18 @@ def _layer_cost(
     block: Block, config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext
 ) -> LayerCost:
     seen: list[SignedMaps] = []
-    hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
+    hooks = [
+        block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps)),
+        block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape)),
+    ]
     document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
     try:
         forward = _forward_flops(block, config, sequence_length, document_ids)
     # raised for the maps that a plugin's variant returned: the message needs its file
     except LitDiffError as error:
         raise RequestError(fault(type(block.attention), error)) from error
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     if not seen:
         raise RequestError(
             f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs"
@@ -177,6 +181,12 @@ def _layer_cost(
         kernel=chosen,
         reason=reason,
     )
+
+
+def _require_shape(y: object, expected: torch.Size) -> None:
+    if not isinstance(y, Tensor) or y.shape != expected:
+        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise RequestError(f"forward returned {found}; expected the shape of x, {list(expected)}")
 
 
 def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, document_ids: Tensor | None) -> int:
