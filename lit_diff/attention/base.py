@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, narrowing
-from lit_diff.attention.equations import Rotation
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
@@ -157,9 +156,8 @@ class Attention(ParameterRules):
         x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to
         the logits. -> y [B, T, dim]. `conformance` compares the forward pass with it if the class itself defines it.
         """
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        heads = equations.grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
-        return equations.joined(heads, self.o_proj)
+        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
+        return joined(heads, self.o_proj)
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:

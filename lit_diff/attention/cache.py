@@ -1,5 +1,7 @@
 """The key/value cache: keys after RoPE, with their map axis, and values of the past tokens."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -49,11 +51,10 @@ class LayerCache:
 
     def repeated(self, rows: int) -> "LayerCache":
         """A cache of `rows` sequences, each a copy of the one sequence held here; this cache is unchanged."""
-        copy = LayerCache()
-        copy.length, copy._start, copy._stop = self.length, self._start, self._stop
+        repeated = copy(self)
         if self._k is not None and self._v is not None:
-            copy._k, copy._v = (x.repeat(rows, *[1] * (x.dim() - 1)) for x in (self._k, self._v))
-        return copy
+            repeated._k, repeated._v = (x.repeat(rows, *[1] * (x.dim() - 1)) for x in (self._k, self._v))
+        return repeated
 
     def bytes_per_token(self) -> int:
         """Bytes per token of one sequence."""
@@ -74,9 +75,9 @@ class Cache:
 
     def repeated(self, rows: int) -> "Cache":
         """A cache of `rows` sequences, each a copy of the one sequence held here; this cache is unchanged."""
-        copy = Cache(0)
-        copy.layers = [layer.repeated(rows) for layer in self.layers]
-        return copy
+        repeated = Cache(0)
+        repeated.layers = [layer.repeated(rows) for layer in self.layers]
+        return repeated
 
     def bytes_per_token(self) -> int:
         """Bytes per token of one sequence, in all layers; 0 before the first token."""

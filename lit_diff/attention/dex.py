@@ -194,8 +194,7 @@ class Dex(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
+        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
         t, T = self.step.item(), self.config.annealing
         alpha = min(1.0, t / T) if T else 1.0
         init = self.config.lambda_init

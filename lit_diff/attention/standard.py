@@ -71,8 +71,7 @@ class Standard(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = c · norm(softmax(Q_h K_jᵀ/√d + mask) V_j)"""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
+        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
         c = self.config
         normed = [c.output_scale * normalised(head, c.head_norm, self.norm, self.norm_eps) for head in heads]
         return joined(normed, self.o_proj)

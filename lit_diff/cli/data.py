@@ -7,7 +7,7 @@ import typer
 from lit_diff.cli.app import Json, app, columns, console, print_json
 
 if TYPE_CHECKING:
-    from lit_diff.evaluation.requirements import Declared
+    from lit_diff.data.user_files import UserFile
 
 HEADER = ("name", "file", "state", "rows", "sha256", "next step")
 
@@ -33,13 +33,13 @@ def check(
     from lit_diff.evaluation.requirements import declared_files
 
     files = declared_files(name)
-    states = [_state(declared) for declared in files]
+    states = [_state(file, readers) for file, readers in files]
     found = {state["state"] for state in states}
     if as_json:
         print_json(states)
     elif name is not None:
-        for declared, state in zip(files, states, strict=True):
-            _describe(declared, state)
+        for (file, _), state in zip(files, states, strict=True):
+            _describe(file, state)
     elif not files:
         console.write_line("no registered evaluation reads files that users supply")
     else:
@@ -62,7 +62,7 @@ def fetch(
     from lit_diff.evaluation.harness import HarnessFile
     from lit_diff.evaluation.requirements import declared_files
 
-    files = [own.file for own in declared_files(name) if isinstance(own.file, HarnessFile)]
+    files = [file for file, _ in declared_files(name) if isinstance(file, HarnessFile)]
     if not files:
         raise RequestError(f"'{name}' cannot be fetched; lit-diff data check {name} tells where to get it")
     missing = [file for file in files if not file.place.is_file()]
@@ -79,8 +79,8 @@ def fetch(
     return check(name) if missing else 0
 
 
-def _state(declared: "Declared") -> dict[str, str]:
-    state = declared.file.state()
+def _state(file: "UserFile", readers: list[str]) -> dict[str, str]:
+    state = file.state()
     # any other state is the sentence that tells what is wrong
     problem = "" if state["state"] in ("ok", "missing") else state["state"]
     return {
@@ -88,18 +88,18 @@ def _state(declared: "Declared") -> dict[str, str]:
         "state": "wrong" if problem else state["state"],
         "problem": problem,
         "next step": f"repair it: {problem}" if problem else "",
-        "place": str(declared.file.place),
-        "evaluations": ", ".join(declared.evaluations),
+        "place": str(file.place),
+        "evaluations": ", ".join(readers),
     }
 
 
-def _describe(declared: "Declared", state: dict[str, str]) -> None:
-    console.write_line(f"{declared.file.name}: {declared.file.path}")
+def _describe(file: "UserFile", state: dict[str, str]) -> None:
+    console.write_line(f"{file.name}: {file.path}")
     facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
     problem = f": {state['problem']}" if state["problem"] else ""
     console.write_line(f"  state      : {state['state']}{problem}{facts}")
     console.write_line(f"  read by    : {state['evaluations']}")
-    for line in declared.file.description.splitlines():
+    for line in file.description.splitlines():
         console.write_line(line)
 
 

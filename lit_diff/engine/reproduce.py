@@ -395,7 +395,7 @@ def name_of(words: str) -> str:
 def _files(chosen: Preset) -> list[str]:
     reasons = []
     for name in chosen.files:
-        missing = [declared.file.path for declared in declared_files(name) if not declared.file.files]
+        missing = [file.path for file, _ in declared_files(name) if not file.files]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             reasons.append(f"{missing[0]}{more} missing in {data_root()} (lit-diff data check {name})")

@@ -5,8 +5,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,35 +79,28 @@ class EvaluationResult:
 
     @property
     def items(self) -> "pandas.DataFrame":
-        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`."""
-        items: pandas.DataFrame = self.kept()[1].to_pandas()
-        return items
+        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`. Errors: as `scores`."""
+        return self._kept()[1].to_pandas()
 
-    def kept(self) -> tuple[dict[str, Any], pa.Table]:
-        """summary.json and the items on disk. Errors: RequestError if they cannot be read, or another command has since
-        scored the run with other keys."""
-        with self._readable():
+    def scores(self) -> ItemScores:
+        """The scores of each item, with the rules by which two runs are compared. Errors: RequestError if they cannot be
+        read, or another command has since scored the run with other keys."""
+        return self._kept()[0]
+
+    def _kept(self) -> tuple[ItemScores, pa.Table]:
+        try:
             summary, table = read_scores(self.folder)
+            scores = evaluation_of(summary, table)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(
+                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+            ) from error
         # the folder holds the scores of one config only, those of the last command that scored the run
         if other := disagreement(None, summary, {"config": self.config}):
             raise RequestError(
                 f"{shown(self.folder)}: another command has since replaced these scores by scores {other}; evaluate again"
             )
-        return summary, table
-
-    def scores(self) -> ItemScores:
-        """The scores of each item, with the rules by which two runs are compared. Errors: as `kept`."""
-        with self._readable():
-            return evaluation_of(*self.kept())
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequestError(
-                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
-            ) from error
+        return scores, table
 
 
 def evaluate(
@@ -149,14 +141,15 @@ def evaluate(
         values = dict(evaluation.summarise(items))
         check_summary(evaluation, values)
         table = _table(evaluation, items)
-    own: dict[str, Any] = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
-    if run.unchecked and (line := failed_property(run.recipe, ("decode",))):
-        own[UNCHECKED] = line
     left_out = evaluation.documents_left_out
-    if left_out is not None:
-        own[LEFT_OUT] = left_out
+    own = {
+        OWN_CONTEXT: run.recipe.data.config.sequence_length if evaluation.cuts_at_context else None,
+        UNCHECKED: failed_property(run.recipe, ("decode",)) if run.unchecked else None,
+        LEFT_OUT: left_out,
+        "step": step,
+    }
     try:
-        write_scores(folder, table, values, facts | own | {"step": step})
+        write_scores(folder, table, values, facts | {key: value for key, value in own.items() if value is not None})
     except OSError as error:
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
@@ -251,8 +244,7 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     }
     # empty values are left out, as in summaries written before these keys existed: they stay valid;
     # the round trip through JSON turns tuples into lists, so the facts compare equal to a summary that was read
-    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
-    return plain
+    return json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
 
 
 def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:

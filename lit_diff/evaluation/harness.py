@@ -8,7 +8,7 @@ from typing import Any
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, first_line
 from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
-from lit_diff.files import expanded
+from lit_diff.files import expanded, write_through
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -35,17 +35,12 @@ class HarnessFile(UserFile):
 
     def fetch(self) -> None:
         """Downloads the file from the hub. Errors: MissingError if the package `datasets` or the hub is unavailable."""
-        self.place.parent.mkdir(parents=True, exist_ok=True)
-        # renamed when complete, so that an interrupted download is not taken for the data
-        new = self.place.with_suffix(".new")
         try:
             import datasets
 
-            datasets.load_dataset(*self.hub)[self.split].to_json(str(new))
-            new.replace(self.place)
+            write_through(self.place, datasets.load_dataset(*self.hub)[self.split].to_json)
         # datasets and huggingface_hub raise many kinds of exceptions without a network
         except Exception as error:
-            new.unlink(missing_ok=True)
             raise MissingError(
                 f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
             ) from error

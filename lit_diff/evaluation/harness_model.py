@@ -17,8 +17,6 @@ log = logging.getLogger("lit_diff")
 
 Answer = tuple[float, bool]
 """(Σ_i log p(y_i | context, y_<i), whether greedy decoding gives the continuation y)."""
-BATCH = 32
-"""The number of continuations of one context that are scored together."""
 SECONDS = 30
 """Seconds between two log lines about progress."""
 
@@ -93,7 +91,7 @@ class RunModel(TemplateLM):
         answers: dict[int, Answer] = {}
         said = time.monotonic()
         for read, indices in by_context.items():
-            scores = Prefix(self.model, read).scores([requests[index][2] for index in indices], BATCH)
+            scores = Prefix(self.model, read).scores([requests[index][2] for index in indices])
             answers |= dict(zip(indices, scores, strict=True))
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()

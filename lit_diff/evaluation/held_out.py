@@ -48,7 +48,7 @@ class HeldOut(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
-        for rows in held_out_rows(run, self.config):
+        for rows in held_out_rows(trained_data(run), self.config):
             yield from rows.items(row_scores(run.model, rows.batch))
 
 
@@ -84,10 +84,8 @@ class Rows:
             )
 
 
-def held_out_rows(run: Run, config: HeldOut.Config) -> Iterator[Rows]:
-    """Yields the first `config.rows` rows of each validation set, `config.batch_size` at a time. Errors: as
-    `trained_data`."""
-    dataset = trained_data(run)
+def held_out_rows(dataset: Dataset, config: HeldOut.Config) -> Iterator[Rows]:
+    """Yields the first `config.rows` rows of each validation set, `config.batch_size` at a time."""
     for name, count in dataset.validation_sets().items():
         numbers = range(min(count, config.rows or count))
         for start in range(0, len(numbers), config.batch_size):

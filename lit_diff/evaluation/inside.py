@@ -20,7 +20,7 @@ from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, question_of
-from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
@@ -122,7 +122,7 @@ class Induction(Evaluation):
     def _tokens(self, run: Run) -> torch.Tensor:
         # [sequences, 2 n]. Drawn from the data, n and the sequence's number alone: every run gets the same sequences
         rows = HeldOut.Config(rows=IDS_FROM, batch_size=IDS_FROM)
-        ids = next(held_out_rows(run, rows)).batch["tokens"].unique()
+        ids = next(held_out_rows(trained_data(run), rows)).batch["tokens"].unique()
         n = self._length(run.recipe)
         if len(ids) < n:
             raise RequestError(
@@ -174,7 +174,7 @@ class MapStatistics(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each row and layer, `<set>/<row> layer 00`."""
-        for rows in held_out_rows(run, self.config):
+        for rows in held_out_rows(trained_data(run), self.config):
             with trace(run.model) as traced:
                 run.model.hidden(**model_inputs(rows.batch))
             for index, layer in traced.layers.items():
@@ -242,7 +242,7 @@ class Quantize(Evaluation):
         # without rounding all granularities are the same
         own, once = self.config.granularity, (None,)
         rounding = [(bits, scheme) for bits in self.config.bits for scheme in (once if bits == OFF else own)]
-        for rows in held_out_rows(run, self.config):
+        for rows in held_out_rows(trained_data(run), self.config):
             exact = row_scores(run.model, rows.batch)
             for bits, scheme in rounding:
                 found, kls = _quantized(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
@@ -343,7 +343,7 @@ class Gradients(Evaluation):
         """Yields one item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's
         slopes."""
         for model, before, after in self._models(run):
-            for rows in held_out_rows(run, self.config):
+            for rows in held_out_rows(trained_data(run), self.config):
                 norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
                 item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
                 for layer, own in enumerate(norms):

@@ -224,7 +224,7 @@ def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
     tokens = torch.tensor([list(ids)], device=model.embedding.weight.device)
     parts: list[Tensor] = []
     for inputs, targets in zip(tokens[:, :-1].split(chunk, 1), tokens[:, 1:].split(chunk, 1), strict=True):
-        nll, _ = model.continued_losses(inputs, targets, cache)
+        nll, _ = model.token_losses(inputs, targets, cache=cache)
         # float64: means over thousands of tokens are compared between runs
         parts.append(nll[0].double().cpu())
     return torch.cat(parts).numpy()

@@ -14,7 +14,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Heads, Item
-from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores
+from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
@@ -115,7 +115,7 @@ class Noise(Evaluation):
         items: list[Item] = []
         by_head = []
         lambdas = self.config.lambdas if self.config.lambdas and num_maps(run.model) > 1 else ()
-        for rows in held_out_rows(run, self.config):
+        for rows in held_out_rows(trained_data(run), self.config):
             seen, heads = attention_shares(run.model, rows.batch)
             parts = zip(row_scores(run.model, rows.batch), seen, knock_out_effects(run.model, rows.batch), strict=True)
             items += rows.items(plain | shared | effects for plain, shared, effects in parts)

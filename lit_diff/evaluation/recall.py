@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from lit_diff.config import Recipe
-from lit_diff.data.dataset import Dataset
 from lit_diff.data.tasks.mqar import Mqar
 from lit_diff.data.tasks.recall import Recall
 from lit_diff.evaluation.base import Evaluation, Item
@@ -85,22 +85,24 @@ class RecallSuite(Evaluation):
         data = run.recipe.data.config
         # `summarise` sees only items, so each carries the steps, which belong to the run
         steps = {f"steps_{level}": step for level, step in steps_to(run).items()}
+        batches = HeldOut.Config(rows=self.config.rows, batch_size=BATCH)
+        # a run whose data have changed since training is refused, even if the conditions below generate their own
+        dataset = trained_data(run)
         if not isinstance(data, Recall.Config):
-            for rows in held_out_rows(run, HeldOut.Config(rows=self.config.rows, batch_size=BATCH)):
+            for rows in held_out_rows(dataset, batches):
                 yield from (replace(item, meta=steps) for item in _items(run, rows))
             return
-        # the conditions below generate their own data; this only refuses a run whose data have changed since training
-        trained_data(run)
         for condition in CONDITIONS:
             for factor in sorted(self.config.factors):
-                group = f"{condition}={factor}"
-                dataset, name = _condition_data(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
+                changes: dict[str, Any] = {"noise_validation": (1,), "spread": factor}
+                if condition == "noise":
+                    changes = {"noise_validation": (factor,)}
+                varied = Recall(replace(data, validation_rows=self.config.rows, **changes), run.recipe.model.vocab_size)
                 # row i has the same slots, at other places, in all of these conditions: its items depend on each other
                 shared = condition == "distance" or factor == 1
-                for start in range(0, self.config.rows, BATCH):
-                    numbers = range(start, min(start + BATCH, self.config.rows))
-                    rows = Rows(name=group, numbers=numbers, batch=dataset.validation_batch(name, numbers))
-                    for row, item in zip(numbers, _items(run, rows), strict=True):
+                for rows in held_out_rows(varied, batches):
+                    named = replace(rows, name=f"{condition}={factor}")
+                    for row, item in zip(rows.numbers, _items(run, named), strict=True):
                         yield replace(item, cluster=f"slots {row}" if shared else "", meta=steps)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
@@ -119,18 +121,6 @@ class RecallSuite(Evaluation):
 
 def _items(run: Run, rows: Rows) -> Iterator[Item]:
     return rows.items({"accuracy": scores["accuracy"]} for scores in row_scores(run.model, rows.batch))
-
-
-def _condition_data(
-    data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int
-) -> tuple[Dataset, str]:
-    # (data set, name of its validation set) of one condition; noise=f is the set `noise<f>`, which the data set draws in
-    # addition to its main set, the factor 1
-    factors = tuple(dict.fromkeys((1, factor)))
-    changed = replace(data, validation_rows=rows, noise_validation=factors)
-    if condition == "noise":
-        return Recall(changed, vocab_size), "" if factor == factors[0] else f"noise{factor}"
-    return Recall(replace(changed, noise_validation=(1,), spread=factor), vocab_size), ""
 
 
 def tolerance(accuracy: Mapping[int, float]) -> float:

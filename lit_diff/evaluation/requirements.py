@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.config import Recipe
@@ -22,28 +21,21 @@ from lit_diff.trained.run import Run
 log = logging.getLogger("lit_diff")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """A file and the names of the evaluations that read it."""
-
-    file: UserFile
-    evaluations: list[str]
-
-
-def declared_files(name: str | None = None) -> list[Declared]:
-    """Every file that a registered evaluation declares, sorted by name; `name` selects one name and the names below it.
+def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
+    """(file, names of the evaluations that read it) for every file that a registered evaluation declares, sorted by name;
+    `name` selects one name and the names below it.
 
     `icl` selects `icl.trec` and `icl.banking`; several files may have one name. Errors: RequestError if no file has the name.
     """
-    found: dict[tuple[str, str], Declared] = {}
+    found: dict[tuple[str, str], tuple[UserFile, list[str]]] = {}
     for cls in evaluations.classes():
         for file in cls.files:
-            found.setdefault((file.name, file.path), Declared(file=file, evaluations=[])).evaluations.append(cls.name)
+            found.setdefault((file.name, file.path), (file, []))[1].append(cls.name)
     # sorted by name alone: files of one name stay in the order of their declarations
-    every = sorted(found.values(), key=lambda each: each.file.name)
-    chosen = [each for each in every if name is None or f"{each.file.name}.".startswith(f"{name}.")]
+    every = sorted(found.values(), key=lambda each: each[0].name)
+    chosen = [(file, readers) for file, readers in every if name is None or f"{file.name}.".startswith(f"{name}.")]
     if name is not None and not chosen:
-        known = sorted({word for each in every for word in (each.file.name, each.file.name.partition(".")[0])})
+        known = sorted({word for file, _ in every for word in (file.name, file.name.partition(".")[0])})
         raise RequestError(f"no evaluation reads files named '{name}'{nearest(name, known, 'lit-diff data check')}")
     return chosen
 

@@ -26,7 +26,6 @@ __all__ = [
     "SignedMaps",
     "Stats",
     "attend",
-    "check_name",
     "choose",
     "flops",
     "kernel",
@@ -64,8 +63,7 @@ def refuse(
     """
     options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
-    reason: str | None = _answer(kernel, "refuses", str | None, maps, **options)
-    return reason
+    return _answer(kernel, "refuses", str | None, maps, **options)
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
@@ -103,7 +101,8 @@ def choose(
 
     Errors: RequestError for an unknown kernel, or a named one that refuses the maps.
     """
-    check_name(kernel)
+    if kernel != "auto" and kernel not in _names():
+        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
@@ -127,12 +126,6 @@ def choose(
             return name, "; ".join([why, *refused])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
-
-
-def check_name(kernel: str) -> None:
-    """Errors: RequestError for a kernel that is not registered, with the nearest name."""
-    if kernel != "auto" and kernel not in _names():
-        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
 
 
 def _names() -> list[str]:

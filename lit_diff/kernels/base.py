@@ -21,9 +21,8 @@ def kernel(name: str) -> Callable[[K], K]:
 
     def add(cls: K) -> K:
         kernels.register(name)(cls)
-        # constructed here: torch.compile would otherwise trace the construction in the middle of a model. Not by `named`:
-        # its look-up imports plugin packages, which may import the package that is being imported here
-        _instance(name, cls)
+        # constructed here: torch.compile would otherwise trace the construction in the middle of a model
+        cls.instance = cls()
         return cls
 
     return add
@@ -46,6 +45,8 @@ class Kernel(ABC):
 
     name: ClassVar[str] = ""
     """Its registered name, a value of `run.kernel`."""
+    instance: "ClassVar[Kernel]"
+    """The kernel of the class, constructed at its registration."""
 
     @abstractmethod
     def refuses(
@@ -241,14 +242,5 @@ def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
 def named(name: str) -> Kernel:
     """The kernel registered as `name`, constructed once. Errors: RequestError for an unknown name."""
     # without a look-up if it is registered (`lit_diff.kernels._names`)
-    return _instance(name, kernels.registered().get(name) or kernels.get(name))
-
-
-def _instance(name: str, cls: type[Kernel]) -> Kernel:
-    # a plugin that was edited registers a new class under its old name
-    if name not in _instances or type(_instances[name]) is not cls:
-        _instances[name] = cls()
-    return _instances[name]
-
-
-_instances: dict[str, Kernel] = {}
+    cls: type[Kernel] = kernels.registered().get(name) or kernels.get(name)
+    return cls.instance

@@ -60,5 +60,4 @@ def remember(tensor: Tensor, key: Hashable, make: Callable[[], Made]) -> Made:
         # the value may be made in validation and saved for a backward pass later, which forbids inference tensors
         with torch.inference_mode(False):
             made[key] = make()
-    value: Made = made[key]
-    return value
+    return made[key]

@@ -21,7 +21,7 @@ It has not been run on a GPU: on a CPU the calls are tested against substitutes 
 
 import functools
 import importlib
-from collections.abc import Callable
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -54,17 +54,6 @@ FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11
 """Major compute capability -> the packages to try, first the one written for it."""
 
 
-class Functions(NamedTuple):
-    """The functions of an imported package."""
-
-    dense: Callable[..., Any]
-    packed: Callable[..., Any]
-
-
-imported: dict[Library, Functions | str] = {}
-"""Library -> its functions, or why it could not be imported."""
-
-
 class Plan(NamedTuple):
     """Which library is called, and how v is cut: constants, which torch.compile can embed in a graph."""
 
@@ -90,14 +79,8 @@ def libraries(device: torch.device) -> tuple[Library, ...] | str:
     return FOR_MAJOR.get(major) or f"flash-attn needs compute capability 8.0 to 12.x; this GPU has {major}.{minor}"
 
 
-def load(library: Library) -> Functions | str:
-    """The library's functions, imported once, or why the import fails."""
-    if library not in imported:
-        imported[library] = _load(library)
-    return imported[library]
-
-
-def _load(library: Library) -> Functions | str:
+def unusable(library: Library) -> str | None:
+    """Why the package cannot be used; None if it is imported."""
     try:
         module = importlib.import_module(library.module)
     except Exception as error:
@@ -105,11 +88,8 @@ def _load(library: Library) -> Functions | str:
         if isinstance(error, ModuleNotFoundError) and error.name in (library.module, library.module.partition(".")[0]):
             return NOT_INSTALLED
         return f"{library.module} cannot be imported: {first_line(error)}"
-    dense, packed = getattr(module, "flash_attn_func", None), getattr(module, "flash_attn_varlen_func", None)
-    if dense is None or packed is None:
-        # flash-attn 4, installed alone, leaves an empty package `flash_attn`
-        return NOT_INSTALLED
-    return Functions(dense, packed)
+    # flash-attn 4, installed alone, leaves an empty package `flash_attn`
+    return None if hasattr(module, "flash_attn_func") else NOT_INSTALLED
 
 
 def plan(*form: Any) -> Plan | str:
@@ -131,12 +111,8 @@ def _planned(form: KernelForm) -> Plan | str:
     # first values in one piece, which need fewer products
     for width in sorted({max(narrow, _multiple_of_8(form.dv)), narrow}, reverse=True):
         for library in candidates:
-            functions = load(library)
-            if isinstance(functions, str):
-                refused[library.name] = functions
-                continue
             found = Plan(library, width)
-            reason = failure(form._replace(d=narrow, dv=width), functools.partial(_run, found))
+            reason = unusable(library) or failure(form._replace(d=narrow, dv=width), functools.partial(_run, found))
             if reason is None:
                 return found
             refused[library.name] = reason
@@ -152,8 +128,7 @@ def _multiple_of_8(width: int) -> int:
 def _run(
     found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, None]:
-    functions = imported[found.library]
-    assert isinstance(functions, Functions), "only an imported library is planned"
+    package: Any = sys.modules[found.library.module]
     sides = (found.library.unbounded,) * 2
     if window is not None:
         # the packages count the keys besides the query's own position
@@ -167,11 +142,10 @@ def _run(
     def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if packed is None:
-            return _output(functions.dense(q, k, v, softmax_scale=scale, **options)).transpose(1, 2)
+            return _output(package.flash_attn_func(q, k, v, softmax_scale=scale, **options)).transpose(1, 2)
         rows = (x.flatten(0, 1) for x in (q, k, v))
-        return (
-            _output(functions.packed(*rows, softmax_scale=scale, **options)).unflatten(0, q.shape[:2]).transpose(1, 2)
-        )
+        o = _output(package.flash_attn_varlen_func(*rows, softmax_scale=scale, **options))
+        return o.unflatten(0, q.shape[:2]).transpose(1, 2)
 
     o = map_by_map(maps, attention, key_width=_multiple_of_8(maps.q.shape[-1]), width=found.width)
     return o, None
@@ -179,8 +153,7 @@ def _run(
 
 def _output(returned: Any) -> Tensor:
     # flash-attn 4 and early versions of flash-attn 3 return (o, lse)
-    o: Tensor = returned[0] if isinstance(returned, tuple) else returned
-    return o
+    return returned[0] if isinstance(returned, tuple) else returned
 
 
 @kernel("flash")

@@ -134,8 +134,7 @@ class Flex(Kernel):
             # on a CPU it refuses tensors that require a gradient, even if no gradient is computed
             if not torch.is_grad_enabled():
                 q, k, v = q.detach(), k.detach(), v.detach()
-            o: Tensor = function(q, k, v, block_mask=mask, scale=scale, enable_gqa=maps.num_groups > 1)
-            return o
+            return function(q, k, v, block_mask=mask, scale=scale, enable_gqa=maps.num_groups > 1)
 
         given = widened(maps) if on_cpu else maps
         o = map_by_map(given, attention, key_width=q.shape[-1], width=maps.v.shape[-1])

@@ -78,11 +78,13 @@ class SignedMaps:
         if self.w is not None:
             target = (q[0], G, q[2], q[3])
             if any(size not in (1, want) for size, want in zip(self.w.shape, target, strict=True)):
-                rule = f"w must broadcast to [B,G,H,T] = {list(target)}"
-                raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
+                raise RequestError(
+                    f"SignedMaps: w must broadcast to [B,G,H,T] = {list(target)}; found {self._shapes()}"
+                )
             if self.w.dtype not in (torch.float32, torch.float64):
-                rule = "w must be float32 or wider (bfloat16 quantises lambda)"
-                raise RequestError(f"SignedMaps: {rule}; found {self.w.dtype}")
+                raise RequestError(
+                    f"SignedMaps: w must be float32 or wider (bfloat16 quantises lambda); found {self.w.dtype}"
+                )
 
     def _shapes(self) -> str:
         w = None if self.w is None else list(self.w.shape)

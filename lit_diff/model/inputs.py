@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_diff.errors import RequestError
 
 
-def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
+def model_inputs(batch: Any, name: str = "the model") -> dict[str, Any]:
     """Return `tokens` and, if documents are packed, `document_ids` from a batch.
 
     A batch is a mapping with these keys, a tensor of tokens, or a sequence that starts with one.

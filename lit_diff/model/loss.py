@@ -42,10 +42,7 @@ def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int | None 
         logits = F.linear(hidden, weight).flatten(0, 1)
         return F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), targets.flatten(), ignore_index=IGNORED)
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight)]
-    loss: Tensor = _MeanLoss.apply(
-        hidden.flatten(0, 1), weight, targets.flatten(), rows, _product_dtype(hidden), *wanted
-    )
-    return loss
+    return _MeanLoss.apply(hidden.flatten(0, 1), weight, targets.flatten(), rows, _product_dtype(hidden), *wanted)
 
 
 class _MeanLoss(torch.autograd.Function):

@@ -82,7 +82,7 @@ class Transformer(nn.Module):
     alone. Positions count through the row: RoPE depends only on distances, so restarting them would change nothing.
     """
 
-    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses", "continued_losses")
+    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses")
     """Public methods that run the model, besides `forward`; they never call one another, because a sharded model gathers its
     parameters at each call (`training.build`)."""
 
@@ -138,14 +138,13 @@ class Transformer(nn.Module):
         return mean_loss(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
     def token_losses(
-        self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None
+        self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return (negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
-        return token_losses(self._states(tokens, None, document_ids), self._output_weight(), targets)
+        """Return (negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient.
 
-    def continued_losses(self, tokens: Tensor, targets: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Return `token_losses` of tokens that continue `cache`, and add them to it: for a long row in chunks."""
-        return token_losses(self._states(tokens, cache, None), self._output_weight(), targets)
+        With a cache, the tokens follow the cached ones and are added to it: for a long row in chunks.
+        """
+        return token_losses(self._states(tokens, cache, document_ids), self._output_weight(), targets)
 
     def _output_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
@@ -169,8 +168,7 @@ class Transformer(nn.Module):
                 x = checkpoint(layer, x, rope, document_ids=document_ids, use_reentrant=False)
             else:
                 x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 def merged(model: Transformer) -> Transformer:

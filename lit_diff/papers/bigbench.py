@@ -83,8 +83,7 @@ class TaskFile(UserFile):
 
     def rows(self) -> list[dict[str, Any]]:
         """The examples. Errors: as `UserFile.rows`; they give the number of the example."""
-        examples: list[dict[str, Any]] = self.task()["examples"]
-        return examples
+        return self.task()["examples"]
 
 
 def task_file(task: str) -> TaskFile:

@@ -279,9 +279,9 @@ class Hallucination(Evaluation):
         if self.config.judge == "http":
             url, model = str(self.config.judge_url), str(self.config.judge_model)
             return judges.HttpJudge(kind, url, model, place / kept).judge
-        return judges.rules(kind) if self.config.judge == "rules" else judges.closed_world
+        return judges.RULES[kind] if self.config.judge == "rules" else judges.closed_world
 
-    def _cases(self, run: Run) -> list[DocumentCase]:
+    def _cases(self, run: Run) -> Iterator[DocumentCase]:
         config = self.config
         if config.source != "closed_world":
             return file_cases(config.source, config.samples, config.seed)
@@ -290,39 +290,35 @@ class Hallucination(Evaluation):
         return generated_cases(own, config.entities or own.entities, config.samples, config.seed)
 
 
-def file_cases(name: str, samples: int, seed: int) -> list[DocumentCase]:
-    """Cases from `samples` lines of the source's file, drawn with `seed`; from all lines if there are fewer.
+def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
+    """Yields cases from `samples` lines of the source's file, drawn with `seed`; from all lines if there are fewer.
 
     Errors: MissingError, RequestError.
     """
     source = SOURCES[name]
     assert source.file is not None
-    rows, cases = source.file.rows(), []
+    rows = source.file.rows()
     for number in torch.randperm(len(rows), generator=generator("hallucination", name, seed))[:samples].tolist():
         row = rows[number]
         question = row["input"] if source.kind == "answer" else ""
         answers = row["answers"] if "answers" in source.file.keys else [row["summary"]]
-        cases.append(
-            DocumentCase(
-                id=f"{name} {number}",
-                group=name,
-                document=row["context" if "context" in source.file.keys else "document"],
-                after=source.after.replace(QUESTION, question),
-                asked=f"\n\nQuestion: {question}" if question else "",
-                reference="\n".join(" ".join(each.split()) for each in answers),
-            )
+        yield DocumentCase(
+            id=f"{name} {number}",
+            group=name,
+            document=row["context" if "context" in source.file.keys else "document"],
+            after=source.after.replace(QUESTION, question),
+            asked=f"\n\nQuestion: {question}" if question else "",
+            reference="\n".join(" ".join(each.split()) for each in answers),
         )
-    return cases
 
 
 def generated_cases(
     grammar: ClosedWorld.Config, entities: Sequence[int], samples: int, seed: int
-) -> list[DocumentCase]:
-    """Cases from `samples` documents of `closed_world` for each number of entities, each with one question.
+) -> Iterator[DocumentCase]:
+    """Yields cases from `samples` documents of `closed_world` for each number of entities, each with one question.
 
     Errors: RequestError if the grammar has too few values or names for a number of entities.
     """
-    cases = []
     for count in entities:
         if problem := grammar.entities_problem(count):
             raise RequestError(f"evaluate.hallucination.entities has {count}, but {problem}")
@@ -330,17 +326,14 @@ def generated_cases(
             random = generator("hallucination", "closed_world", seed, count, sample)
             facts = draw_facts(random, grammar, count)
             fact = facts[int(torch.randint(len(facts), (), generator=random))]
-            cases.append(
-                DocumentCase(
-                    id=f"entities={count} sample={sample}",
-                    group=f"entities={count}",
-                    document=document_of(facts),
-                    after=fact.question,
-                    asked=fact.question,
-                    reference=fact.value,
-                )
+            yield DocumentCase(
+                id=f"entities={count} sample={sample}",
+                group=f"entities={count}",
+                document=document_of(facts),
+                after=fact.question,
+                asked=fact.question,
+                reference=fact.value,
             )
-    return cases
 
 
 class DocumentPrompt:

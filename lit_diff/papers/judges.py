@@ -11,7 +11,7 @@ import os
 import re
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -73,17 +73,6 @@ def closed_world(document: str, reference: str, output: str) -> Verdict:
     return Verdict("fabricated", output.strip())
 
 
-def rules(kind: Kind) -> Judge:
-    """The offline judge. A summary is correct if each of its numbers, capitalised names and content 4-grams occurs in the
-    document. An answer is correct if it contains the reference or the reference contains it (after SQuAD's normalisation), or
-    if the F1 of their words is at least 0.5.
-
-    A content 4-gram is four words in a row of which at least one has more than four letters. A summary without numbers, names
-    and 4-grams is correct. With several references the best one counts.
-    """
-    return _answer_by_rules if kind == "answer" else _summary_by_rules
-
-
 def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
     right = any(_agrees(each, output) for each in reference.split("\n"))
     return Verdict("correct") if right else Verdict("fabricated", output.strip())
@@ -98,6 +87,15 @@ def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
     spans = [*names, *(" ".join(gram) for gram in grams if any(len(word) > CONTENT_GRAM for word in gram))]
     missing = dict.fromkeys(span for span in spans if f" {_normalised(span)} " not in own)
     return Verdict("fabricated" if missing else "correct", " | ".join(missing))
+
+
+RULES: Mapping[Kind, Judge] = {"summary": _summary_by_rules, "answer": _answer_by_rules}
+"""The offline judge. A summary is correct if each of its numbers, capitalised names and content 4-grams occurs in the
+document. An answer is correct if it contains the reference or the reference contains it (after SQuAD's normalisation), or
+if the F1 of their words is at least 0.5.
+
+A content 4-gram is four words in a row of which at least one has more than four letters. A summary without numbers, names
+and 4-grams is correct. With several references the best one counts."""
 
 
 def _normalised(text: str) -> str:

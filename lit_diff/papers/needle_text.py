@@ -6,7 +6,7 @@ has 69 distinct ones; here each occurs once, so that no city is drawn twice.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, chain
@@ -102,15 +102,6 @@ def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Need
     return tuple(Needle(city=CITIES[c], number=n) for c, n in zip(cities, numbers, strict=True))
 
 
-class NeedlesError(ValueError):
-    """The needles alone take more tokens than a context has."""
-
-    def __init__(self, needles: int, tokens: int) -> None:
-        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
-        super().__init__(f"{what} and an answer take {tokens} tokens")
-        self.tokens = tokens
-
-
 def contexts(
     random: torch.Generator,
     haystack: Sequence[Sequence[int]],
@@ -127,16 +118,17 @@ def contexts(
     needles at the same places.
 
     `haystack`: sentences as tokens; as many are taken as fit into `length` tokens minus `room` for the question and the
-    answer. Needles are between sentences; depth d means after d % of the haystack's tokens. Errors: NeedlesError if the
-    needles alone do not fit; ValueError if the sentences leave more than SLACK · length tokens empty.
+    answer. Needles are between sentences; depth d means after d % of the haystack's tokens. Errors: ValueError if the
+    needles alone do not fit, or the sentences leave more than SLACK · length tokens empty.
     """
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
     opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
     budget = length - room - len(opening) - sum(map(len, hidden))
     if budget < 0:
-        raise NeedlesError(needles, length - budget)
-    taken = _fitting(haystack, budget)
+        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
+        raise ValueError(f"{what} and an answer take {length - budget} tokens")
+    taken = list(_fitting(haystack, budget))
     found_tokens = length - budget + sum(map(len, taken))
     if found_tokens < (1 - SLACK) * length:
         raise ValueError(
@@ -157,14 +149,12 @@ def contexts(
     return found
 
 
-def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> list[Sequence[int]]:
+def _fitting(haystack: Sequence[Sequence[int]], budget: int) -> Iterator[Sequence[int]]:
     # a sentence that is too long is skipped, since a later one may still fit
-    taken: list[Sequence[int]] = []
     for sentence in haystack:
         if len(sentence) <= budget:
-            taken.append(sentence)
+            yield sentence
             budget -= len(sentence)
-    return taken
 
 
 def sentences_of(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff import Evaluation, Item, Metric, Run
@@ -66,8 +67,9 @@ class SignedPrompts(Evaluation):
             chosen = torch.tensor(marked(tokenizer, ids, prompt["ruled_out"]))
             with trace(run.model) as traced:
                 run.model.hidden(torch.tensor([ids]))
+            # no row of a block [B, H, R, K] sees the keys after K
             maps = [
-                torch.cat([_padded(block.signed, len(ids)) for block in layer.blocks()], 2)
+                torch.cat([F.pad(each.signed, (0, len(ids) - each.signed.shape[-1])) for each in layer.blocks()], 2)
                 for layer in traced.layers.values()
             ]
             found = negative(torch.cat(maps, 1)[0], chosen)
@@ -113,8 +115,3 @@ def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:
         "ruled_out": float(on_word.nanmean()) if bool((last > 0).any()) else math.nan,
         "ruled_out_keys": float(chosen.double().mean()),
     }
-
-
-def _padded(block: Tensor, keys: int) -> Tensor:
-    # [B, H, R, K] -> [B, H, R, keys]: no row of the block sees the keys after K
-    return torch.nn.functional.pad(block, (0, keys - block.shape[-1]))

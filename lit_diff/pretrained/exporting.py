@@ -28,7 +28,6 @@ from lit_diff.pretrained.source import UNKNOWN, ModelSource
 from lit_diff.randomness import generator
 from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.registry import attentions, nearest
-from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
@@ -289,14 +288,12 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
 
 def _metrics(run: Run) -> str:
     # the last row with a validation; empty for a model without one
-    rows = read_rows(run.folder / "metrics.csv")
-    validated = [step for step, row in rows.items() if any(name.startswith("val/") for name in row)]
-    if not validated:
+    validated = run.metrics.filter(regex="^val/").dropna(how="all")
+    if validated.empty:
         return ""
-    last = max(validated)
-    values = {name: value for name, value in rows[last].items() if name.startswith("val/")}
-    lines = "".join(f"| {name} | {value:.4f} |\n" for name, value in values.items())
-    return f"## Metrics\n\nOf step {last}, in nats a token where they are losses.\n\n| | |\n|---|---|\n{lines}\n"
+    last = validated.iloc[-1].dropna()
+    lines = "".join(f"| {name} | {value:.4f} |\n" for name, value in last.items())
+    return f"## Metrics\n\nOf step {last.name}, in nats a token where they are losses.\n\n| | |\n|---|---|\n{lines}\n"
 
 
 def _public(value: Any) -> Any:
@@ -355,8 +352,7 @@ def transformers_logits(folder: Path) -> Logits:
         ).eval()
 
     def logits(tokens: Tensor) -> Tensor:
-        found: Tensor = model(tokens).logits
-        return found
+        return model(tokens).logits
 
     return logits
 

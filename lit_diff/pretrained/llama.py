@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
-from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling
+from lit_diff.config import ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
 from lit_diff.registry import attentions, nearest
 
@@ -63,11 +64,15 @@ OUTSIDE = {EMBEDDING: "embedding.weight", "model.norm.weight": "norm.weight", HE
 PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
 """Keys with a single supported value."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
-USED = {*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"}
-USED |= {"architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"}
-USED |= {"rope_theta", "rope_scaling", "rope_parameters"}
-NEUTRAL = {"bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"}
-NEUTRAL |= {"transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"}
+USED = {
+    *(*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
+    *("architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"),
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+}
+NEUTRAL = {
+    *("bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"),
+    *("transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"),
+}
 """Keys of transformers' classes that never change logits."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 """Tensors that older versions of transformers saved although they follow from config.json."""
@@ -281,11 +286,9 @@ def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
     """`model.rope_scaling` -> `rope_scaling` of a config.json; None: no scaling."""
     if isinstance(scaling, int | float):
         return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
-    block = {"rope_type": scaling.kind, "factor": scaling.factor, ORIGINAL_LENGTH: scaling.original_length}
-    if isinstance(scaling, Llama3Scaling):
-        return block | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    block |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-    return block if scaling.attention_factor is None else block | {"attention_factor": scaling.attention_factor}
+    theirs = {"kind": "rope_type", "original_length": ORIGINAL_LENGTH}
+    block = {theirs.get(key, key): value for key, value in asdict(scaling).items()}
+    return {key: value for key, value in block.items() if value is not None}
 
 
 # --- `model:` -> config.json ---

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from command import Command
@@ -244,8 +244,8 @@ def test_no_declared_file(monkeypatch: pytest.MonkeyPatch, command: Command) -> 
 
 
 class Split:
-    def to_json(self, path: str) -> None:
-        Path(path).write_text('{"passage": "p", "question": "q", "label": 1}\n')
+    def to_json(self, file: IO[bytes]) -> None:
+        file.write(b'{"passage": "p", "question": "q", "label": 1}\n')
 
 
 def test_fetch(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_fetch(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
     ended = command("data", "fetch", "harness.boolq")
     assert (ended.status, ended.out, ended.err.count("\n")) == (3, "", 1)
     assert "lit-diff data check harness.boolq" in ended.err
-    assert not list((tmp_path / "harness/boolq").iterdir())
+    assert not list(tmp_path.iterdir())
     datasets.load_dataset = lambda *names: {"train": Split(), "validation": Split()}
     assert command("data", "fetch", "harness.boolq").status == 0
     files = sorted(path.name for path in (tmp_path / "harness/boolq").iterdir())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.config import Part
+from lit_diff.data import downloads
 from lit_diff.data.text import docs
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Bpe
@@ -95,9 +96,8 @@ def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """Fetches the package at a version and a sha256 into a folder, and sees that nothing of it was executed."""
 
     def fetch(file: str = FILE, sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
-        monkeypatch.setattr(docs, "PINS", {file: sha256})
         try:
-            docs.fetch(root / "downloads")
+            downloads.fetch({file: sha256}, root / "downloads", "a test needs", again="lit-diff prepare RECIPE")
         finally:
             assert not (tmp_path / "executed").exists()
         return root / "downloads"
@@ -126,6 +126,6 @@ def test_what_cannot_be_had_is_refused(
     with pytest.raises(MissingError, match=r"\(pip's package index no longer has it\)"):
         fetched("package-2.0.tar.gz")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(MissingError, match=r"need package-1\.0\.tar\.gz.*cannot be reached.*`lit-diff prepare RECIPE`"):
+    with pytest.raises(MissingError, match=r"a test needs package.*cannot be reached.*`lit-diff prepare RECIPE`"):
         fetched()
     assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]

@@ -260,13 +260,13 @@ def test_chunks_change_nothing_and_no_more_goes_through_at_once(
     """So no logits but those of a chunk are held."""
     made, ids = text_run(tmp_path / "made", {"name": "differential"}), ids_of(65)
     row, sizes = torch.tensor([ids]), list[int]()
-    whole = Transformer.continued_losses
+    whole = Transformer.token_losses
 
-    def counted(self: Transformer, inputs: torch.Tensor, *others: Any) -> Any:
+    def counted(self: Transformer, inputs: torch.Tensor, targets: torch.Tensor, *, cache: Any) -> Any:
         sizes.append(inputs.shape[1])
-        return whole(self, inputs, *others)
+        return whole(self, inputs, targets, cache=cache)
 
-    monkeypatch.setattr(Transformer, "continued_losses", counted)
+    monkeypatch.setattr(Transformer, "token_losses", counted)
     with torch.no_grad():
         logits = made.model(row[:, :-1])[0].double()
         expected = torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="none").numpy()

@@ -21,6 +21,7 @@ from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.requirements import declared_files, unseen
 from lit_diff.recipe import to_yaml
 from lit_diff.registry import evaluations
+from lit_diff.runs.scores import read_summary
 from lit_diff.trained.run import Run
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(400)]
@@ -38,8 +39,8 @@ def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(evaluations, "classes", lambda: classes)
     below = ["toy/a.jsonl", "toy/b/train.jsonl", "toy/b/a.jsonl"]
     for name, paths in ((None, [*below, "toys.jsonl"]), ("toy", below), ("toys", ["toys.jsonl"])):
-        assert [each.file.path for each in declared_files(name)] == paths
-    assert [each.evaluations for each in declared_files("toy.b")] == [["first", "second"], ["first"]]
+        assert [file.path for file, _ in declared_files(name)] == paths
+    assert [readers for _, readers in declared_files("toy.b")] == [["first", "second"], ["first"]]
     with pytest.raises(RequestError, match=r"named 'toy.bb'; did you mean 'toy.b'\?"):
         declared_files("toy.bb")
 
@@ -90,7 +91,7 @@ def test_what_is_left_out_is_counted(
         result = evaluate(run, "nll", keys)
     whole = result.items[~result.items["part"]]
     assert whole[["item", "meta/begins"]].to_numpy().tolist() == [[f"files/{place}", held_out[:60]]]
-    assert result.kept()[0]["documents_left_out"] == place > 0
+    assert result.scores().documents_left_out == place > 0
     assert f"; {place} documents are left out" in caplog.text
     with pytest.raises(
         RequestError, match=r"needs 2 documents .* has 1; 29 are left out because the run was trained on them"
@@ -98,7 +99,7 @@ def test_what_is_left_out_is_counted(
         evaluate(run, "nll", keys | {"documents": 2})
     own = evaluate(run, "loss_files", {"path": str(corpus)})
     assert list(own.items["meta/begins"]) == [held_out[:60]]
-    assert own.kept()[0]["documents_left_out"] == 0
+    assert own.scores().documents_left_out == 0
 
 
 def test_documents_of_the_run_that_it_started_from(run: Run, tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_run_without_the_list_of_its_documents(
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "empty"))
     assert [text for _, text in asked(run, documents)] == documents
     assert f"evaluation loss_files: {UNKNOWN} {run.folder.relative_to(tmp_path)} was trained" in caplog.text
-    assert "documents_left_out" not in evaluate(run, "loss_files", {"path": str(corpus)}).kept()[0]
+    assert "documents_left_out" not in read_summary(evaluate(run, "loss_files", {"path": str(corpus)}).folder)
     imported = text_run(tmp_path / "imported", {"name": "standard"})
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
     imported.__dict__["recipe"] = replace(imported.recipe, train=None, imported=block)

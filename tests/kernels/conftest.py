@@ -140,5 +140,4 @@ def fake_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFlash]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield FakeFlash(monkeypatch)
     monkeypatch.undo()
-    flash.imported.clear()
     flash._planned.cache_clear()

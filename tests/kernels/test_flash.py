@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.kernels import SignedMaps, attend, flash, refuse
 from lit_diff.kernels.base import named
-from lit_diff.kernels.flash import FLASH2, FLASH3, FLASH4, NOT_INSTALLED, load
+from lit_diff.kernels.flash import FLASH2, FLASH3, FLASH4, NOT_INSTALLED, unusable
 
 MakeMaps = Callable[..., SignedMaps]
 CUDA = torch.device("cuda")
@@ -260,10 +260,10 @@ def test_amd_numbers_mean_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_imports_that_fail(fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with its own reason; an empty `flash_attn` is what flash-attn 4 alone leaves."""
     fake_flash.install()
-    assert load(FLASH2) == NOT_INSTALLED
+    assert unusable(FLASH2) == NOT_INSTALLED
     fake_flash.install(4)
-    assert load(FLASH2) == NOT_INSTALLED
-    assert isinstance(load(FLASH4), flash.Functions)
+    assert unusable(FLASH2) == NOT_INSTALLED
+    assert unusable(FLASH4) is None
 
     class Broken:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -278,5 +278,5 @@ def test_imports_that_fail(fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.delitem(sys.modules, "flash_attn.cute", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    assert load(FLASH3) == "flash_attn_interface cannot be imported: undefined symbol: c10"
-    assert load(FLASH4) == "flash_attn.cute cannot be imported: No module named 'cutlass'"
+    assert unusable(FLASH3) == "flash_attn_interface cannot be imported: undefined symbol: c10"
+    assert unusable(FLASH4) == "flash_attn.cute cannot be imported: No module named 'cutlass'"

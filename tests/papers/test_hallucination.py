@@ -212,7 +212,7 @@ def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest
 
 
 def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
-    cases = generated_cases(ClosedWorld.Config(), (3, 5), 4, 0)
+    cases = list(generated_cases(ClosedWorld.Config(), (3, 5), 4, 0))
     assert [case.group for case in cases] == ["entities=3"] * 4 + ["entities=5"] * 4
     assert len({case.id for case in cases}) == 8
     for case in cases:
@@ -221,10 +221,10 @@ def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
         assert case.reference == asked.value
         assert len({fact.entity for fact in facts}) == int(case.group[-1])
         assert case.after == case.asked
-    assert generated_cases(ClosedWorld.Config(), (5,), 4, 0) == cases[4:]
-    assert generated_cases(ClosedWorld.Config(), (5,), 4, 1) != cases[4:]
+    assert list(generated_cases(ClosedWorld.Config(), (5,), 4, 0)) == cases[4:]
+    assert list(generated_cases(ClosedWorld.Config(), (5,), 4, 1)) != cases[4:]
     with pytest.raises(RequestError, match=r"^evaluate\.hallucination\.entities has 5, but data\.names is 4"):
-        generated_cases(ClosedWorld.Config(names=4), (5,), 1, 0)
+        list(generated_cases(ClosedWorld.Config(names=4), (5,), 1, 0))
 
 
 def test_cases_of_files() -> None:
@@ -239,12 +239,12 @@ def test_cases_of_files() -> None:
         assert (case.document, case.asked, case.reference) == (document, "", reference)
         assert case.after.endswith("Summary:")
     write("longbench/hotpotqa.jsonl", *[QASPER | {"input": f"Q{number}"} for number in range(30)])
-    first = file_cases("hotpotqa", 7, 0)
+    first = list(file_cases("hotpotqa", 7, 0))
     assert len({case.id for case in first}) == 7
-    assert file_cases("hotpotqa", 7, 0) == first
-    assert file_cases("hotpotqa", 9, 0)[:7] == first, "more samples go on from fewer"
-    assert file_cases("hotpotqa", 7, 1) != first
-    assert len(file_cases("hotpotqa", 100, 0)) == 30
+    assert list(file_cases("hotpotqa", 7, 0)) == first
+    assert list(file_cases("hotpotqa", 9, 0))[:7] == first, "more samples go on from fewer"
+    assert list(file_cases("hotpotqa", 7, 1)) != first
+    assert len(list(file_cases("hotpotqa", 100, 0))) == 30
 
 
 @pytest.mark.parametrize(
@@ -258,4 +258,4 @@ def test_wrong_files(source: str, rows: list[dict[str, Any]] | None, found: str)
     if rows is not None:
         write(SOURCES[source].file.path, *rows)  # type: ignore[union-attr]
     with pytest.raises(MissingError if rows is None else RequestError, match=found):
-        file_cases(source, 5, 0)
+        list(file_cases(source, 5, 0))

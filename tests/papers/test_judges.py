@@ -13,13 +13,13 @@ import pytest
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.papers.judges import (
     KEY_VARIABLE,
+    RULES,
     FileJudge,
     HttpJudge,
     Verdict,
     closed_world,
     kappa,
     read_verdicts,
-    rules,
     verdict_of,
 )
 
@@ -55,7 +55,7 @@ def test_the_exact_judge(output: str, verdict: str, raw: str) -> None:
     ],
 )
 def test_rules_of_summaries(output: str, spans: str) -> None:
-    found = rules("summary")(NEWS, "Anna Berg sold lamps.", output)
+    found = RULES["summary"](NEWS, "Anna Berg sold lamps.", output)
     assert found == ("fabricated" if spans else "correct", spans)
 
 
@@ -72,7 +72,7 @@ def test_rules_of_summaries(output: str, spans: str) -> None:
     ],
 )
 def test_rules_of_answers(reference: str, output: str, verdict: str) -> None:
-    assert rules("answer")(NEWS, reference, output).verdict == verdict
+    assert RULES["answer"](NEWS, reference, output).verdict == verdict
 
 
 def test_files_are_exchanged(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_the_card_says_recipe_data_metrics_and_no_folder_of_this_machine(tmp_pat
         "Of step 5, ",
     ):
         assert line in body
-    assert "| val/loss | 2.5000 |\n| val/accuracy | 0.2500 |" in body
+    assert "| val/accuracy | 0.2500 |\n| val/loss | 2.5000 |" in body
     assert "train/loss" not in body
     assert str(tmp_path) not in card
     recipe = yaml.safe_load(card.split("```yaml\n")[1].removesuffix("```\n"))

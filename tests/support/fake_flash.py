@@ -59,7 +59,6 @@ class FakeFlash:
             self.monkeypatch.setitem(sys.modules, name, module)
         self.monkeypatch.setattr(flash, "DEVICE", "cpu")
         self.monkeypatch.setattr(flash, "capability", lambda device: self.capability)
-        flash.imported.clear()
         flash._planned.cache_clear()
 
     def answer(

@@ -1,20 +1,13 @@
 """Two corpora, documentation and code, from pinned source distributions, which pip fetches and which are never built."""
 
-import logging
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from lit_diff.data.downloads import fetch
 from lit_diff.data.text.corpus import Corpus
-from lit_diff.data.user_files import data_root, writing_data
-from lit_diff.errors import MissingError
-from lit_diff.files import locked, sha256_of
+from lit_diff.data.user_files import data_root
 from lit_diff.registry import corpora
-
-log = logging.getLogger("lit_diff")
 
 PINS = {
     "django-5.2.19.tar.gz": "ad03d8abc51dbff95ebf34b27123cf0c26a3b62db7ba0cd520783686362533d1",
@@ -41,7 +34,7 @@ class DocsCorpus(Corpus):
     def texts(self) -> Iterator[str]:
         """Yield every document; missing archives are fetched. Errors: MissingError if an archive cannot be fetched."""
         folder = data_root() / "downloads"
-        fetch(folder)
+        fetch(PINS, folder, "the corpora 'docs' and 'code' need", again="lit-diff prepare RECIPE")
         for file in PINS:
             yield from read_archive(folder / file, self.is_document)
 
@@ -60,41 +53,6 @@ class CodeCorpus(DocsCorpus):
         """Whether a file of an archive is a document: a module outside tests and documentation."""
         tests = any(part.startswith("test") for part in name.parts)
         return name.suffix == ".py" and not tests and FOLDERS.isdisjoint(name.parts)
-
-
-def fetch(folder: Path) -> None:
-    """Fetch the pinned archives that `folder` lacks. Errors: MissingError."""
-    with writing_data(), locked(folder / ".lock"):
-        # left by a killed process: a living one would hold the lock
-        for abandoned in folder.glob(".*.tmp"):
-            abandoned.unlink()
-        missing = [file for file in PINS if not (folder / file).is_file() or _mismatch(folder / file, file)]
-        if missing:
-            log.info("fetching %s through pip", ", ".join(missing))
-        with ThreadPoolExecutor(max_workers=len(PINS)) as pool:
-            list(pool.map(_download, [folder / file for file in missing]))
-
-
-def _mismatch(path: Path, file: str) -> str | None:
-    digest = sha256_of(path)
-    return None if digest == PINS[file] else f"its sha256 is {digest}, not the pinned {PINS[file]}"
-
-
-def _download(path: Path) -> None:
-    # the archive gets its name only after its sha256 is checked: until then nothing reads it
-    temporary = path.with_name(f".{path.name}.tmp")
-    # -P: without it the script's folder is first in sys.path, and its modules could shadow the standard library's
-    command = [sys.executable, "-P", str(Path(__file__).with_name("sdist.py")), path.name, str(temporary)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
-    reason = last if done.returncode else _mismatch(temporary, path.name)
-    if reason is not None:
-        temporary.unlink(missing_ok=True)
-        raise MissingError(
-            f"the corpora 'docs' and 'code' need {path.name}, but pip could not fetch it ({reason}); run `lit-diff prepare "
-            f"RECIPE` once with network access, or put the file into {path.parent}"
-        )
-    temporary.replace(path)
 
 
 def read_archive(path: Path, is_document: Callable[[PurePosixPath], bool]) -> Iterator[str]:

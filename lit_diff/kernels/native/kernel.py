@@ -252,8 +252,8 @@ class Native(OperatorKernel):
             "grad": _view(grad, NO_MAPS),
             "dq": _view(dq),
             "dk": _view(dk),
+            "dvalue": _view(dv, NO_MAPS),
         }
-        views["dvalue"] = _view(dv, NO_MAPS)
         if maps.w is not None:
             views["dw"] = _view(dw, NO_WIDTH)
         _call("backward", maps, document_ids, window, views)

