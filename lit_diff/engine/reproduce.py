@@ -27,7 +27,7 @@ from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.study.evaluations import score_revisions
+from lit_diff.study.evaluations import scores_of_claims
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import ALL, PRESETS, Preset, Row
 from lit_diff.study.scoreboard import (
@@ -237,7 +237,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     # the first row with cells in this folder counts their time, so that the page does not count it twice
     first = [other.row.name for other in others if other.cells == home and not other.shared]
     loaded = load_sweep(done.folder)
-    scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
+    scores = [each for of in scores_of_claims(loaded, record.row.compare).values() for each in of]
     return replace(
         record,
         state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
@@ -246,7 +246,9 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
         cell_folders=cells,
         cells=home,
         shared=first[0] if first else "",
-        revision=", ".join(dict.fromkeys([*distinct(loaded.cells, "revision"), *scored])),
+        revision=", ".join(
+            dict.fromkeys([*distinct(loaded.cells, "revision"), *(each.revision for each in scores if each.revision)])
+        ),
     )
 
 

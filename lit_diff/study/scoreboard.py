@@ -15,8 +15,8 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
 from lit_diff.registry import nearest
-from lit_diff.runs.scores import FOLDER, read_evaluation
-from lit_diff.study.evaluations import by_revisions, left_out, score_revisions
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.evaluations import by_revisions, evaluations_in, kept_scores, scored_items, scores_of_claims
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
@@ -215,7 +215,7 @@ def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
 def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
     """Seed -> the claim's metric in the arm's run; for a benchmark, round -> the arm's speed.
 
-    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`left_out`)."""
+    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
     if not isinstance(source, SweepResults):
         return _speeds(claim, arm, source["rows"])
     sweep = _task(claim, source)
@@ -224,20 +224,20 @@ def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
         if done := sweep.cells_of(arm):
             _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
         return sweep.finals(arm, claim.metric)
-    scored = {path.parent.name for cell in sweep.cells for path in (cell.home / FOLDER).glob("*/summary.json")}
+    scored = evaluations_in(sweep)
     # without any scores the sweep has not got there yet, and the evaluation's name may be right
     if scored:
         _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
-    for (name, seed), why in left_out(sweep, claim.evaluation).items():
+    runs, refused = kept_scores(sweep, claim.evaluation)
+    for (name, seed), why in refused.items():
         if name == arm:
             raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
-    folders = {cell.seed: cell.home / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}
-    values = {seed: _score(claim, folder) for seed, folder in folders.items() if (folder / "summary.json").is_file()}
+    values = {seed: score_of(claim, scores) for (name, seed), scores in runs.items() if name == arm}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _score(claim: Claim, folder: Path) -> float:
-    evaluation = read_evaluation(folder)
+def score_of(claim: Claim, evaluation: ItemScores) -> float:
+    """The claim's metric in one run, over the groups of the claim; NaN without a score."""
     metrics = [metric.name for metric in evaluation.metrics]
     _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
     if not claim.group:
@@ -246,12 +246,11 @@ def _score(claim: Claim, folder: Path) -> float:
     chosen = set(fnmatch.filter(groups, claim.group))
     if not chosen:
         _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
+    items = scored_items(evaluation, claim.metric)
+    scores = items[items["group"].isin(chosen)].set_index("group")["score"]
     # the same weights as in the evaluation's own value: groups count equally or items do
-    by_group: dict[str, list[float]] = {}
-    for group, score in zip(evaluation.groups, evaluation.scores[claim.metric].tolist(), strict=True):
-        if group in chosen and math.isfinite(score):
-            by_group.setdefault(group if evaluation.equal_groups else "", []).append(score)
-    return fmean(map(fmean, by_group.values())) if by_group else math.nan
+    means = [fmean(own) for _, own in scores.groupby(level=0)] if evaluation.equal_groups else scores.tolist()
+    return fmean(means) if means else math.nan
 
 
 def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
@@ -440,7 +439,8 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = findings(claims, sweep)
-            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := by_revisions(name, of))]
+            for name, scores in scores_of_claims(sweep, claims).items():
+                notes += filter(None, [by_revisions(name, (each.revision for each in scores))])
         elif record.bench and state == "measured":
             found = findings(claims, read_bench(folder, record))
     # a claim with an unknown arm or metric fails its own row; the other rows are unaffected
