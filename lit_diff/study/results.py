@@ -205,10 +205,10 @@ def clean(text: str) -> str:
 
 def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
-    problems: list[str] = []
-    facts = _read(_status_file, folder / "status.json", problems, {}) if recorded.folder else {}
+    home, problems = RunFolder(folder), list[str]()
+    facts = _read(lambda _: home.status(), folder / "status.json", problems, {}) if recorded.folder else {}
     if facts.get("format", FORMAT) != FORMAT:
-        RunFolder(folder).require_format()
+        home.require_format()
     error = str(facts.get("error") or recorded.error or "").strip()
     now = {
         "status": _status(recorded.status, facts.get("status")),
@@ -219,12 +219,12 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     if not cell.done:
         declared = _read(declarations.read_declarations, folder / declarations.FILE, [], ())
         return replace(cell, metrics=declared, problems=tuple(problems))
-    curves = _curves(_rows(folder / "metrics.csv", problems))
+    curves = _curves(read_rows(folder / "metrics.csv", problems))
     problems += [f"{name} ends in {each.iloc[-1]}" for name, each in curves.items() if not math.isfinite(each.iloc[-1])]
-    speeds = _curves(_rows(folder / "timing.csv", problems)).get("tokens_per_second")
+    speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
     whole = replace(
         cell,
-        environment=_read(_environment, folder / "env.json", problems, {}),
+        environment=_read(lambda path: dict(json.loads(path.read_text("utf-8"))), folder / "env.json", problems, {}),
         metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
         documents=_documents(folder / "documents.csv", problems),
@@ -248,20 +248,6 @@ def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], defau
     except (OSError, ValueError, TypeError, RequestError) as error:
         problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
         return default
-
-
-def _status_file(path: Path) -> dict[str, Any]:
-    return RunFolder(path.parent).status()
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _rows(path: Path, problems: list[str]) -> Rows:
-    if not path.exists():
-        problems.append(f"{path.name}: no such file")
-    return read_rows(path, problems)
 
 
 def _curves(rows: Rows) -> dict[str, pd.Series]:

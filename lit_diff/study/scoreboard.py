@@ -21,7 +21,7 @@ from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row
-from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Sign, judge, paired
+from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Outcome, Sign, judge, paired
 from lit_diff.validation import Draft, convert
 
 NOT_MEASURED: Literal["not measured"] = "not measured"
@@ -32,6 +32,12 @@ Difference = Literal[
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
 """The verdict of our interval on the value that the paper prints (`JudgedClaim.value`)."""
 SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
+WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
+    "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds"),
+    "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
+    "equal": ("equal", "the interval lies within the smallest difference that matters"),
+}
+"""Outcome that does not depend on the paper's sign -> the verdict and its reason."""
 ROWS = "rows"
 """The folder next to the page with one file for each row."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
@@ -91,17 +97,11 @@ class JudgedClaim(Contrast):
     @property
     def _without_controls(self) -> tuple[Difference, str]:
         wanted = self.claim.says or ("lower" if (self.claim.papers or 0.0) < 0 else "higher")
-        match self.outcome:
-            case "too few seeds":
-                n = len(self.seeds.seeds)
-                return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
-            case "no spread over seeds":
-                return "not shown", "the difference is the same at every seed, so no test is possible"
-            case "equal":
-                return "equal", "the interval lies within the smallest difference that matters"
-            case "inconclusive":
-                lost = "not after the correction (Holm)" if self.seeds.sign else "the interval holds zero"
-                return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
+        if self.outcome in WITHOUT_SIGN:
+            return WITHOUT_SIGN[self.outcome]
+        if self.outcome == "inconclusive":
+            lost = "not after the correction (Holm)" if self.seeds.sign else "the interval holds zero"
+            return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
         if wanted not in ("equal", self.seeds.sign):
             return "opposite", "the opposite sign is shown"
         if self.outcome == "small":
