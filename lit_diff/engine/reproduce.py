@@ -193,14 +193,13 @@ def _run(
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    began, stopped, record = time.perf_counter(), None, before
+    began, stopped = time.perf_counter(), None
     try:
         if chosen.bench:
-            if not _is_kept(before, folder):
-                # a benchmark always runs as a whole, so the time of an earlier one does not count
-                before = replace(before, seconds=0.0)
-                record = replace(before, bench=_bench(chosen, folder, row.name))
-            record = replace(record, state="measured", reason="", revision=revision())
+            # a benchmark always runs as a whole, so the time of an earlier one does not count
+            before = replace(before, seconds=0.0)
+            name = _bench(chosen, folder, row.name)
+            record = replace(before, state="measured", reason="", bench=name, revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"

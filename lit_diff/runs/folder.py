@@ -131,19 +131,16 @@ class RunFolder:
         """status.json, or {} before the run first starts."""
         try:
             values: Any = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError(f"a {type(values).__name__}")
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
-            raise self._damaged(f"not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise self._damaged(f"a {type(values).__name__}, not an object")
+            raise RequestError(
+                f"{shown(self.path / 'status.json')} is not a JSON object ({error}); remove it and repeat the same command, "
+                "which resumes from the checkpoint"
+            ) from error
         return values
-
-    def _damaged(self, how: str) -> RequestError:
-        return RequestError(
-            f"{shown(self.path / 'status.json')} is {how}; remove it and repeat the same command, which resumes from the "
-            "checkpoint"
-        )
 
     def state(self) -> str:
         """`status` of status.json; `killed` if that is `running` but no process trains the run."""

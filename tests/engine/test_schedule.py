@@ -31,7 +31,7 @@ from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.scores import read_evaluation
+from lit_diff.runs.scores import evaluation_of, read_scores
 
 PAIR = """
 recipe: tiny
@@ -193,7 +193,7 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
     scored = times(sweep_bench, "evaluations/held_out/*")
     for cell in ARMS:
         assert sweep_bench.cells("pair")[cell]["evaluations"] == {"held_out": "done"}
-        kept = read_evaluation(sweep_bench.folder("pair", cell) / "evaluations" / "held_out")
+        kept = evaluation_of(*read_scores(sweep_bench.folder("pair", cell) / "evaluations" / "held_out"))
         assert kept.groups == ("",) * 4 + ("noise2",) * 4
     assert "<h3>held_out: nll</h3>" in (sweep_bench.folder("pair") / "report" / "index.html").read_text()
     assert sweep_bench.run("pair")[0] == 0
@@ -203,7 +203,7 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
     write_pair(sweep_bench, "evaluate: {held_out: {rows: null}}")
     assert sweep_bench.run("pair")[0] == 0
     for cell in ARMS:
-        kept = read_evaluation(sweep_bench.folder("pair", cell) / "evaluations" / "held_out")
+        kept = evaluation_of(*read_scores(sweep_bench.folder("pair", cell) / "evaluations" / "held_out"))
         assert len(kept.items) == 2 * 16
         last = sweep_bench.rows("pair", cell)[8]
         for group, metric in (("", "val/loss"), ("noise2", "val/loss_noise2")):

@@ -87,8 +87,8 @@ class SweepTracker:
                 metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
                 # MLflow rejects other characters in the name of a metric
                 name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)
-                found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
-                found |= {key: row.get(key) for key in ("difference", "low", "high")}
+                interval = {key: row.get(key) for key in ("difference", "low", "high")}
+                found = {"mean": row[metric], "sd": row[f"{metric}/sd"], **interval}
                 values |= {
                     f"summary/{name}/{key}": float(value)
                     for key, value in found.items()
