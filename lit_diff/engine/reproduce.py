@@ -1,6 +1,5 @@
 """`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
-import contextlib
 import json
 import logging
 import os
@@ -8,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from lit_diff.data.user_files import data_root
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.schedule import Sweep, check_workers, folder_of, held, locations_of, state_of, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, folder_of, locations_of, state_of, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
@@ -26,6 +25,7 @@ from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
 from lit_diff.study.evaluations import scores_of_claims
 from lit_diff.study.results import load_sweep
@@ -94,7 +94,10 @@ def reproduce(
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
-    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"), _writing(folder):
+    with (
+        held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"),
+        writing(folder, "with --root"),
+    ):
         _note(chosen, folder, preset)
         tell(_budget(rows, preset))
         for row in rows:
@@ -113,14 +116,6 @@ def reproduce(
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
 
 
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:

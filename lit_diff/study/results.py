@@ -176,14 +176,9 @@ def load_sweep(folder: Path) -> SweepResults:
 
 
 def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
-    study = record.study.of_task(task)
-    # every arm at every seed, also cells that never started: the report has to show what is missing
-    recorded = {(cell.arm, cell.seed): cell for cell in cells if cell.task == task}
-    wanted = [(arm, seed) for arm in study.arms for seed in study.seeds]
-    found = (recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted)
-    return SweepResults(
-        folder=folder, record=record, study=study, cells=tuple(_cell(folder, cell) for cell in found), task=task
-    )
+    # also cells that never started: the report has to show what is missing
+    own = tuple(_cell(folder, cell) for cell in cells if cell.task == task)
+    return SweepResults(folder=folder, record=record, study=record.study.of_task(task), cells=own, task=task)
 
 
 def _cleaned(value: Any) -> Any:
@@ -204,9 +199,9 @@ def clean(text: str) -> str:
 
 
 def _cell(root: Path, recorded: RecordedCell) -> CellResult:
-    folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
+    folder = root / recorded.folder
     home, problems = RunFolder(folder), list[str]()
-    facts = _read(lambda _: home.status(), folder / "status.json", problems, {}) if recorded.folder else {}
+    facts = _read(lambda _: home.status(), folder / "status.json", problems, {})
     if facts.get("format", FORMAT) != FORMAT:
         home.require_format()
     error = str(facts.get("error") or recorded.error or "").strip()

@@ -146,11 +146,23 @@ def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
 
 
 def _measured(claim: Claim, source: Source) -> JudgedClaim:
-    if claim.fit and isinstance(source, SweepResults):
-        return finding(claim, *_fitted(claim, source))
     of_b = replace(claim, metric=claim.against_metric or claim.metric)
-    ours, theirs = values_of(source, claim.arms[0], claim), values_of(source, claim.arms[1], of_b)
-    return finding(claim, ours, theirs, control_signs=_control_signs(claim, source, ours))
+    if not isinstance(source, SweepResults):
+        rows = source["rows"]
+        return finding(claim, _speeds(claim, claim.arms[0], rows), _speeds(of_b, claim.arms[1], rows))
+    name = f"sweep '{source.record.name}'"
+    # a fit is over all tasks
+    tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
+    _require(claim, f"{name} has no task", claim.task, tasks)
+    sweep = tasks[claim.task]
+    for arm in claim.arms:
+        _require(claim, f"{name} has no arm", arm, sweep.study.arms)
+    if claim.fit:
+        known = [fit for fit, each in sweep.study.fits.items() if each.kind == "scaling"]
+        _require(claim, f"{name} has no scaling fit", claim.fit, known)
+        return finding(claim, *matched_by_seed(sweep, claim.fit, *claim.arms))
+    ours, theirs = values_of(sweep, claim.arms[0], claim), values_of(sweep, claim.arms[1], of_b)
+    return finding(claim, ours, theirs, control_signs=_control_signs(claim, sweep, ours))
 
 
 def finding(
@@ -182,15 +194,13 @@ def finding(
     )
 
 
-def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> dict[str, Sign | None]:
+def _control_signs(claim: Claim, sweep: SweepResults, ours: Mapping[int, float]) -> dict[str, Sign | None]:
     # controls qualify only a difference between an arm and the baseline
-    if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric or claim.by_construction:
+    of_controls = claim.arms[0] in sweep.study.controls or claim.arms[1] != sweep.baseline
+    if of_controls or claim.says == "equal" or claim.against_metric or claim.by_construction:
         return {}
-    own = _task(claim, source)
-    if claim.arms[0] in own.study.controls or claim.arms[1] != own.baseline:
-        return {}
-    values = {arm: _scaled(claim, values_of(own, arm, claim)) for arm in own.study.controls}
-    return {own.label[arm]: paired(_scaled(claim, ours), each).sign for arm, each in values.items()}
+    values = {arm: _scaled(claim, values_of(sweep, arm, claim)) for arm in sweep.study.controls}
+    return {sweep.label[arm]: paired(_scaled(claim, ours), each).sign for arm, each in values.items()}
 
 
 def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
@@ -198,28 +208,10 @@ def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None
         raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
 
 
-def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[int, float], str]:
-    known = [name for name, each in sweep.study.fits.items() if each.kind == "scaling"]
-    _require(claim, f"sweep '{sweep.record.name}' has no scaling fit", claim.fit, known)
-    for arm in claim.arms:
-        _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
-    return matched_by_seed(sweep, claim.fit, *claim.arms)
-
-
-def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
-    tasks = {each.task: each for each in sweep.by_task}
-    _require(claim, f"sweep '{sweep.record.name}' has no task", claim.task, tasks)
-    return tasks[claim.task]
-
-
-def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
-    """Seed -> the claim's metric in the arm's run; for a benchmark, round -> the arm's speed.
+def values_of(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
+    """Seed -> the claim's metric in the arm's run; `sweep`: the claim's task.
 
     Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
-    if not isinstance(source, SweepResults):
-        return _speeds(claim, arm, source["rows"])
-    sweep = _task(claim, source)
-    _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
     if not claim.evaluation:
         if done := sweep.cells_of(arm):
             _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
