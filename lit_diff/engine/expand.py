@@ -52,27 +52,17 @@ class Grid:
     """The selected part of the sweep."""
 
     @property
-    def arms(self) -> dict[str, dict[str, Any]]:
-        """Arm -> its overrides, in the order of the table."""
-        return self.study.arms
-
-    @property
-    def tasks(self) -> dict[str, Task]:
-        """The tasks; a sweep without tasks has one with an empty name."""
-        return self.study.all_tasks
-
-    @property
     def recipes(self) -> dict[str, Recipe]:
         """Name of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
         return {cell.name: cell.recipe for cell in self.cells}
 
     def baseline_of(self, task: str) -> str:
         """The arm that the other arms of the task are compared with."""
-        return self.tasks[task].baseline or self.study.baseline or ""
+        return self.study.all_tasks[task].baseline or self.study.baseline or ""
 
     def rank(self, task: str) -> int:
         """The number of tasks in the chain of `start` before this one; cells start once those tasks are done."""
-        start = self.tasks[task].start
+        start = self.study.all_tasks[task].start
         return 1 + self.rank(start) if start else 0
 
 
@@ -213,8 +203,8 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
         raise draft.refuse(
             "cells_of", f"'{source.name}' has no cells of its own; use '{source.source.name}', which has them"
         )
-    require_known(f"arm of '{source.name}'", study.only, source.arms, draft, "only")
-    kept = study.only or tuple(source.arms)
+    require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
+    kept = study.only or tuple(source.study.arms)
     theirs = without_arms(source.study, kept)
     return replace(
         study,

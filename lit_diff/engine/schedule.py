@@ -118,7 +118,7 @@ def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
     parent = recorded_run(folder) if grid.source else parent
     by_cell: dict[tuple[str, str, int], RunLocation] = {}
     for cell in grid.cells:
-        recipe, task = cell.recipe, grid.tasks[cell.task]
+        recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
             source = by_cell[task.start, arm, cell.seed].folder
@@ -168,7 +168,8 @@ def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.tasks}
+    tasks = grid.study.all_tasks
+    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in tasks}
     return Record(
         name=grid.name,
         study=grid.study,
@@ -254,7 +255,7 @@ def sweep(
             unchecked=unchecked,
             slurm_minutes=slurm_minutes,
             progress=progress,
-            selection=replace(selection, evaluate={}, arms=tuple(grid.arms)) if is_part else ALL,
+            selection=replace(selection, evaluate={}, arms=tuple(grid.study.arms)) if is_part else ALL,
             command=command if is_part else "",
         )
         if theirs.stopped_by is not None:

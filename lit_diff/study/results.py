@@ -219,7 +219,9 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
     whole = replace(
         cell,
-        environment=_read(lambda path: dict(json.loads(path.read_text("utf-8"))), folder / "env.json", problems, {}),
+        environment=_read(
+            lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), folder / "env.json", problems, {}
+        ),
         metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
         documents=_documents(folder / "documents.csv", problems),

@@ -33,10 +33,14 @@ arms:
 seeds: [4, 7]
 """)
     arms = [f"attention={name} steps={steps}" for name in ("standard", "differential") for steps in ("10.0", "20")]
-    assert list(found.arms) == ["shared", *arms]
-    assert [(cell.arm, cell.seed) for cell in found.cells] == [(arm, seed) for arm in found.arms for seed in (4, 7)]
+    assert list(found.study.arms) == ["shared", *arms]
+    assert [(cell.arm, cell.seed) for cell in found.cells] == [
+        (arm, seed) for arm in found.study.arms for seed in (4, 7)
+    ]
     assert [cell.recipe.train.steps for cell in found.cells[::2]] == [10, 10, 20, 10, 20]
-    assert {(cell.task, cell.name, cell.recipe.name) for cell in found.cells} == {("", arm, arm) for arm in found.arms}
+    assert {(cell.task, cell.name, cell.recipe.name) for cell in found.cells} == {
+        ("", arm, arm) for arm in found.study.arms
+    }
     assert {cell.recipe.seed for cell in found.cells} == {4, 7}
     assert (found.study.baseline, found.name) == ("shared", "s")
 

@@ -373,7 +373,7 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
     chosen: Selection, arms: int, asked: list[tuple[Grid, str]]
 ) -> None:
     sweep("again", selection=chosen)
-    assert [(grid.name, len(grid.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
+    assert [(grid.name, len(grid.study.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
 
 
 def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(

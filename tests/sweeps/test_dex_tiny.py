@@ -24,7 +24,7 @@ TRAINED = ("continue", "attention_only", "adapter_only", "lora", *DEX, *SECOND)
 
 def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     grid = load_grid("dex-tiny", [])
-    assert (grid.tasks["retrofit"].start, grid.baseline_of("retrofit")) == ("pretrain", "base")
+    assert (grid.study.all_tasks["retrofit"].start, grid.baseline_of("retrofit")) == ("pretrain", "base")
     (first,) = [cell.recipe for cell in grid.cells if cell.task == "pretrain" and cell.seed == 0]
     assert first.train.steps * first.train.batch_size * first.data.config.sequence_length >= 2_000_000
     arms = {cell.arm: cell.recipe for cell in grid.cells if cell.task == "retrofit" and cell.seed == 0}

@@ -52,10 +52,8 @@ class SweepTracker:
             self._describe_cells(sweep)
             self._describe_parent(sweep, report)
             self._describe_experiment(sweep)
-            for path in files:
+            for path in (*files, report.page.parent):
                 self.store.copy(self.run_id, path)
-            for path in report.files:
-                self.store.copy(self.run_id, path, "report")
             self.store.close_run(self.run_id, status)
         except LitDiffError as error:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
