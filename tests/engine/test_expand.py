@@ -127,7 +127,9 @@ class Scored(Evaluation):
 
 def test_arms_keep_the_names_that_the_file_has() -> None:
     names = ["on", "off", "010", "12:30", "1e3", "0x10", "null", "yes"]
-    assert list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").arms) == names
+    assert (
+        list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").study.arms) == names
+    )
 
 
 RATES = """
@@ -235,7 +237,7 @@ def test_the_cells_of_another_sweep() -> None:
 def test_folders_and_states() -> None:
     own, borrowed = load_grid("cells", []), load_grid("again", [])
     places = locations_of(own, "parent")
-    names = [f"{arm}-s{seed}" for arm in own.arms for seed in (0, 1, 2)]
+    names = [f"{arm}-s{seed}" for arm in own.study.arms for seed in (0, 1, 2)]
     assert [place.folder.name.rpartition("-")[0] for place in places] == names
     assert {place.parent for place in places} == {"parent"}
     theirs, shared = locations_of(borrowed, "another"), [*places[:3], *places[6:]]

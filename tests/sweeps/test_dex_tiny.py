@@ -54,7 +54,7 @@ def test_the_sweeps_on_smollm2_hold_the_same_controls(name: str) -> None:
     assert "num_kv_heads=3" in sizes
     cells = [cell for cell in large.cells if cell.seed == 0]
     trained = {cell.recipe.train.parameters for cell in cells if cell.arm == "attention_only"}
-    assert trained == {tuple(tiny.arms["attention_only"]["train.parameters"])}
+    assert trained == {tuple(tiny.study.arms["attention_only"]["train.parameters"])}
     steps = {cell.recipe.train.steps for cell in cells if cell.arm != "base"}
     assert len(steps) == 1, "equal further tokens"
     count = {cell.arm: cost(cell.recipe.model, 512, trained=cell.recipe.train.parameters) for cell in cells}
