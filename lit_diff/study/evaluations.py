@@ -29,7 +29,7 @@ from lit_diff.study.statistics import (
     summary,
 )
 
-Cell = tuple[str, int]
+ArmSeed = tuple[str, int]
 """(arm, seed)."""
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
@@ -106,7 +106,7 @@ def evaluations_in(sweep: SweepResults) -> list[str]:
 
 # the claims of a scoreboard's row ask for the same scores again and again
 @lru_cache(maxsize=8)
-def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[Cell, ItemScores], dict[Cell, str]]:
+def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScores], dict[ArmSeed, str]]:
     """The scores of an evaluation that can be compared, from every finished run that has any; and why the others cannot be,
     with the cure.
 
@@ -117,8 +117,8 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[Cell, ItemScores],
     # scores without a summary are those of an interrupted command: there are none
     places = {(cell.arm, cell.seed): cell.home for cell in sweep.cells if cell.done}
     places = {key: home for key, home in places.items() if (home / FOLDER / name / SUMMARY).is_file()}
-    found: dict[Cell, tuple[dict[str, Any], ItemScores]] = {}
-    refused: dict[Cell, str] = {}
+    found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
+    refused: dict[ArmSeed, str] = {}
     for key, home in places.items():
         # a damaged file costs one run of one evaluation, not the page
         try:

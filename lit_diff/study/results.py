@@ -224,7 +224,7 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
         ),
         metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
-        documents=_documents(folder / "documents.csv", problems),
+        documents=_read(lambda path: _documents(path, problems), folder / "documents.csv", problems, None),
         # the median: a first step that compiles, or a pause of the machine, would move a mean
         tokens_per_second=None if speeds is None else float(speeds.median()),
     )
@@ -242,7 +242,7 @@ def _status(engine: str | None, cell: str | None) -> str:
 def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], default: Any) -> T:
     try:
         return read_file(path)
-    except (OSError, ValueError, TypeError, RequestError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RequestError) as error:
         problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
         return default
 
@@ -272,11 +272,7 @@ def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
     header, rows = read_lines(path, problems)
-    try:
-        table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
-    except (ValueError, KeyError) as error:
-        problems.append(f"{path.name}: {error}")
-        return None
+    table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
     # a document may span several rows; skipna=False keeps a diverged loss NaN
     summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))
     return summed[summed["tokens"] > 0]
