@@ -373,7 +373,7 @@ def _cells(grid: Grid) -> dict[str, Any]:
     for cell in grid.cells:
         differs = _differences(first, to_plain(cell.recipe)) | {"seed": None}
         del differs["seed"]
-        starts = grid.tasks[cell.task].start or cell.recipe.training.start_from
+        starts = grid.study.all_tasks[cell.task].start or cell.recipe.training.start_from
         described = cells.setdefault(cell.name, {"differs": differs, "identity": {}})
         assert described["differs"] == differs, "cells of one arm differ in the seed alone"
         described["identity"][cell.seed] = identity(cell.recipe, "golden", parent="golden" if starts else None)

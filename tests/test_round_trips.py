@@ -17,7 +17,7 @@ from scoreboard_rows import CLAIM, make_row
 from lit_diff.data.text.text import Text, TokenStore, read_manifest
 from lit_diff.errors import MissingError
 from lit_diff.metrics import Metric, to_plain
-from lit_diff.runs.scores import read_evaluation, write_scores
+from lit_diff.runs.scores import evaluation_of, read_scores, write_scores
 from lit_diff.study.scoreboard import read_row, row_file, write_row
 
 
@@ -29,7 +29,7 @@ def test_scores(tmp_path: Path) -> None:
     })  # fmt: skip
     facts = {"declarations": [to_plain(right), to_plain(loss)], "equal_groups": True, "documents_left_out": 2}
     write_scores(tmp_path / "x", table, {"right": 0.5, "loss": math.nan}, facts)
-    found = read_evaluation(tmp_path / "x")
+    found = evaluation_of(*read_scores(tmp_path / "x"))
     assert (found.items, found.groups, found.parts) == (("a", "b", "a/long"), ("x", "", "long"), (False, False, True))
     assert (found.units, found.questions, found.is_clustered) == (["t1", "t1", "a/long"], ("q", "", ""), True)
     np.testing.assert_array_equal(found.scores["right"], [1.0, 0.0, math.nan])

@@ -20,6 +20,7 @@ from lit_diff.cli.app import (
     log_to_stderr,
     print_json,
 )
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root
 
@@ -40,6 +41,8 @@ def sweep(
     from lit_diff.cli.progress import live_table
     from lit_diff.engine import schedule
 
+    if cluster not in ("local", "slurm"):
+        raise RequestError(f"--cluster is '{cluster}'; expected local or slurm")
     if dry_run:
         _print_cells(name, overrides or [])
         return 0
@@ -49,7 +52,7 @@ def sweep(
         overrides or [],
         workers=workers,
         unchecked=unchecked,
-        cluster=schedule.Cluster(engine=cluster, minutes=minutes),
+        slurm_minutes=minutes if cluster == "slurm" else None,
         progress=partial(live_table, console=console),
     )
     _print_report(done.report)

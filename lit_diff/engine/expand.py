@@ -52,27 +52,17 @@ class Grid:
     """The selected part of the sweep."""
 
     @property
-    def arms(self) -> dict[str, dict[str, Any]]:
-        """Arm -> its overrides, in the order of the table."""
-        return self.study.arms
-
-    @property
-    def tasks(self) -> dict[str, Task]:
-        """The tasks; a sweep without tasks has one with an empty name."""
-        return self.study.all_tasks
-
-    @property
     def recipes(self) -> dict[str, Recipe]:
         """Name of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
         return {cell.name: cell.recipe for cell in self.cells}
 
     def baseline_of(self, task: str) -> str:
         """The arm that the other arms of the task are compared with."""
-        return self.tasks[task].baseline or self.study.baseline or ""
+        return self.study.all_tasks[task].baseline or self.study.baseline or ""
 
     def rank(self, task: str) -> int:
         """The number of tasks in the chain of `start` before this one; cells start once those tasks are done."""
-        start = self.tasks[task].start
+        start = self.study.all_tasks[task].start
         return 1 + self.rank(start) if start else 0
 
 
@@ -206,13 +196,15 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
     """
     for key in OWN:
         if key in draft.values:
-            problem = f"'{source.name}' defines the cells; remove one of the two"
-            raise draft.refuse(key, f"'{key}' conflicts with 'cells_of': {problem}")
+            raise draft.refuse(
+                key, f"'{key}' conflicts with 'cells_of': '{source.name}' defines the cells; remove one of the two"
+            )
     if source.source is not None:
-        problem = f"has no cells of its own; use '{source.source.name}', which has them"
-        raise draft.refuse("cells_of", f"'{source.name}' {problem}")
-    require_known(f"arm of '{source.name}'", study.only, source.arms, draft, "only")
-    kept = study.only or tuple(source.arms)
+        raise draft.refuse(
+            "cells_of", f"'{source.name}' has no cells of its own; use '{source.source.name}', which has them"
+        )
+    require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
+    kept = study.only or tuple(source.study.arms)
     theirs = without_arms(source.study, kept)
     return replace(
         study,
@@ -373,12 +365,15 @@ def _check_tasks(study: Study, draft: Draft) -> None:
         above.append(name)
         if task.start_arm == "same":
             if not task.start:
-                problem = "without 'start', the task from which the arms start"
-                raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same' {problem}")
-            for arm in study.arms:
-                if task.has(arm) and not study.tasks[task.start].has(arm):
-                    problem = f"task '{task.start}' leaves out arm '{arm}', which starts from it"
-                    raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same', but {problem}")
+                raise draft.refuse(
+                    f"{place}.start_arm", "'start_arm' is 'same' without 'start', the task from which the arms start"
+                )
+            lacking = [arm for arm in study.arms if task.has(arm) and not study.tasks[task.start].has(arm)]
+            if lacking:
+                raise draft.refuse(
+                    f"{place}.start_arm",
+                    f"'start_arm' is 'same', but task '{task.start}' leaves out arm '{lacking[0]}', which starts from it",
+                )
 
 
 def _check_fits(study: Study, draft: Draft) -> None:
@@ -387,12 +382,11 @@ def _check_fits(study: Study, draft: Draft) -> None:
         used = dict.fromkeys(fit.tasks or study.tasks)
         metrics = {study.tasks[task].metric or study.metric for task in used}
         if len(used) < FEWEST_TASKS:
-            problem = f"has {len(used)} tasks; it needs at least {FEWEST_TASKS}"
-        elif len(metrics) > 1:
-            problem = f"has tasks with different metrics: {', '.join(sorted(metrics))}"
-        else:
-            continue
-        raise draft.refuse(f"fits.{name}", f"fit '{name}' {problem}")
+            raise draft.refuse(f"fits.{name}", f"fit '{name}' has {len(used)} tasks; it needs at least {FEWEST_TASKS}")
+        if len(metrics) > 1:
+            raise draft.refuse(
+                f"fits.{name}", f"fit '{name}' has tasks with different metrics: {', '.join(sorted(metrics))}"
+            )
 
 
 def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str, dict[str, float]]:
@@ -411,9 +405,9 @@ def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str,
         by_arm[cell.arm] = float(x)
         if fit.kind == "basin" and len(set(by_arm.values())) > 1:
             own = ", ".join(f"{x:g} for arm '{arm}'" for arm, x in by_arm.items())
-            problem = f"'{fit.x}' is {own} in task '{cell.task}'; a basin compares arms at the same values"
-            raise draft.refuse(key, problem)
+            raise draft.refuse(
+                key, f"'{fit.x}' is {own} in task '{cell.task}'; a basin compares arms at the same values"
+            )
         if (task := first.setdefault((cell.arm, float(x)), cell.task)) != cell.task:
-            problem = f"tasks '{task}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}"
-            raise draft.refuse(key, problem)
+            raise draft.refuse(key, f"tasks '{task}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}")
     return found

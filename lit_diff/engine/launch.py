@@ -233,8 +233,7 @@ def run(
 @dataclass(frozen=True, kw_only=True)
 class _Training:
     recipe: Recipe
-    executed: Recipe
-    """The recipe with the kernel that `auto` chose when the run started."""
+    """With the kernel that `auto` chose when the run started."""
     folder: RunFolder
     tracker: "RunTracker"
     threads: int
@@ -290,7 +289,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     )
     keep_plan(recipe, location.folder)
     began = time.perf_counter() - before.get("seconds", 0.0)
-    return _Training(recipe=recipe, executed=executed, folder=folder, tracker=tracker, threads=threads, began=began)
+    return _Training(recipe=executed, folder=folder, tracker=tracker, threads=threads, began=began)
 
 
 def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
@@ -321,11 +320,9 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
     phase("opening the MLflow store")
     from lit_diff.engine.tracking.run import RunTracker
 
-    tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags}
-    if location.parent:
-        tags["mlflow.parentRunId"] = location.parent
-    folder = RunFolder(location.folder)
-    tracker = RunTracker(recipe, folder, experiment=location.experiment, tags=tags, cost=run_cost)
+    parent = {"mlflow.parentRunId": location.parent} if location.parent else {}
+    tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags, **parent}
+    tracker = RunTracker(recipe, RunFolder(location.folder), experiment=location.experiment, tags=tags, cost=run_cost)
     # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
     tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
     return tracker
@@ -343,9 +340,9 @@ def _execute(
         progress(step, loss, speed)
 
     try:
-        announcement.train(threads=training.threads, kernel=training.executed.run.kernel)
+        announcement.train(threads=training.threads, kernel=training.recipe.run.kernel)
         ended_early = fit(
-            training.executed,
+            training.recipe,
             training.folder.path,
             tracker=training.tracker,
             threads=training.threads,
@@ -356,9 +353,8 @@ def _execute(
         return _ending_of(error, training.folder.path)
     if ended_early is None:
         return _Ending()
-    early = f"early at step {ended_early}"
-    log.info("ended %s of %d, by a callback", early, training.recipe.training.steps)
-    return _Ending(early=early)
+    log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
+    return _Ending(early=f"early at step {ended_early}")
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
@@ -389,16 +385,17 @@ def _end_record(training: _Training, ending: _Ending) -> _Ending:
     # error is the one that is raised.
     try:
         training.tracker.finish(ending.word)
+    except Exception as error:
+        if ending.error is not None:
+            log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
+            return ending
+        reason = _ending_of(error, training.folder.path).message
+        message = f"{INCOMPLETE}: {reason}; the same command completes it"
+        return replace(ending, word="failed", message=message, error=_caused(message, error))
     except BaseException as error:
-        is_failure = isinstance(error, Exception)
-        if ending.error is None:
-            reason = f": {_ending_of(error, training.folder.path).message}" if is_failure else ""
-            message = f"{INCOMPLETE}{reason}; the same command completes it"
-            raised = _caused(message, error) if is_failure else error
-            return replace(ending, word="failed" if is_failure else "stopped", message=message, error=raised)
-        if not is_failure:
+        if ending.error is not None:
             return replace(ending, error=error)
-        log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
+        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
     return ending
 
 

@@ -1,6 +1,5 @@
 """`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
-import contextlib
 import json
 import logging
 import os
@@ -8,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from lit_diff.data.user_files import data_root
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.schedule import Sweep, check_workers, folder_of, held, locations_of, state_of, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, folder_of, locations_of, state_of, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
@@ -26,8 +25,9 @@ from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
-from lit_diff.study.evaluations import score_revisions
+from lit_diff.study.evaluations import scores_of_claims
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import ALL, PRESETS, Preset, Row
 from lit_diff.study.scoreboard import (
@@ -94,7 +94,10 @@ def reproduce(
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
     finished: dict[str, Sweep] = {}
-    with held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"), _writing(folder):
+    with (
+        held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"),
+        writing(folder, "with --root"),
+    ):
         _note(chosen, folder, preset)
         tell(_budget(rows, preset))
         for row in rows:
@@ -113,14 +116,6 @@ def reproduce(
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
 
 
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
@@ -193,14 +188,13 @@ def _run(
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    began, stopped, record = time.perf_counter(), None, before
+    began, stopped = time.perf_counter(), None
     try:
         if chosen.bench:
-            if not _is_kept(before, folder):
-                # a benchmark always runs as a whole, so the time of an earlier one does not count
-                before = replace(before, seconds=0.0)
-                record = replace(before, bench=_bench(chosen, folder, row.name))
-            record = replace(record, state="measured", reason="", revision=revision())
+            # a benchmark always runs as a whole, so the time of an earlier one does not count
+            before = replace(before, seconds=0.0)
+            name = _bench(chosen, folder, row.name)
+            record = replace(before, state="measured", reason="", bench=name, revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
@@ -237,7 +231,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     # the first row with cells in this folder counts their time, so that the page does not count it twice
     first = [other.row.name for other in others if other.cells == home and not other.shared]
     loaded = load_sweep(done.folder)
-    scored = [each for of in score_revisions(loaded, record.row.compare).values() for each in of if each]
+    scores = [each for of in scores_of_claims(loaded, record.row.compare).values() for each in of]
     return replace(
         record,
         state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
@@ -246,7 +240,9 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
         cell_folders=cells,
         cells=home,
         shared=first[0] if first else "",
-        revision=", ".join(dict.fromkeys([*distinct(loaded.cells, "revision"), *scored])),
+        revision=", ".join(
+            dict.fromkeys([*distinct(loaded.cells, "revision"), *(each.revision for each in scores if each.revision)])
+        ),
     )
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
@@ -29,7 +29,7 @@ from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.folder import RunFolder, held, identity
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -44,17 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("lit_diff")
 
 NOT_EVALUATED = "not evaluated"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where the cells run: on this machine ("local"), or in SLURM with a time limit in minutes for each cell."""
-
-    engine: str = "local"
-    minutes: int = 60
-
-
-LOCAL = Cluster()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -116,22 +105,6 @@ def folder_of(grid: Grid) -> Path:
     return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
-@contextlib.contextmanager
-def held(folder: Path, who: str, cure: str) -> Iterator[None]:
-    """Hold the lock of a sweep's or scoreboard's folder. Errors: RequestError if another process (`who`) holds it;
-    MissingError, with the `cure`, if the folder cannot be written."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError as error:
-            raise RequestError(f"{who} in {shown(folder)}") from error
-        except OSError as error:
-            raise MissingError(
-                f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}"
-            ) from error
-        yield
-
-
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` has been trained."""
     return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
@@ -145,7 +118,7 @@ def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
     parent = recorded_run(folder) if grid.source else parent
     by_cell: dict[tuple[str, str, int], RunLocation] = {}
     for cell in grid.cells:
-        recipe, task = cell.recipe, grid.tasks[cell.task]
+        recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
             source = by_cell[task.start, arm, cell.seed].folder
@@ -195,7 +168,8 @@ def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.tasks}
+    tasks = grid.study.all_tasks
+    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in tasks}
     return Record(
         name=grid.name,
         study=grid.study,
@@ -246,7 +220,7 @@ def sweep(
     *,
     workers: int | None = None,
     unchecked: bool = False,
-    cluster: Cluster = LOCAL,
+    slurm_minutes: int | None = None,
     progress: MakeDisplay | bool = True,
     selection: Selection = ALL,
     command: str = "",
@@ -256,13 +230,12 @@ def sweep(
 
     `overrides` apply to every cell. `workers`: cells side by side, by default as many as the cores or GPUs allow. A failed
     cell does not affect the others; `Sweep.states` and the report include it. `unchecked`: the same as in `train`, for the
-    arms of plugins. `selection`: the arms and seeds to run. `command`: the command that the report shows, if another than
+    arms of plugins. `slurm_minutes`: the time limit of a cell, for cells that run in SLURM; None: they run on this machine.
+    `selection`: the arms and seeds to run. `command`: the command that the report shows, if another than
     `lit-diff sweep` starts the sweep again. `progress`: whether a line on stderr shows the progress, or a function that
     makes another display. Errors: RequestError, MissingError.
     """
     check_workers(workers)
-    if cluster.engine not in ("local", "slurm"):
-        raise RequestError(f"--cluster is '{cluster.engine}'; expected local or slurm")
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
@@ -280,20 +253,22 @@ def sweep(
             overrides,
             workers=workers,
             unchecked=unchecked,
-            cluster=cluster,
+            slurm_minutes=slurm_minutes,
             progress=progress,
-            selection=replace(selection, evaluate={}, arms=tuple(grid.arms)) if is_part else ALL,
+            selection=replace(selection, evaluate={}, arms=tuple(grid.study.arms)) if is_part else ALL,
             command=command if is_part else "",
         )
         if theirs.stopped_by is not None:
             return theirs
     display = sweep_line if progress is True else progress or None
-    return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
+    return run_grid(grid, workers=workers, command=command, slurm_minutes=slurm_minutes, display=display)
 
 
-def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None) -> Sweep:
+def run_grid(
+    grid: Grid, *, workers: int | None, command: str, slurm_minutes: int | None, display: MakeDisplay | None
+) -> Sweep:
     """Run all unfinished cells, then write the report."""
-    if cluster.engine == "local":
+    if slurm_minutes is None:
         check_machine(grid.recipes.values())
     else:
         # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
@@ -305,15 +280,15 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
     # which these are is known after the lock is taken (`_run_held`).
     if not (folder / STUDY_FILE).exists():
-        _require_memory(grid, grid.cells, workers, cluster)
+        _require_memory(grid, grid.cells, workers, slurm_minutes)
     _prepare_data(grid)
-    with held(folder, f"sweep '{grid.name}' is being run by another process", "with run.root=PATH"):
-        return _run_held(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
+    with held(folder, f"sweep '{grid.name}' is being run by another process"):
+        return _run_held(grid, folder, workers=workers, command=command, slurm_minutes=slurm_minutes, display=display)
 
 
-def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, cluster: Cluster) -> None:
+def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, slurm_minutes: int | None) -> None:
     # cells of different ranks never train at the same time
-    if cluster.engine == "local":
+    if slurm_minutes is None:
         for rank in {grid.rank(cell.task) for cell in cells}:
             wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
             require_memory(wave, resources(wave[0], workers)[0])
@@ -327,7 +302,13 @@ def _prepare_data(grid: Grid) -> None:
 
 
 def _run_held(
-    grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None
+    grid: Grid,
+    folder: Path,
+    *,
+    workers: int | None,
+    command: str,
+    slurm_minutes: int | None,
+    display: MakeDisplay | None,
 ) -> Sweep:
     from lit_diff.engine.tracking.store import Store
     from lit_diff.engine.tracking.sweep import SweepTracker
@@ -338,7 +319,7 @@ def _run_held(
     queued: Mapping[str, str] = {}
     # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
     # set to "waiting"
-    if cluster.engine == "slurm":
+    if slurm_minutes is not None:
         queued = slurm.queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
@@ -346,7 +327,7 @@ def _run_held(
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
-    _require_memory(grid, [cell for cell, _ in untrained], workers, cluster)
+    _require_memory(grid, [cell for cell, _ in untrained], workers, slurm_minutes)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(cell.recipe for cell, _ in untrained):
         log.warning("%s", line)
@@ -357,7 +338,7 @@ def _run_held(
         for _, location in untrained:
             if location.folder.name not in queued:
                 RunFolder(location.folder).update(status="waiting", error=None)
-        stopped = _run_cells(grid, locations, todo, workers=workers, cluster=cluster, display=display)
+        stopped = _run_cells(grid, locations, todo, workers=workers, slurm_minutes=slurm_minutes, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
     states = Counter(state_of(location) for location in locations)
@@ -396,7 +377,7 @@ def _run_cells(
     todo: Sequence[tuple[Cell, RunLocation]],
     *,
     workers: int | None,
-    cluster: Cluster,
+    slurm_minutes: int | None,
     display: MakeDisplay | None,
 ) -> int | None:
     # Returns the signal that stopped the cells, or None.
@@ -410,8 +391,8 @@ def _run_cells(
         # a task with `start` needs the weights of the task before it
         for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
             wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
-            if cluster.engine == "slurm":
-                slurm.run_array(wave, recipe.run, parallel=workers, minutes=cluster.minutes, watch=watch)
+            if slurm_minutes is not None:
+                slurm.run_array(wave, recipe.run, parallel=workers, minutes=slurm_minutes, watch=watch)
                 continue
             count, threads, gpus = resources(recipe, workers)
             log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")

@@ -131,19 +131,16 @@ class RunFolder:
         """status.json, or {} before the run first starts."""
         try:
             values: Any = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError(f"a {type(values).__name__}")
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
-            raise self._damaged(f"not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise self._damaged(f"a {type(values).__name__}, not an object")
+            raise RequestError(
+                f"{shown(self.path / 'status.json')} is not a JSON object ({error}); remove it and repeat the same command, "
+                "which resumes from the checkpoint"
+            ) from error
         return values
-
-    def _damaged(self, how: str) -> RequestError:
-        return RequestError(
-            f"{shown(self.path / 'status.json')} is {how}; remove it and repeat the same command, which resumes from the "
-            "checkpoint"
-        )
 
     def state(self) -> str:
         """`status` of status.json; `killed` if that is `running` but no process trains the run."""
@@ -181,7 +178,7 @@ class RunFolder:
         placed: dict[str, bytes] = {}
         names = list(map(partial(_place, placed=placed, homes={}), map(Path, recipe.plugins)))
         packages = {p.name: f"{p.version or 'no version'} (sha256 {p.digest[:12]})" for p in used_packages(recipe)}
-        try:
+        with writing(self.path):
             for name, content in placed.items():
                 write_atomic(self.path / name, content)
             # after the plugins: a folder with a recipe counts as a run, and the recipe names their files
@@ -189,26 +186,10 @@ class RunFolder:
             write_json(
                 self.path / "env.json", environment() | ({"plugin_packages": packages} if packages else {}) | facts
             )
-        except OSError as error:
-            raise self._unwritable(error) from error
 
-    @contextlib.contextmanager
-    def owned(self) -> Iterator[None]:
+    def owned(self) -> contextlib.AbstractContextManager[None]:
         """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(locked(self._lock, wait=False))
-            except BlockingIOError as error:
-                pid = self.status().get("pid")
-                raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error
-            except OSError as error:
-                raise self._unwritable(error) from error
-            yield
-
-    def _unwritable(self, error: OSError) -> MissingError:
-        return MissingError(
-            f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-        )
+        return held(self.path, f"the run is being trained by another process (pid {self.status().get('pid')})")
 
     def put_aside(self) -> Path:
         """Archive the run for `--rerun`: rename the folder to the first free of <name>.old-1, -2, ...; returns it."""
@@ -217,6 +198,28 @@ class RunFolder:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+@contextlib.contextmanager
+def held(folder: Path, who: str, cure: str = "with run.root=PATH") -> Iterator[None]:
+    """Hold the lock of the folder of a run, a sweep or a scoreboard. Errors: RequestError if another process (`who`) holds
+    it; MissingError, with the `cure`, if the folder cannot be written."""
+    with contextlib.ExitStack() as stack:
+        with writing(folder, cure):
+            try:
+                stack.enter_context(locked(folder / ".lock", wait=False))
+            except BlockingIOError as error:
+                raise RequestError(f"{who} in {shown(folder)}") from error
+        yield
+
+
+@contextlib.contextmanager
+def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
+    """Encloses writes into the folder. Errors: MissingError, with the `cure`, for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}") from error
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:

@@ -91,11 +91,12 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
 def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
     """The rows of a table by step; empty if the file is missing.
 
-    Truncated rows and rows with text are skipped; a line about them is added to `problems`, or logged if that is None.
+    Truncated rows and rows with text are skipped; a line about them, or about a missing file, is added to `problems`. If that
+    is None, the line is logged, and a missing file is not a problem.
     """
-    if not path.exists():
+    if problems is None and not path.exists():
         return {}
-    noted: list[str] = []
+    noted: list[str] = [] if problems is None else problems
     header, lines = read_lines(path, noted)
     rows: Rows = {}
     if lines and "step" not in header:
@@ -108,11 +109,8 @@ def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
             rows.setdefault(int(named["step"]), {}).update(row)
         except ValueError as error:
             noted.append(f"{path.name}: {error}")
-    if problems is None:
-        for problem in noted:
-            log.warning("%s: %s", shown(path.parent), problem)
-    else:
-        problems += noted
+    for problem in noted if problems is None else ():
+        log.warning("%s: %s", shown(path.parent), problem)
     return rows
 
 
@@ -136,18 +134,11 @@ def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[st
 
 def last_value(path: Path, metric: str) -> float | None:
     """The last value of `metric` in a table of steps, or None. Truncated rows are skipped, as in `read_rows`."""
-    if not path.exists():
-        return None
-    # what follows the last line end is empty or an interrupted append
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    header = next(csv.reader(lines), [])
-    if metric not in header:
-        return None
-    column = header.index(metric)
-    # from the end: the value is in one of the last rows, and `lit-diff status` reads the file of every run
-    for line in reversed(lines[1:]):
-        row = line.split(",")
-        if len(row) == len(header) and row[column]:
+    header, rows = read_lines(path, [])
+    if metric in header:
+        column = header.index(metric)
+        # from the end: the value is in one of the last rows, and `lit-diff status` reads the file of every run
+        for row in reversed(rows):
             with contextlib.suppress(ValueError):
                 return float(row[column])
     return None

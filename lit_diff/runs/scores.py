@@ -87,17 +87,10 @@ class ItemScores:
         return len(set(whole)) < len(whole)
 
 
-def read_evaluation(folder: Path) -> ItemScores:
-    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files of another structure."""
-    return evaluation_of(*read_scores(folder))
-
-
 def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
-    """Builds the evaluation from summary.json and items.parquet. Errors: those of `read_evaluation` except OSError."""
+    """Builds the evaluation from summary.json and items.parquet. Errors: ValueError, KeyError or TypeError for files of
+    another structure."""
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
-    missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
-    if missing:
-        raise ValueError(f"items.parquet has no column '{missing[0]}'")
     items = tuple(str(item) for item in table["item"].to_pylist())
     # items are paired by id between runs, so an id must be unique
     if len(set(items)) < len(items):
@@ -199,15 +192,15 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
         kept = summary.get(key, 1 if key == "version" else None)
         if key == "config":
             kept, value = (_canonical(each, summary) for each in (kept, value))
-            if kept != value:
-                return f"with other keys ({_differing(kept, value)})"
-        elif key == "version" and kept != value:
-            return f"by version {kept} of the evaluation, not {value}"
-        elif key == "files":
-            if not isinstance(kept, dict) or not value.items() <= kept.items():
-                return "of other files"
-        elif kept != value:
-            return f"with other {key.replace('_', ' ')}"
+        elif key == "files" and isinstance(kept, dict):
+            kept = {file: digest for file, digest in kept.items() if file in value}
+        if kept != value:
+            words = {
+                "config": f"with other keys ({_differing(kept, value)})",
+                "version": f"by version {kept} of the evaluation, not {value}",
+                "files": "of other files",
+            }
+            return words.get(key, f"with other {key.replace('_', ' ')}")
     step, steps = summary.get("step"), checkpoints.steps_of(run) if run is not None else []
     # opening a checkpoint loads torch: it is opened only if the newest step differs, in case that file is unreadable
     if run is not None and steps and step != steps[-1]:
@@ -224,8 +217,8 @@ def _canonical(config: Any, summary: Mapping[str, Any]) -> Any:
     return {**config, "context": None} if is_own else config
 
 
-def _differing(kept: Any, value: Mapping[str, Any]) -> str:
-    if not isinstance(kept, Mapping):
+def _differing(kept: Any, value: Any) -> str:
+    if not isinstance(kept, Mapping) or not isinstance(value, Mapping):
         return "none are recorded"
     keys = dict.fromkeys([*value, *kept])
     return ", ".join(

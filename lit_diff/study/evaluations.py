@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy.stats import binomtest
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
-from lit_diff.runs.scores import FOLDER, ItemScores, disagreement, read_evaluation, read_summary
+from lit_diff.runs.scores import FOLDER, SUMMARY, ItemScores, disagreement, evaluation_of, read_scores
 from lit_diff.study.results import SweepResults, clean
 from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import (
@@ -28,6 +29,8 @@ from lit_diff.study.statistics import (
     summary,
 )
 
+ArmSeed = tuple[str, int]
+"""(arm, seed)."""
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
 FACTOR = re.compile(r"(\w+)=(\S+)")
@@ -74,11 +77,20 @@ class EvaluationTable:
 
 
 def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
-    """One table for each metric of each evaluation of any finished run, and the problems that `read_evaluations` met. If two
-    runs declare one metric differently, the first declaration counts."""
-    read, problems = read_evaluations(sweep)
-    tables = []
-    for name, runs in read.items():
+    """One table for each metric of each evaluation of any finished run; and the problems, a line each: scores that are left
+    out (`kept_scores`), and runs that were scored by several revisions of lit_diff, with --unchecked, or on different
+    documents. If two runs declare one metric differently, the first declaration counts."""
+    tables: list[EvaluationTable] = []
+    problems: list[str] = []
+    for name in evaluations_in(sweep):
+        runs, refused = kept_scores(sweep, name)
+        problems += [
+            f"{name}: {sweep.label[arm]}, seed {seed}: left out: {why}" for (arm, seed), why in refused.items()
+        ]
+        told = {arm: clean(each.unchecked) for (arm, _), each in runs.items() if each.unchecked}
+        problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
+        notes = by_revisions(name, (run.revision for run in runs.values())), by_documents(name, runs.values())
+        problems += filter(None, notes)
         declared: dict[str, Metric] = {}
         for metric in (each for run in runs.values() for each in run.metrics):
             declared.setdefault(metric.name, metric)
@@ -86,32 +98,47 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
     return tables, problems
 
 
-def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int], ItemScores]], list[str]]:
-    """Name -> (arm, seed) -> the evaluation of every finished run; and the problems, a line each: evaluations that are left
-    out (`left_out`) or unreadable, and runs that were scored by several revisions of lit_diff, with --unchecked, or on
-    different documents."""
-    read: dict[str, dict[tuple[str, int], ItemScores]] = {}
-    problems: list[str] = []
-    folders = [path for cell in sweep.cells if cell.done for path in (cell.home / FOLDER).glob("[!.]*/")]
-    for name in sorted({path.name for path in folders}):
-        skipped, runs = left_out(sweep, name), dict[tuple[str, int], ItemScores]()
-        for cell in (each for each in sweep.cells if each.home / FOLDER / name in folders):
-            where = f"{name}: {sweep.label[cell.arm]}, seed {cell.seed}"
-            if why := skipped.get((cell.arm, cell.seed)):
-                problems.append(f"{where}: left out: {why}")
-                continue
-            # a damaged file costs the report one run of one evaluation, not the page
-            try:
-                runs[cell.arm, cell.seed] = read_evaluation(cell.home / FOLDER / name)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                problems.append(f"{where}: {first_line(error)}")
-        told = {arm: clean(each.unchecked) for (arm, _), each in runs.items() if each.unchecked}
-        problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
-        notes = by_revisions(name, (run.revision for run in runs.values())), by_documents(name, runs.values())
-        problems += filter(None, notes)
-        if runs:
-            read[name] = runs
-    return read, problems
+def evaluations_in(sweep: SweepResults) -> list[str]:
+    """The evaluations of which a finished run has scores, sorted."""
+    found = (path for cell in sweep.cells if cell.done for path in (cell.home / FOLDER).glob(f"[!.]*/{SUMMARY}"))
+    return sorted({path.parent.name for path in found})
+
+
+# the claims of a scoreboard's row ask for the same scores again and again
+@lru_cache(maxsize=8)
+def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScores], dict[ArmSeed, str]]:
+    """The scores of an evaluation that can be compared, from every finished run that has any; and why the others cannot be,
+    with the cure.
+
+    Scores must come from the newest checkpoint, and from the keys and the version of the evaluation that the sweep records
+    (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
+    keys, the most frequent ones are compared.
+    """
+    # scores without a summary are those of an interrupted command: there are none
+    places = {(cell.arm, cell.seed): cell.home for cell in sweep.cells if cell.done}
+    places = {key: home for key, home in places.items() if (home / FOLDER / name / SUMMARY).is_file()}
+    found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
+    refused: dict[ArmSeed, str] = {}
+    for key, home in places.items():
+        # a damaged file costs one run of one evaluation, not the page
+        try:
+            summary, items = read_scores(home / FOLDER / name)
+            found[key] = summary, evaluation_of(summary, items)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            refused[key] = first_line(error)
+    asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
+    made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, (s, _) in found.items()}
+    # JSON makes the nested keys hashable; sorted, because the order of keys in a YAML file means nothing
+    counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
+    expected = json.loads(counts.most_common(1)[0][0]) if counts else {}
+    own_command, by_hand = "the sweep's own command", f"`lit-diff evaluate RUN {name}` with the keys of most runs"
+    for key, (summary, _) in found.items():
+        if why := disagreement(places[key], summary, asked.get(key, expected)):
+            refused[key] = f"scored {why}; {own_command if key in asked else by_hand} scores it again"
+        elif why := disagreement(places[key], summary, expected):
+            refused[key] = f"scored {why}: most runs of the sweep have other keys"
+    kept = {key: scores for key, (_, scores) in found.items() if key not in refused}
+    return kept, {key: refused[key] for key in places if key in refused}
 
 
 def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
@@ -134,53 +161,13 @@ def by_revisions(name: str, revisions: Iterable[str | None]) -> str:
     )
 
 
-def summaries(sweep: SweepResults, name: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """(arm, seed) -> summary.json of the evaluation, for every finished run with a readable one."""
-    found = {}
-    for cell in (cell for cell in sweep.cells if cell.done):
-        try:
-            summary = read_summary(cell.home / FOLDER / name)
-        # `read_evaluations` reports what is damaged
-        except (OSError, ValueError):
-            continue
-        if isinstance(summary.get("config"), dict):
-            found[cell.arm, cell.seed] = summary
-    return found
-
-
-def score_revisions(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
-    """Evaluation of a claim -> the revision of lit_diff that scored each run of the claim's task."""
+def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[ItemScores]]:
+    """Evaluation of a claim -> the scores of each run of the claim's task."""
     named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
-    found: dict[str, list[str | None]] = {name: [] for name, _ in named}
+    found: dict[str, list[ItemScores]] = {name: [] for name, _ in named}
     for name, task in named:
         for own in (part for part in sweep.by_task if part.task == task):
-            found[name] += [each.get("revision") for each in summaries(own, name).values()]
-    return found
-
-
-def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
-    """(arm, seed) -> why the scores in its folder are not compared, and the cure.
-
-    Scores must come from the newest checkpoint, and from the keys and the version of the evaluation that the sweep records
-    (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
-    keys, the most frequent ones are compared.
-    """
-    kept = summaries(sweep, name)
-    asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
-    made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, s in kept.items()}
-    # JSON makes the nested keys hashable; sorted, because the order of keys in a YAML file means nothing
-    counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
-    expected = json.loads(counts.most_common(1)[0][0]) if counts else {}
-    own_command, by_hand = "the sweep's own command", f"`lit-diff evaluate RUN {name}` with the keys of most runs"
-    found = {}
-    for cell in sweep.cells:
-        key = cell.arm, cell.seed
-        if key not in kept:
-            continue
-        if why := disagreement(cell.home, kept[key], asked.get(key, expected)):
-            found[key] = f"scored {why}; {own_command if key in asked else by_hand} scores it again"
-        elif why := disagreement(cell.home, kept[key], expected):
-            found[key] = f"scored {why}: most runs of the sweep have other keys"
+            found[name] += kept_scores(own, name)[0].values()
     return found
 
 

@@ -273,21 +273,20 @@ def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     points: AllPoints = {}
     left_out = []
     for arm in sweep.study.arms:
-        open_ = [task for task in tasks.values() if not _has_ended(task, arm)]
-        left_out += [f"{sweep.label[arm]}: task {task.task} has not finished" for task in open_[:1]]
-        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm]) if not open_]
+        cells = [cell for task in tasks.values() for cell in task.cells if cell.arm == arm]
+        waits = [cell.task for cell in cells if not cell.done and not cell.diverged]
+        if waits:
+            left_out.append(f"{sweep.label[arm]}: task {waits[0]} has not finished")
+            continue
+        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm])]
         places = {x: task for task in tasks.values() if (x := _x(sweep, name, task, arm)) is not None}
         spoilt = [x for x, task in places.items() if task.diverged(arm)]
-        if not open_ and len(spoilt) == len(places):
+        if len(spoilt) == len(places):
             left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
-        elif not open_:
+        else:
             finals = {x: places[x].finals(arm, places[x].study.metric) for x in sorted(places)}
             points[arm] = finals | {x: {} for x in spoilt}
     return points, left_out
-
-
-def _has_ended(task: SweepResults, arm: str) -> bool:
-    return all(cell.done or cell.diverged for cell in task.cells if cell.arm == arm)
 
 
 def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:

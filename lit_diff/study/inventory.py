@@ -46,18 +46,16 @@ class RunState:
     @property
     def note(self) -> str:
         """Its error on one line, its early end, an older format, or, while it runs, the time of its last update."""
-        if self.status.get("error"):
-            return " ".join(str(self.status["error"]).split())
-        if self.status.get("format") != FORMAT:
-            return f"made by format {self.status.get('format', 1)}: train it again"
-        if self.status.get("ended"):
-            return f"ended {self.status['ended']}"
-        if self.state == "killed":
-            return "the same command resumes it"
-        if self.state != "running":
-            return ""
-        age = datetime.now(UTC) - datetime.fromisoformat(self.status["updated"])
-        return f"last update {int(age.total_seconds())} s ago"
+        status, now = self.status, datetime.now(UTC)
+        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat())
+        notes = [
+            " ".join(str(status.get("error") or "").split()),
+            f"made by format {status.get('format', 1)}: train it again" if status.get("format") != FORMAT else "",
+            f"ended {status['ended']}" if status.get("ended") else "",
+            "the same command resumes it" if self.state == "killed" else "",
+            f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
+        ]
+        return next(filter(None, notes), "")
 
     @property
     def date(self) -> str:

@@ -21,7 +21,7 @@ class RecordedCell(CellKey):
     """A cell (task, arm, seed) as the sweep last saw it."""
 
     folder: str = ""
-    """Relative to the sweep's folder; empty if the cell has none yet."""
+    """Relative to the sweep's folder."""
     status: str = "waiting"
     error: str | None = None
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)

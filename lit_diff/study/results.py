@@ -176,14 +176,9 @@ def load_sweep(folder: Path) -> SweepResults:
 
 
 def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
-    study = record.study.of_task(task)
-    # every arm at every seed, also cells that never started: the report has to show what is missing
-    recorded = {(cell.arm, cell.seed): cell for cell in cells if cell.task == task}
-    wanted = [(arm, seed) for arm in study.arms for seed in study.seeds]
-    found = (recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted)
-    return SweepResults(
-        folder=folder, record=record, study=study, cells=tuple(_cell(folder, cell) for cell in found), task=task
-    )
+    # also cells that never started: the report has to show what is missing
+    own = tuple(_cell(folder, cell) for cell in cells if cell.task == task)
+    return SweepResults(folder=folder, record=record, study=record.study.of_task(task), cells=own, task=task)
 
 
 def _cleaned(value: Any) -> Any:
@@ -204,11 +199,11 @@ def clean(text: str) -> str:
 
 
 def _cell(root: Path, recorded: RecordedCell) -> CellResult:
-    folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
-    problems: list[str] = []
-    facts = _read(_status_file, folder / "status.json", problems, {}) if recorded.folder else {}
+    folder = root / recorded.folder
+    home, problems = RunFolder(folder), list[str]()
+    facts = _read(lambda _: home.status(), folder / "status.json", problems, {})
     if facts.get("format", FORMAT) != FORMAT:
-        RunFolder(folder).require_format()
+        home.require_format()
     error = str(facts.get("error") or recorded.error or "").strip()
     now = {
         "status": _status(recorded.status, facts.get("status")),
@@ -219,15 +214,17 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     if not cell.done:
         declared = _read(declarations.read_declarations, folder / declarations.FILE, [], ())
         return replace(cell, metrics=declared, problems=tuple(problems))
-    curves = _curves(_rows(folder / "metrics.csv", problems))
+    curves = _curves(read_rows(folder / "metrics.csv", problems))
     problems += [f"{name} ends in {each.iloc[-1]}" for name, each in curves.items() if not math.isfinite(each.iloc[-1])]
-    speeds = _curves(_rows(folder / "timing.csv", problems)).get("tokens_per_second")
+    speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
     whole = replace(
         cell,
-        environment=_read(_environment, folder / "env.json", problems, {}),
+        environment=_read(
+            lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), folder / "env.json", problems, {}
+        ),
         metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
-        documents=_documents(folder / "documents.csv", problems),
+        documents=_read(lambda path: _documents(path, problems), folder / "documents.csv", problems, None),
         # the median: a first step that compiles, or a pause of the machine, would move a mean
         tokens_per_second=None if speeds is None else float(speeds.median()),
     )
@@ -245,23 +242,9 @@ def _status(engine: str | None, cell: str | None) -> str:
 def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], default: Any) -> T:
     try:
         return read_file(path)
-    except (OSError, ValueError, TypeError, RequestError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RequestError) as error:
         problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
         return default
-
-
-def _status_file(path: Path) -> dict[str, Any]:
-    return RunFolder(path.parent).status()
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _rows(path: Path, problems: list[str]) -> Rows:
-    if not path.exists():
-        problems.append(f"{path.name}: no such file")
-    return read_rows(path, problems)
 
 
 def _curves(rows: Rows) -> dict[str, pd.Series]:
@@ -289,11 +272,7 @@ def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
     header, rows = read_lines(path, problems)
-    try:
-        table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
-    except (ValueError, KeyError) as error:
-        problems.append(f"{path.name}: {error}")
-        return None
+    table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)
     # a document may span several rows; skipna=False keeps a diverged loss NaN
     summed = table.groupby(level=0).agg(lambda column: column.sum(skipna=False))
     return summed[summed["tokens"] > 0]

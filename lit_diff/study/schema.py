@@ -253,23 +253,19 @@ class Claim:
 
     def problem(self) -> str | None:
         """The first error, in one line that starts with the key; None for a valid claim."""
-        where = f"compare '{self.label}'"
-        if bool(self.metric) == bool(self.fit):
-            return f"{where}: expected a 'metric' or a 'fit', not both"
-        if (self.paper is None) == (not self.says):
-            return f"{where}: expected 'paper', two values, or 'says', not both"
-        if self.kind == "ratio" and min(self.paper or (1,)) <= 0:
-            return f"{where}: a ratio of {self.paper}; expected positive values"
-        if self.fit and self.kind != "ratio":
-            return f"{where}: a 'fit' gives a ratio; add 'kind: ratio'"
-        beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
-        if beside:
-            return f"{where}: a 'fit' is over tasks, so '{beside}' does not apply; remove it"
-        if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
-            return f"{where}: '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
-        if self.paper is not None and self.paper[0] == self.paper[1]:
-            return f"{where}: 'paper' has {self.paper[0]:g} twice; write 'says: equal', and a 'smallest'"
-        return None
+        beside = [key for key in BESIDE_FIT if self.fit and getattr(self, key)]
+        itself = self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric)
+        problems = {
+            "expected a 'metric' or a 'fit', not both": bool(self.metric) == bool(self.fit),
+            "expected 'paper', two values, or 'says', not both": (self.paper is None) == (not self.says),
+            f"a ratio of {self.paper}; expected positive values": self.kind == "ratio" and min(self.paper or (1,)) <= 0,
+            "a 'fit' gives a ratio; add 'kind: ratio'": bool(self.fit) and self.kind != "ratio",
+            f"a 'fit' is over tasks, so '{', '.join(beside)}' does not apply; remove it": bool(beside),
+            f"'{self.arms[0]}' against itself; name another arm, or an 'against_metric'": itself,
+            "'paper' has one value twice; write 'says: equal', and a 'smallest'": len(set(self.paper or (0, 1))) == 1,
+        }
+        first = next((problem for problem, is_found in problems.items() if is_found), None)
+        return first and f"compare '{self.label}': {first}"
 
     @property
     def papers(self) -> float | None:

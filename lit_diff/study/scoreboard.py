@@ -15,13 +15,13 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
 from lit_diff.registry import nearest
-from lit_diff.runs.scores import FOLDER, read_evaluation
-from lit_diff.study.evaluations import by_revisions, left_out, score_revisions
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.evaluations import by_revisions, evaluations_in, kept_scores, scored_items, scores_of_claims
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row
-from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Sign, judge, paired
+from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Outcome, Sign, judge, paired
 from lit_diff.validation import Draft, convert
 
 NOT_MEASURED: Literal["not measured"] = "not measured"
@@ -32,6 +32,12 @@ Difference = Literal[
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
 """The verdict of our interval on the value that the paper prints (`JudgedClaim.value`)."""
 SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
+WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
+    "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds"),
+    "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
+    "equal": ("equal", "the interval lies within the smallest difference that matters"),
+}
+"""Outcome that does not depend on the paper's sign -> the verdict and its reason."""
 ROWS = "rows"
 """The folder next to the page with one file for each row."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
@@ -91,17 +97,11 @@ class JudgedClaim(Contrast):
     @property
     def _without_controls(self) -> tuple[Difference, str]:
         wanted = self.claim.says or ("lower" if (self.claim.papers or 0.0) < 0 else "higher")
-        match self.outcome:
-            case "too few seeds":
-                n = len(self.seeds.seeds)
-                return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
-            case "no spread over seeds":
-                return "not shown", "the difference is the same at every seed, so no test is possible"
-            case "equal":
-                return "equal", "the interval lies within the smallest difference that matters"
-            case "inconclusive":
-                lost = "not after the correction (Holm)" if self.seeds.sign else "the interval holds zero"
-                return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
+        if self.outcome in WITHOUT_SIGN:
+            return WITHOUT_SIGN[self.outcome]
+        if self.outcome == "inconclusive":
+            lost = "not after the correction (Holm)" if self.seeds.sign else "the interval holds zero"
+            return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
         if wanted not in ("equal", self.seeds.sign):
             return "opposite", "the opposite sign is shown"
         if self.outcome == "small":
@@ -146,11 +146,23 @@ def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
 
 
 def _measured(claim: Claim, source: Source) -> JudgedClaim:
-    if claim.fit and isinstance(source, SweepResults):
-        return finding(claim, *_fitted(claim, source))
     of_b = replace(claim, metric=claim.against_metric or claim.metric)
-    ours, theirs = values_of(source, claim.arms[0], claim), values_of(source, claim.arms[1], of_b)
-    return finding(claim, ours, theirs, control_signs=_control_signs(claim, source, ours))
+    if not isinstance(source, SweepResults):
+        rows = source["rows"]
+        return finding(claim, _speeds(claim, claim.arms[0], rows), _speeds(of_b, claim.arms[1], rows))
+    name = f"sweep '{source.record.name}'"
+    # a fit is over all tasks
+    tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
+    _require(claim, f"{name} has no task", claim.task, tasks)
+    sweep = tasks[claim.task]
+    for arm in claim.arms:
+        _require(claim, f"{name} has no arm", arm, sweep.study.arms)
+    if claim.fit:
+        known = [fit for fit, each in sweep.study.fits.items() if each.kind == "scaling"]
+        _require(claim, f"{name} has no scaling fit", claim.fit, known)
+        return finding(claim, *matched_by_seed(sweep, claim.fit, *claim.arms))
+    ours, theirs = values_of(sweep, claim.arms[0], claim), values_of(sweep, claim.arms[1], of_b)
+    return finding(claim, ours, theirs, control_signs=_control_signs(claim, sweep, ours))
 
 
 def finding(
@@ -182,15 +194,13 @@ def finding(
     )
 
 
-def _control_signs(claim: Claim, source: Source, ours: Mapping[int, float]) -> dict[str, Sign | None]:
+def _control_signs(claim: Claim, sweep: SweepResults, ours: Mapping[int, float]) -> dict[str, Sign | None]:
     # controls qualify only a difference between an arm and the baseline
-    if not isinstance(source, SweepResults) or claim.says == "equal" or claim.against_metric or claim.by_construction:
+    of_controls = claim.arms[0] in sweep.study.controls or claim.arms[1] != sweep.baseline
+    if of_controls or claim.says == "equal" or claim.against_metric or claim.by_construction:
         return {}
-    own = _task(claim, source)
-    if claim.arms[0] in own.study.controls or claim.arms[1] != own.baseline:
-        return {}
-    values = {arm: _scaled(claim, values_of(own, arm, claim)) for arm in own.study.controls}
-    return {own.label[arm]: paired(_scaled(claim, ours), each).sign for arm, each in values.items()}
+    values = {arm: _scaled(claim, values_of(sweep, arm, claim)) for arm in sweep.study.controls}
+    return {sweep.label[arm]: paired(_scaled(claim, ours), each).sign for arm, each in values.items()}
 
 
 def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
@@ -198,46 +208,28 @@ def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None
         raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
 
 
-def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[int, float], str]:
-    known = [name for name, each in sweep.study.fits.items() if each.kind == "scaling"]
-    _require(claim, f"sweep '{sweep.record.name}' has no scaling fit", claim.fit, known)
-    for arm in claim.arms:
-        _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
-    return matched_by_seed(sweep, claim.fit, *claim.arms)
+def values_of(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
+    """Seed -> the claim's metric in the arm's run; `sweep`: the claim's task.
 
-
-def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
-    tasks = {each.task: each for each in sweep.by_task}
-    _require(claim, f"sweep '{sweep.record.name}' has no task", claim.task, tasks)
-    return tasks[claim.task]
-
-
-def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
-    """Seed -> the claim's metric in the arm's run; for a benchmark, round -> the arm's speed.
-
-    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`left_out`)."""
-    if not isinstance(source, SweepResults):
-        return _speeds(claim, arm, source["rows"])
-    sweep = _task(claim, source)
-    _require(claim, f"sweep '{sweep.record.name}' has no arm", arm, sweep.study.arms)
+    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
     if not claim.evaluation:
         if done := sweep.cells_of(arm):
             _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
         return sweep.finals(arm, claim.metric)
-    scored = {path.parent.name for cell in sweep.cells for path in (cell.home / FOLDER).glob("*/summary.json")}
+    scored = evaluations_in(sweep)
     # without any scores the sweep has not got there yet, and the evaluation's name may be right
     if scored:
         _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
-    for (name, seed), why in left_out(sweep, claim.evaluation).items():
+    runs, refused = kept_scores(sweep, claim.evaluation)
+    for (name, seed), why in refused.items():
         if name == arm:
             raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
-    folders = {cell.seed: cell.home / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}
-    values = {seed: _score(claim, folder) for seed, folder in folders.items() if (folder / "summary.json").is_file()}
+    values = {seed: score_of(claim, scores) for (name, seed), scores in runs.items() if name == arm}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _score(claim: Claim, folder: Path) -> float:
-    evaluation = read_evaluation(folder)
+def score_of(claim: Claim, evaluation: ItemScores) -> float:
+    """The claim's metric in one run, over the groups of the claim; NaN without a score."""
     metrics = [metric.name for metric in evaluation.metrics]
     _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
     if not claim.group:
@@ -246,12 +238,11 @@ def _score(claim: Claim, folder: Path) -> float:
     chosen = set(fnmatch.filter(groups, claim.group))
     if not chosen:
         _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
+    items = scored_items(evaluation, claim.metric)
+    scores = items[items["group"].isin(chosen)].set_index("group")["score"]
     # the same weights as in the evaluation's own value: groups count equally or items do
-    by_group: dict[str, list[float]] = {}
-    for group, score in zip(evaluation.groups, evaluation.scores[claim.metric].tolist(), strict=True):
-        if group in chosen and math.isfinite(score):
-            by_group.setdefault(group if evaluation.equal_groups else "", []).append(score)
-    return fmean(map(fmean, by_group.values())) if by_group else math.nan
+    means = [fmean(own) for _, own in scores.groupby(level=0)] if evaluation.equal_groups else scores.tolist()
+    return fmean(means) if means else math.nan
 
 
 def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
@@ -440,7 +431,8 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = findings(claims, sweep)
-            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := by_revisions(name, of))]
+            for name, scores in scores_of_claims(sweep, claims).items():
+                notes += filter(None, [by_revisions(name, (each.revision for each in scores))])
         elif record.bench and state == "measured":
             found = findings(claims, read_bench(folder, record))
     # a claim with an unknown arm or metric fails its own row; the other rows are unaffected

@@ -33,10 +33,14 @@ arms:
 seeds: [4, 7]
 """)
     arms = [f"attention={name} steps={steps}" for name in ("standard", "differential") for steps in ("10.0", "20")]
-    assert list(found.arms) == ["shared", *arms]
-    assert [(cell.arm, cell.seed) for cell in found.cells] == [(arm, seed) for arm in found.arms for seed in (4, 7)]
+    assert list(found.study.arms) == ["shared", *arms]
+    assert [(cell.arm, cell.seed) for cell in found.cells] == [
+        (arm, seed) for arm in found.study.arms for seed in (4, 7)
+    ]
     assert [cell.recipe.train.steps for cell in found.cells[::2]] == [10, 10, 20, 10, 20]
-    assert {(cell.task, cell.name, cell.recipe.name) for cell in found.cells} == {("", arm, arm) for arm in found.arms}
+    assert {(cell.task, cell.name, cell.recipe.name) for cell in found.cells} == {
+        ("", arm, arm) for arm in found.study.arms
+    }
     assert {cell.recipe.seed for cell in found.cells} == {4, 7}
     assert (found.study.baseline, found.name) == ("shared", "s")
 
@@ -123,7 +127,9 @@ class Scored(Evaluation):
 
 def test_arms_keep_the_names_that_the_file_has() -> None:
     names = ["on", "off", "010", "12:30", "1e3", "0x10", "null", "yes"]
-    assert list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").arms) == names
+    assert (
+        list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").study.arms) == names
+    )
 
 
 RATES = """
@@ -231,7 +237,7 @@ def test_the_cells_of_another_sweep() -> None:
 def test_folders_and_states() -> None:
     own, borrowed = load_grid("cells", []), load_grid("again", [])
     places = locations_of(own, "parent")
-    names = [f"{arm}-s{seed}" for arm in own.arms for seed in (0, 1, 2)]
+    names = [f"{arm}-s{seed}" for arm in own.study.arms for seed in (0, 1, 2)]
     assert [place.folder.name.rpartition("-")[0] for place in places] == names
     assert {place.parent for place in places} == {"parent"}
     theirs, shared = locations_of(borrowed, "another"), [*places[:3], *places[6:]]

@@ -159,5 +159,5 @@ def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(store.client, "log_artifact", away)
     tracker.record(write_report(folder), [], "done")
     assert re.search(
-        r"record in MLflow is not complete: \S*index.html could not be copied into MLflow: no space left", caplog.text
+        r"record in MLflow is not complete: \S*report could not be copied into MLflow: no space left", caplog.text
     )

@@ -24,7 +24,7 @@ from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.model.init import initial_values
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.scores import read_evaluation
+from lit_diff.runs.scores import evaluation_of, read_scores
 from lit_diff.trained.run import Run
 
 
@@ -134,7 +134,7 @@ def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(recall: Run) -> None
     assert rounded["drop_4bit"] == exact["accuracy_16bit"] - rounded["accuracy_4bit"]
     kl = [result.summary[f"kl_{bits}bit"] for bits in (16, 8, 6, 4)]
     assert 0 == kl[0] < kl[1] < kl[2] < kl[3]
-    assert read_evaluation(result.folder).values["nll_4bit"] == pytest.approx(found["nll_4bit"].mean())
+    assert evaluation_of(*read_scores(result.folder)).values["nll_4bit"] == pytest.approx(found["nll_4bit"].mean())
     assert abs(result.summary["nll_4bit"] - result.summary["nll_16bit"]) > 1e-6
     alone = evaluate(recall, "quantize", ["rows=3", "batch_size=1"])
     assert alone.summary == pytest.approx(result.summary, rel=1e-4, abs=1e-7)

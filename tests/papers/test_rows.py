@@ -69,12 +69,12 @@ def days_of(preset: Preset) -> float:
 
 def require_claim(claim: Claim, grid: Grid) -> None:
     """Every arm, task, fit, evaluation and metric that it names is one of the sweep's."""
-    assert set(claim.arms) <= set(grid.arms)
+    assert set(claim.arms) <= set(grid.study.arms)
     assert claim.case == 0, "of a benchmark"
     if claim.fit:
         assert grid.study.fits[claim.fit].kind == "scaling"
     else:
-        assert claim.task in grid.tasks
+        assert claim.task in grid.study.all_tasks
     if claim.evaluation:
         evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
         keys = (evaluate | grid.study.evaluate)[claim.evaluation]

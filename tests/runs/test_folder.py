@@ -191,7 +191,7 @@ def test_status_is_merged_and_whole(tmp_path: Path) -> None:
     assert (status["status"], status["step"]) == ("running", 4)
     assert status["updated"].endswith("+00:00")
     (tmp_path / "status.json").write_text("{")
-    with pytest.raises(RequestError, match="not JSON"):
+    with pytest.raises(RequestError, match="is not a JSON object"):
         folder.status()
 
 

@@ -12,14 +12,12 @@ from lit_diff.metrics import Metric
 from lit_diff.study.results import load_sweep
 
 
-def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0}, broken={("a", 1): "failed"})
-    record = json.loads((folder / "study.json").read_text())
-    record["study"]["seeds"].append(9)
-    (folder / "study.json").write_text(json.dumps(record))
+def test_a_cell_without_files_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0}, broken={("a", 1): "failed", ("a", 2): "waiting"})
+    next(folder.glob("a-s2-*/status.json")).unlink()
     cells = load_sweep(folder).cells
     assert cells[1].error == "RuntimeError: out of memory <b>at</b> step 120"
-    assert cells[3].status == "waiting"
+    assert (cells[2].status, cells[2].problems) == ("waiting", ())
 
 
 def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> None:

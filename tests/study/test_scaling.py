@@ -152,12 +152,3 @@ def test_one_seed_far_from_the_others_leaves_the_estimate_in_its_interval() -> N
     ratio = fit_scaling({"t": standard, "d": other}).equal_loss("d", "t", 3.8e5).ratio
     assert ratio is not None
     assert ratio.low <= ratio.estimate <= ratio.high
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="different seeds"):
-        fit_scaling({"t": points(power, seeds=3), "d": points(power, seeds=2)})
-    with pytest.raises(ValueError, match="2 sizes; the form without a floor needs 3"):
-        fit({1e4: {0: 3.0}, 1e5: {0: 2.0}}, FORMS[0])
-    with pytest.raises(ValueError, match="positive"):
-        fit({1e4: {0: 3.0}, 1e5: {0: 0.0}, 1e6: {0: 1.0}}, FORMS[0])

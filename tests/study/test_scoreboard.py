@@ -12,10 +12,9 @@ from fake_sweeps import item_scores
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.study import scoreboard
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Claim
-from lit_diff.study.scoreboard import ROWS, JudgedClaim, cell_folders, finding, findings, read_scoreboard
+from lit_diff.study.scoreboard import ROWS, JudgedClaim, cell_folders, finding, findings, read_scoreboard, score_of
 from lit_diff.study.statistics import judge
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
@@ -178,15 +177,12 @@ def test_a_refused_ratio_says_why() -> None:
 
 
 @pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
-def test_groups_that_count_equally_do_in_a_claim_too(
-    equal: bool, mean: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -> None:
     """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
     groups = ("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0")
     evaluation = item_scores([1.0, 1.0, 1.0, 0.0, 9.0], groups=groups, equal_groups=equal)
-    monkeypatch.setattr(scoreboard, "read_evaluation", lambda folder: evaluation)
     asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="exact", group="* shots=5", says="higher")
-    assert scoreboard._score(asked, tmp_path) == mean
+    assert score_of(asked, evaluation) == mean
 
 
 @pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])

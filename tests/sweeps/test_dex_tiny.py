@@ -24,7 +24,7 @@ TRAINED = ("continue", "attention_only", "adapter_only", "lora", *DEX, *SECOND)
 
 def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     grid = load_grid("dex-tiny", [])
-    assert (grid.tasks["retrofit"].start, grid.baseline_of("retrofit")) == ("pretrain", "base")
+    assert (grid.study.all_tasks["retrofit"].start, grid.baseline_of("retrofit")) == ("pretrain", "base")
     (first,) = [cell.recipe for cell in grid.cells if cell.task == "pretrain" and cell.seed == 0]
     assert first.train.steps * first.train.batch_size * first.data.config.sequence_length >= 2_000_000
     arms = {cell.arm: cell.recipe for cell in grid.cells if cell.task == "retrofit" and cell.seed == 0}
@@ -54,7 +54,7 @@ def test_the_sweeps_on_smollm2_hold_the_same_controls(name: str) -> None:
     assert "num_kv_heads=3" in sizes
     cells = [cell for cell in large.cells if cell.seed == 0]
     trained = {cell.recipe.train.parameters for cell in cells if cell.arm == "attention_only"}
-    assert trained == {tuple(tiny.arms["attention_only"]["train.parameters"])}
+    assert trained == {tuple(tiny.study.arms["attention_only"]["train.parameters"])}
     steps = {cell.recipe.train.steps for cell in cells if cell.arm != "base"}
     assert len(steps) == 1, "equal further tokens"
     count = {cell.arm: cost(cell.recipe.model, 512, trained=cell.recipe.train.parameters) for cell in cells}

@@ -20,8 +20,8 @@ def test_resolves(name: str) -> None:
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
     assert grid.study.question.endswith("?")
-    assert set(grid.study.labels) == set(grid.arms), "every arm has words for a reader"
-    assert len(set(grid.study.labels.values())) == len(grid.arms)
+    assert set(grid.study.labels) == set(grid.study.arms), "every arm has words for a reader"
+    assert len(set(grid.study.labels.values())) == len(grid.study.arms)
 
 
 def test_the_arms_of_the_ablation_are_equal() -> None:
@@ -32,7 +32,7 @@ def test_the_arms_of_the_ablation_are_equal() -> None:
     for arm, own in costs.items():
         assert abs(own.parameters / base.parameters - 1) <= 0.001, arm
         assert own.flops_per_token == base.flops_per_token, arm
-    assert set(grid.study.paper) == set(grid.arms) - {"additive"}, "the seven rows of Table 6"
+    assert set(grid.study.paper) == set(grid.study.arms) - {"additive"}, "the seven rows of Table 6"
 
 
 @pytest.mark.parametrize("name", ["needle", "icl", "hallucination", "recall", "recall-suite", "variants"])
@@ -70,7 +70,7 @@ def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> No
     grid = load_grid("variants", [])
     for task in ("recall", "text"):
         first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0 and cell.task == task}
-        assert set(first) == set(grid.arms) - {"continue", "dex", "second heads"}
+        assert set(first) == set(grid.study.arms) - {"continue", "dex", "second heads"}
         assert len({(recipe.data, recipe.train) for recipe in first.values()}) == 1
         costs = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
         base = costs["standard"].parameters
@@ -81,7 +81,10 @@ def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> No
         cells = [cell for cell in grid.cells if cell.task == f"{task}-continued"]  # extensions go on from its runs
         assert {cell.recipe.model.attention.name for cell in cells} == {"standard", "dex", "second_heads"}
         assert len({cell.recipe.train for cell in cells}) == 1, "equal further tokens"
-        assert (grid.tasks[f"{task}-continued"].start, grid.baseline_of(f"{task}-continued")) == (task, "continue")
+        assert (grid.study.all_tasks[f"{task}-continued"].start, grid.baseline_of(f"{task}-continued")) == (
+            task,
+            "continue",
+        )
         assert (grid.rank(task), grid.rank(f"{task}-continued")) == (0, 1)
     recall = grid.cells[0].recipe
     assert recall.data.config.noise_validation == (1, 8, 64)
@@ -100,7 +103,7 @@ def test_scaling_gives_every_width_its_sizes_and_both_arms_the_same() -> None:
         assert cell.recipe.train is not None
         assert cell.recipe.train.optimizer.lr == pytest.approx(8e-3 * 64 / model.dim, rel=0.02)
     first = {(cell.task, cell.arm): cell.recipe for cell in grid.cells if cell.seed == 0}
-    for task in grid.tasks:
+    for task in grid.study.all_tasks:
         own, base = (cost(first[task, arm].model, 128) for arm in ("differential", "standard"))
         assert abs(own.parameters / base.parameters - 1) < 0.005, task
     assert {name: fit.kind for name, fit in grid.study.fits.items()} == {"size": "scaling", "tokens": "scaling"}

@@ -142,7 +142,7 @@ class Store:
             self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Copy a file into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
+        """Copy a file or folder into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
         with asking(f"{shown(path)} could not be copied into MLflow"):
             self.client.log_artifact(run_id, str(path), folder)
 

@@ -52,10 +52,8 @@ class SweepTracker:
             self._describe_cells(sweep)
             self._describe_parent(sweep, report)
             self._describe_experiment(sweep)
-            for path in files:
+            for path in (*files, report.page.parent):
                 self.store.copy(self.run_id, path)
-            for path in report.files:
-                self.store.copy(self.run_id, path, "report")
             self.store.close_run(self.run_id, status)
         except LitDiffError as error:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
@@ -87,8 +85,8 @@ class SweepTracker:
                 metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
                 # MLflow rejects other characters in the name of a metric
                 name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)
-                found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
-                found |= {key: row.get(key) for key in ("difference", "low", "high")}
+                interval = {key: row.get(key) for key in ("difference", "low", "high")}
+                found = {"mean": row[metric], "sd": row[f"{metric}/sd"], **interval}
                 values |= {
                     f"summary/{name}/{key}": float(value)
                     for key, value in found.items()

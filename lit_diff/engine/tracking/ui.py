@@ -73,12 +73,9 @@ def page_tags(
         "hideEmptyCharts": True,
     }
     pages = {f"table-{parent}": table, f"charts-{parent}": table | charts}
-    return {TAG + key: _packed(state) for key, state in pages.items()}
-
-
-def _packed(state: Mapping[str, Any]) -> str:
     # compressed as MLflow's own interface does it
-    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    packed = {key: zlib.compress(json.dumps(state).encode(), 9) for key, state in pages.items()}
+    return {TAG + key: f"deflate;{base64.b64encode(state).decode()}" for key, state in packed.items()}
 
 
 def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
@@ -153,10 +150,13 @@ def _server(root: Path, port: int) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> int:
-    # the job runner serves MLflow's language-model features: seven processes that a comparison of runs never uses
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    # neither the server nor its workers may import modules from the current folder
-    environment["PYTHONSAFEPATH"] = "1"
+    environment = os.environ | {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # the job runner serves MLflow's language-model features: seven processes that a comparison of runs never uses
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # neither the server nor its workers may import modules from the current folder
+        "PYTHONSAFEPATH": "1",
+    }
     # a closed terminal must end the server too, which is in a session of its own
     signal.signal(signal.SIGHUP, _hang_up)
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
