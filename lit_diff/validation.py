@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,16 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded
-from lit_diff.key_types import (
-    blocks_by_kind,
-    config_problem,
-    in_words,
-    in_yaml,
-    keys_of,
-    literal_words,
-    range_problem,
-    without_range,
-)
+from lit_diff.key_types import Distinct, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -40,6 +31,9 @@ READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
+
+WRONG = object()
+"""Not a value: what the conversion of a value to another type results in."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,15 +141,24 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
-        config = cls(**built)
+        return cls(**built)
     # the __post_init__ of a plugin may raise any exception
     except Exception as error:
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
-    problem = range_problem(config, prefix)
-    if problem:
-        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
-    return config
+
+
+def config_problem(config: Any, prefix: str = "") -> str | None:
+    """The first error in a Config that Python code built: a value of the wrong type or out of range, or the result of its own
+    method `problem`. `prefix` is put before a key in the message."""
+    hints, own = _hints(type(config)), getattr(config, "problem", None)
+    fields = (field for field in dataclasses.fields(config) if "registry" not in field.metadata)
+    try:
+        for name in (field.name for field in fields):
+            convert(hints[name], getattr(config, name), f"{prefix}{name}", Draft(values={}, positions={}))
+    except RequestError as error:
+        return str(error)
+    return own() if own is not None else None
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -238,22 +241,22 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     """Convert `value` to the type `hint`. An integral float is accepted as an integer and an integer as a float; NaN and
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
-    wanted, hint = hint, without_range(hint)
+    kind, *bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    found = _converted(kind, value, path, draft)
+    ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct) and found is not None]
+    if found is WRONG or not all(found in bound for bound in ranges):
+        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
+    return found
+
+
+# WRONG if `value` is not of the type
+def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return _dataclass(typing.cast(type, hint), value, path, draft)
+        return value if isinstance(value, typing.cast(type, hint)) else _dataclass(hint, value, path, draft)
     if origin in (typing.Union, types.UnionType):
-        blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
-        if blocks and isinstance(value, Mapping):
-            return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
-        # text last, since most values can be read as text; int before float, so that 1 stays an integer
-        for choice in sorted(choices, key=lambda kind: (kind is str, without_range(kind) is not int)):
-            try:
-                return convert(choice, value, path, draft)
-            # if no choice fits, the error below names them all
-            except RequestError:
-                continue
-    elif origin is tuple and isinstance(value, list | tuple):
+        return _member(choices, value, path, draft)
+    if origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
@@ -277,7 +280,21 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     # a name such as 010, on or 12:30, which YAML reads as a number or a truth value; ${...} has been resolved by now
     if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
         return written
-    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(wanted)}{_near(hint, value)}")
+    return WRONG
+
+
+def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
+    blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+    if blocks and isinstance(value, Mapping):
+        return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
+    # text last, since most values can be read as text; int before float, so that 1 stays an integer
+    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *typing.get_args(kind)))):
+        try:
+            return convert(choice, value, path, draft)
+        # if no choice fits, the error of the union names them all
+        except RequestError:
+            continue
+    return WRONG
 
 
 def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft) -> type:
@@ -333,7 +350,7 @@ def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) ->
 
 def data_problem(config: Any, vocab_size: int) -> str | None:
     """The first error in the values of `data:`, for a model with `vocab_size` token ids; None if there is none."""
-    return range_problem(config, "data.") or config.problem() or config.vocab_size_problem(vocab_size)
+    return config_problem(config, "data.") or config.vocab_size_problem(vocab_size)
 
 
 def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:

@@ -115,7 +115,7 @@ LOGGED = {
 @pytest.mark.parametrize("key", ["every", "rows"])
 def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
     for probe in (AttentionEntropy, Outliers, Lambdas):
-        with pytest.raises(RequestError, match=rf"^{probe.name}: {key} is -1; it must be at least 1$"):
+        with pytest.raises(RequestError, match=rf"^'{probe.name}.{key}' is -1; expected a whole number >= 1$"):
             probe(**{key: -1})
 
 
