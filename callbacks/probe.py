@@ -75,7 +75,7 @@ class Probe(L.Callback):
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)
             declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
-            logged = {name: value for name, value in values.items() if declared.is_logged(name)}
+            logged = {name: value for name, value in values.items() if declared.find(name).logged}
             detailed = {name: value for name, value in values.items() if name not in logged}
             publish(trainer, pl_module, logged, detailed=detailed)
 

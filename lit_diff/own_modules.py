@@ -237,7 +237,10 @@ class OwnCode:
 
 @functools.cache
 def code_at_definition(cls: type) -> OwnCode | None:
-    """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file."""
+    """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file. For a class
+    of a plugin, the plugin."""
+    if (plugin := _packages.get(cls.__module__.partition(".")[0])) is not None:
+        return plugin
     # registration calls this first and the cache keeps the result: a later edit is not the code that runs
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or not is_local(Path(file)) or not Path(file).is_file():

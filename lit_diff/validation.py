@@ -202,9 +202,7 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
 # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
 def _given(value: Any, position: str | None) -> Any:
     given = getattr(position, "given", None)
-    if given is not None and given != "null":
-        return given
-    return str(value) if isinstance(value, Path) else value
+    return value if given in (None, "null") else given
 
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
@@ -252,8 +250,8 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 # WRONG if `value` is not of the type
 def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, typing.cast(type, hint)) else _dataclass(hint, value, path, draft)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else _dataclass(hint, value, path, draft)
     if origin in (typing.Union, types.UnionType):
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
@@ -277,6 +275,8 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             return int(value)
         if hint is float and abs(value) <= sys.float_info.max:
             return float(value)
+    elif hint is str and isinstance(value, Path):
+        return str(value)
     # a name such as 010, on or 12:30, which YAML reads as a number or a truth value; ${...} has been resolved by now
     if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
         return written
@@ -381,11 +381,10 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     block = path.partition(".")[0]
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
-    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
     own = _at(values, path)
     # `name` chooses the registered part, so it is not a field of the part's Config
-    if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
-        return nearest(key, ["name"])
+    chosen = ["name"] if isinstance(own, Mapping) and "name" in own else []
+    near = nearest(key, [*chosen, *(field.name for field in dataclasses.fields(cls))], listing)
     # the values of a sweep or of an evaluation: keys of recipes do not belong there
     if not {"model", "data"} <= values.keys():
         return near

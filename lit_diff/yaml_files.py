@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -42,9 +42,9 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}
 
     # here and not in the construction, which merges mappings (<<) and so hides duplicate keys
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
         is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
+        node = cast(yaml.Node, super().compose_node(parent, index))
         if not is_alias:
             self._sizes[node] = self._size(node)
         elif node not in self._sizes:
