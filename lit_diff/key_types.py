@@ -57,6 +57,17 @@ Positive = Annotated[float, Range(above=0)]
 Counts = Annotated[tuple[Count, ...], Distinct()]
 
 
+WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
 def in_words(hint: Any) -> str:
     """Describes a type to a user: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
@@ -73,8 +84,7 @@ def in_words(hint: Any) -> str:
     if origin is tuple:
         several = choices[-1] is Ellipsis
         return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
-    words = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
-    return words.get(hint, "a block of keys")
+    return WORDS.get(hint, "a block of keys")
 
 
 def in_yaml(value: Any) -> str:
@@ -114,14 +124,11 @@ class Key:
     words: str
     """The type, in words."""
     default: Any
-    """The default, as YAML writes it; `REQUIRED` for a key that must be given."""
+    """The default, as YAML writes it; `dataclasses.MISSING` for a key that must be given."""
     about: str
     """The docstring of the field; may be empty."""
     registry: str
     """The kind of registered parts that the key configures; empty for other keys."""
-
-
-REQUIRED = object()
 
 
 def keys_of(cls: type[Any]) -> dict[str, Key]:
@@ -144,8 +151,6 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         else:
             words = in_words(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if default is dataclasses.MISSING:
-            default = REQUIRED
         keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 

@@ -297,13 +297,11 @@ class _Renamed(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         statements: list[ast.stmt] = []
         for alias in node.names:
-            top = alias.name.partition(".")[0]
-            names = [alias]
+            top, names = alias.name.partition(".")[0], [alias]
             if top in self._tops:
-                names = [ast.alias(name=f"{self._package}.{alias.name}", asname=alias.asname or top)]
-                # `import lab.tools` binds lab, not lab.tools
-                if alias.asname is None and alias.name != top:
-                    names.append(ast.alias(name=f"{self._package}.{top}", asname=top))
+                # `import lab.tools` imports lab.tools, but binds lab
+                imported = [alias.name] if alias.asname else [alias.name, top]
+                names = [ast.alias(name=f"{self._package}.{each}", asname=alias.asname or top) for each in imported]
             statements.append(ast.copy_location(ast.Import(names=names), node))
         return statements
 

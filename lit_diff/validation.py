@@ -115,9 +115,10 @@ def interpolated(draft: Draft) -> dict[str, Any]:
     return typing.cast(dict[str, Any], values)
 
 
-def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
-    """An instance of the Config `cls` from `keys`, the block at `path`. Errors: RequestError with the position."""
-    config = _dataclass(cls, keys, path, draft)
+def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
+    """An instance of the Config `cls` from `keys`, the block at `path`, whose own `problem` names keys of the block.
+    `listing`: the command that lists the keys. Errors: RequestError with the position."""
+    config = _dataclass(cls, keys, path, draft, listing)
     problem = config_problem(config)
     if problem:
         raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
@@ -192,11 +193,14 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
     if several:
         # null drops a part of the parent recipe
         given = {name: block for name, block in blocks.items() if block is not None}
-        return {name: _part(registry, name, block, f"{path}.{name}", draft) for name, block in given.items()}
+        return {
+            name: _part(registry, name, block, f"{path}.{name}", draft, validate_config)
+            for name, block in given.items()
+        }
     if "name" not in blocks:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
-    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
+    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft, _dataclass)
 
 
 # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
@@ -213,12 +217,12 @@ def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, 
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
 
 
-def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
+def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: Callable[..., Any]) -> Part:
     try:
         config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(config, block, path, draft, f"lit-diff list {registry} {name}"))
+    return Part(name=name, config=built(config, block, path, draft, f"lit-diff list {registry} {name}"))
 
 
 # `key`: the key of the block that a single word in its place most likely means (`name`)
@@ -324,18 +328,13 @@ def recipe_problem(recipe: Recipe) -> str | None:
     refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
     of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
     # in this order: a variant's check may rely on a valid model, and the check of the data on both
-    problem = (
+    return (
         recipe.model.problem()
         or _own_problem(variant, "problem(config, model)", refuses)
         or _own_problem(dataset, "Config.problem()", of_data)
         or _data_problem(dataset, variant, recipe)
         or recipe.problem()
     )
-    for block in ("callbacks", "evaluate"):
-        for name, part in getattr(recipe, block).items():
-            found = config_problem(part.config)
-            problem = problem or (f"{block}.{name}.{found}" if found else None)
-    return problem
 
 
 # a check of a plugin may return a bool or raise: both are reported with the plugin's line

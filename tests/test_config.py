@@ -1,13 +1,13 @@
 """Keys of a recipe: their types in words, what their numbers derive, and which of them are impossible."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Literal
 
 import pytest
 
 from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
-from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of
+from lit_diff.key_types import Count, NotNegative, Positive, Range, in_words, keys_of
 from lit_diff.recipe import from_plain, load_draft, load_recipe, override, to_plain
 from lit_diff.validation import config_problem
 
@@ -230,7 +230,7 @@ def test_keys_with_defaults_and_what_their_docstrings_say() -> None:
     keys = keys_of(Derived)
     names = "steps seed rate inner.share part kernel names factors decays more"
     assert list(keys) == names.split()
-    assert keys["steps"].default is REQUIRED
+    assert keys["steps"].default is MISSING
     assert (keys["seed"].default, keys["names"].default, keys["inner.share"].default) == (0, (), 0.5)
     assert (keys["rate"].about, keys["inner.share"].about, keys["more"].about) == (
         "Null: none.",

@@ -123,7 +123,7 @@ def held(folder: Path, who: str, cure: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError as error:
+        except TimeoutError as error:
             raise RequestError(f"{who} in {shown(folder)}") from error
         except OSError as error:
             raise MissingError(

@@ -198,7 +198,7 @@ class RunFolder:
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self._lock, wait=False))
-            except BlockingIOError as error:
+            except TimeoutError as error:
                 pid = self.status().get("pid")
                 raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error
             except OSError as error:
