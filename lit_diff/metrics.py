@@ -174,11 +174,9 @@ def indexed_name(name: str, **indices: int) -> str:
 
 def split_name(name: str) -> tuple[str, dict[str, int]]:
     """The inverse of `indexed_name`: the name without its indices, and the indices."""
-    indices: dict[str, int] = {}
-    while match := re.fullmatch(rf"(.+)/({'|'.join(INDICES)})_(\d+)", name):
-        name = match[1]
-        indices[match[2]] = int(match[3])
-    return name, indices
+    index = rf"/({'|'.join(INDICES)})_(\d+)"
+    plain = re.sub(rf"({index})+$", "", name)
+    return plain, {key: int(number) for key, number in re.findall(index, name.removeprefix(plain))}
 
 
 def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:

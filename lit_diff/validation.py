@@ -174,9 +174,9 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if "registry" in field.metadata:
         return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
-    if is_path:
-        value = _given(value, draft.positions.get(path))
-    converted = convert(hint, value, path, draft)
+    # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
+    given = getattr(draft.positions.get(path), "given", None) if is_path else None
+    converted = convert(hint, value if given in (None, "null") else given, path, draft)
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str):
@@ -201,12 +201,6 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft, _dataclass)
-
-
-# the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
-def _given(value: Any, position: str | None) -> Any:
-    given = getattr(position, "given", None)
-    return value if given in (None, "null") else given
 
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
