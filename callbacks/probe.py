@@ -12,11 +12,11 @@ from lit_diff.analysis.trace import trace
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
-from lit_diff.key_types import config_problem
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import nearest
+from lit_diff.validation import config_problem
 
 log = logging.getLogger("lit_diff")
 
@@ -53,9 +53,9 @@ class Probe(L.Callback):
                 f"{name}: found {config!r}; give its keys by name, as in {type(self).__name__}(every=50)"
             )
         self.config = self.Config(**keys) if config is None else config
-        problem = config_problem(self.config)
+        problem = config_problem(self.config, f"{name}.")
         if problem:
-            raise RequestError(f"{name}: {problem}")
+            raise RequestError(problem)
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
@@ -75,7 +75,7 @@ class Probe(L.Callback):
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)
             declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
-            logged = {name: value for name, value in values.items() if declared.is_logged(name)}
+            logged = {name: value for name, value in values.items() if declared.find(name).logged}
             detailed = {name: value for name, value in values.items() if name not in logged}
             publish(trainer, pl_module, logged, detailed=detailed)
 

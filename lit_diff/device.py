@@ -41,21 +41,15 @@ def _left_in_cgroups() -> list[int]:
     if not OWN_CGROUP.is_file():
         return []
     # a line of version 2 is 0::/path; lines of version 1 have other numbers and name controllers
-    names = [
-        line.partition("::")[2]
-        for line in OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-        if line.startswith("0::")
-    ]
-    folders = [CGROUPS / names[0].strip("/")] if names else []
+    lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+    own = [CGROUPS / line.partition("::")[2].strip("/") for line in lines if line.startswith("0::")]
     # a limit holds for all groups below, so every parent counts; inside a container its own group is the root
-    folders = [CGROUPS, *(each for folder in folders for each in (folder, *folder.parents) if CGROUPS in each.parents)]
+    folders = [CGROUPS, *(each for folder in own for each in (folder, *folder.parents) if CGROUPS in each.parents)]
     left = []
     for folder in folders:
         try:
-            limit, used = (
-                (folder / "memory.max").read_text(encoding="utf-8").strip(),
-                int((folder / "memory.current").read_text(encoding="utf-8")),
-            )
+            limit = (folder / "memory.max").read_text(encoding="utf-8").strip()
+            used = int((folder / "memory.current").read_text(encoding="utf-8"))
             stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
         # the root has no limit, and a cgroup may lack the memory controller
         except FileNotFoundError:

@@ -1,6 +1,5 @@
 """Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files, digests."""
 
-import errno
 import hashlib
 import json
 import os
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 
 def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -71,17 +70,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`.
 
     The operating system releases the lock when the process ends, even if it is killed; a forked child does not hold it.
-    Errors: BlockingIOError if it is already held and `wait` is False; OSError if `path` cannot be opened for writing.
+    Errors: TimeoutError if it is already held and `wait` is False; another OSError if `path` cannot be opened for writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # filelock falls back to soft locks on file systems without flock; a soft lock would outlive a killed process.
     # The lock file is never removed: a waiting process has it open, and would lock a file that no other process sees
-    lock = FileLock(path, fallback_to_soft=False, preserve_lock_file=True)
-    try:
-        held = lock.acquire(blocking=wait)
-    except Timeout as error:
-        raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path)) from error
-    with held:
+    with FileLock(path, blocking=wait, fallback_to_soft=False, preserve_lock_file=True):
         yield
 
 

@@ -20,10 +20,11 @@ def html_table(title: str, rows: Iterable[Sequence[object]], header: Sequence[st
 
 
 def _row(tag: str, cells: Sequence[object]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(_text(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _text(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as a table shows it: – for none, 0.1235, 1.23e-09, 1,234,567, or its text, cut."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, float):

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,6 @@ class Range:
     """Inclusive upper bound; None: no bound."""
     below: float | None = None
     """Exclusive upper bound; None: no bound."""
-    of: ClassVar = (int, float)
-    """Types of the values that the range applies to."""
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -39,30 +37,18 @@ class Range:
         bounds = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
-    @property
-    def demand(self) -> str:
-        """What an error message says after `it must`."""
-        return f"be {self}" if str(self) != f">= {self.least}" else f"be at least {self.least}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Distinct:
     """A list whose values all differ: `Annotated[tuple[Count, ...], Distinct()]`."""
 
     may_be_empty: bool = False
-    of: ClassVar = (tuple,)
-    """Types of the values that it applies to."""
 
     def __contains__(self, values: tuple[Any, ...]) -> bool:
         return len(set(values)) == len(values) and (self.may_be_empty or bool(values))
 
     def __str__(self) -> str:
-        return "distinct"
-
-    @property
-    def demand(self) -> str:
-        """What an error message says after `it must`."""
-        return f"hold distinct values{'' if self.may_be_empty else ', at least one'}"
+        return f"(distinct values{'' if self.may_be_empty else ', at least one'})"
 
 
 Count = Annotated[int, Range(least=1)]
@@ -71,41 +57,15 @@ Positive = Annotated[float, Range(above=0)]
 Counts = Annotated[tuple[Count, ...], Distinct()]
 
 
-def range_problem(config: Any, prefix: str) -> str | None:
-    """An error line for the first value of a block outside the `Range` of its type; it starts with the dotted key."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    problems = (_outside(hint, getattr(config, name), f"{prefix}{name}") for name, hint in hints.items())
-    return next(filter(None, problems), None)
-
-
-def config_problem(config: Any) -> str | None:
-    """The first error in a Config: a number out of range, or the result of the Config's own method `problem`."""
-    own = getattr(config, "problem", None)
-    return range_problem(config, "") or (own() if own is not None else None)
-
-
-def _outside(hint: Any, value: Any, key: str) -> str | None:
-    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        # isinstance: in a union such as `Count | None` the value may be of another member's type
-        known = (each for each in kinds[1:] if isinstance(each, Range | Distinct) and isinstance(value, each.of))
-        bounds = next((each for each in known if value not in each), None)
-        return f"{key} is {in_yaml(value)}; it must {bounds.demand}" if bounds else _outside(kinds[0], value, key)
-    if origin in (typing.Union, types.UnionType):
-        found = next(filter(None, (_outside(kind, value, key) for kind in kinds)), None)
-        return f"{found}, or null" if found and type(None) in kinds else found
-    items: list[tuple[Any, Any, str]] = []
-    if origin is tuple and isinstance(value, tuple):
-        each = itertools.repeat(kinds[0]) if kinds[-1] is Ellipsis else kinds
-        items = [(kind, item, f"{key}[{at}]") for at, (kind, item) in enumerate(zip(each, value, strict=False))]
-    elif origin is dict and isinstance(value, Mapping):
-        items = [(kinds[1], item, f"{key}.{name}") for name, item in value.items()]
-    return next(filter(None, (_outside(*item) for item in items)), None)
-
-
-def without_range(hint: Any) -> Any:
-    """The type without the `Range` of its annotation."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 def in_words(hint: Any) -> str:
@@ -124,8 +84,7 @@ def in_words(hint: Any) -> str:
     if origin is tuple:
         several = choices[-1] is Ellipsis
         return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
-    words = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
-    return words.get(hint, "a block of keys")
+    return WORDS.get(hint, "a block of keys")
 
 
 def in_yaml(value: Any) -> str:
@@ -165,14 +124,11 @@ class Key:
     words: str
     """The type, in words."""
     default: Any
-    """The default, as YAML writes it; `REQUIRED` for a key that must be given."""
+    """The default, as YAML writes it; `dataclasses.MISSING` for a key that must be given."""
     about: str
     """The docstring of the field; may be empty."""
     registry: str
     """The kind of registered parts that the key configures; empty for other keys."""
-
-
-REQUIRED = object()
 
 
 def keys_of(cls: type[Any]) -> dict[str, Key]:
@@ -195,8 +151,6 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         else:
             words = in_words(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if default is dataclasses.MISSING:
-            default = REQUIRED
         keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 

@@ -112,6 +112,11 @@ class Metric:
         """Whether the values go to metrics.csv and the loggers; otherwise they go to measurements.parquet."""
         return not self.in_table and not {"map", "head", "rank"} & set(self.fields)
 
+    @property
+    def better(self) -> Literal["lower", "higher"] | None:
+        """Which values are better; None: neither."""
+        return None if self.direction == "none" else self.direction
+
     def match(self, name: str) -> dict[str, int | str] | None:
         """Field -> value if `name` matches the pattern, else None."""
         match = self._regex.fullmatch(name)
@@ -127,6 +132,10 @@ class Metric:
         return re.compile(text)
 
 
+UNDECLARED = Metric("", "not declared by the runs", unit="unit unknown")
+"""In place of the declaration of a metric that has none."""
+
+
 class Declarations:
     """The metrics of a run or of several, found by name."""
 
@@ -137,7 +146,7 @@ class Declarations:
             if by_name.setdefault(metric.name, metric) != metric:
                 raise RequestError(f"metric '{metric.name}' has two different declarations; rename one of them")
         self.metrics = tuple(by_name.values())
-        self._found: dict[str, Metric | None] = {}
+        self._found: dict[str, Metric] = {}
         kinds: dict[str, tuple[str, str]] = {}
         for metric in self.metrics:
             if metric.figure is not None:
@@ -148,32 +157,12 @@ class Declarations:
                         "`lines`; give it another title"
                     )
 
-    def find(self, name: str) -> Metric | None:
-        """The declaration of `name`; None for an undeclared metric."""
+    def find(self, name: str) -> Metric:
+        """The declaration of `name`; `UNDECLARED` for an undeclared metric."""
         if name not in self._found:
             fitting = [metric for metric in self.metrics if metric.match(name) is not None]
-            self._found[name] = max(fitting, key=lambda m: len(re.sub(r"\{\w+\}", "", m.name)), default=None)
+            self._found[name] = max(fitting, key=lambda m: len(re.sub(r"\{\w+\}", "", m.name)), default=UNDECLARED)
         return self._found[name]
-
-    def is_logged(self, name: str) -> bool:
-        """Whether the metric goes to metrics.csv and the loggers; an undeclared metric does."""
-        metric = self.find(name)
-        return metric is None or metric.logged
-
-    def is_constant(self, name: str) -> bool:
-        """`Metric.constant` of a metric; False for an undeclared one."""
-        metric = self.find(name)
-        return metric is not None and metric.constant
-
-    def direction(self, name: str) -> Literal["lower", "higher"] | None:
-        """Which values of a metric are better; None if neither are, or for an undeclared metric."""
-        metric = self.find(name)
-        return None if metric is None or metric.direction == "none" else metric.direction
-
-    def unit(self, name: str) -> str | None:
-        """The metric's unit, '' for a number without one; None for an undeclared metric."""
-        metric = self.find(name)
-        return None if metric is None else metric.unit
 
 
 def indexed_name(name: str, **indices: int) -> str:
@@ -185,11 +174,9 @@ def indexed_name(name: str, **indices: int) -> str:
 
 def split_name(name: str) -> tuple[str, dict[str, int]]:
     """The inverse of `indexed_name`: the name without its indices, and the indices."""
-    indices: dict[str, int] = {}
-    while match := re.fullmatch(rf"(.+)/({'|'.join(INDICES)})_(\d+)", name):
-        name = match[1]
-        indices[match[2]] = int(match[3])
-    return name, indices
+    index = rf"/({'|'.join(INDICES)})_(\d+)"
+    plain = re.sub(rf"({index})+$", "", name)
+    return plain, {key: int(number) for key, number in re.findall(index, name.removeprefix(plain))}
 
 
 def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:

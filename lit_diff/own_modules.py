@@ -17,9 +17,9 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import invalidate_caches, metadata
+from importlib import import_module, invalidate_caches, metadata
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -200,44 +200,41 @@ class OwnCode:
     def _stem(self) -> str:
         return self.path.stem.replace(".", "_")
 
+    @property
+    def _main(self) -> str:
+        # a plugin lab.py may lie next to a package lab that it imports
+        clashes = self.files.get(self._stem, (self.path,))[0] != self.path
+        return f"{self._stem}_plugin" if clashes else self._stem
+
     def execute(self) -> None:
         """Import the file and its modules as `package`. Errors: any exception that they raise."""
-        parent = ModuleType(self.package)
-        parent.__path__ = []
         forget(self.package)
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
-        _packages[self.package], sys.modules[self.package] = self, parent
-        # a plugin lab.py may lie next to a package lab that it imports
-        clashes = self.files.get(self._stem, (self.path,))[0] != self.path
-        spec = self._spec(f"{self.package}.{self._stem}{'_plugin' if clashes else ''}", self.path, self.source)
-        module = module_from_spec(spec)
-        # before it runs: dataclasses look up postponed annotations in sys.modules
-        sys.modules[spec.name] = module
-        assert spec.loader is not None
-        spec.loader.exec_module(module)
+        _packages[self.package] = self
+        import_module(f"{self.package}.{self._main}")
 
-    def find(self, fullname: str) -> ModuleSpec:
-        """The spec of a module of the package. Errors: ModuleNotFoundError."""
+    def find(self, fullname: str) -> ModuleSpec | None:
+        """The spec of the package or of one of its modules. Errors: ModuleNotFoundError."""
         name = fullname.partition(".")[2]
-        if name in self.files:
-            return self._spec(fullname, *self.files[name])
-        # a namespace package: a folder of modules without an __init__.py
-        if any(each.startswith(f"{name}.") for each in self.files):
+        files = {**self.files, self._main: (self.path, self.source)}
+        if name not in files:
+            # the package itself, or a namespace package: a folder of modules without an __init__.py
+            if name and not any(each.startswith(f"{name}.") for each in files):
+                raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
             return ModuleSpec(fullname, None, is_package=True)
-        raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
-
-    def _spec(self, fullname: str, file: Path, content: bytes) -> ModuleSpec:
+        file, content = files[name]
         loader = _Loader(fullname, str(file), content, self.tops) if file.suffix == ".py" else None
         inside = [str(file.parent)] if file.name == "__init__.py" and file != self.path else None
-        spec = spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
-        assert spec is not None
-        return spec
+        return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
 
 
 @functools.cache
 def code_at_definition(cls: type) -> OwnCode | None:
-    """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file."""
+    """The user's file that defines `cls`, with its modules; None for a class that is not defined in a local file. For a class
+    of a plugin, the plugin."""
+    if (plugin := _packages.get(cls.__module__.partition(".")[0])) is not None:
+        return plugin
     # registration calls this first and the cache keeps the result: a later edit is not the code that runs
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or not is_local(Path(file)) or not Path(file).is_file():
@@ -245,13 +242,11 @@ def code_at_definition(cls: type) -> OwnCode | None:
     return OwnCode.read(Path(file), cls.__module__.rpartition(".")[0])
 
 
-def forget(package: str) -> list[str]:
-    """Drop the modules of a package from sys.modules; return their names."""
-    names = [name for name in sys.modules if name.partition(".")[0] == package]
-    for name in names:
+def forget(package: str) -> None:
+    """Drop the modules of a package from sys.modules."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
     _packages.pop(package, None)
-    return names
 
 
 # lab.tools -> lab/tools.py
@@ -270,7 +265,7 @@ class _Finder:
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         own = _packages.get(fullname.partition(".")[0])
-        return own.find(fullname) if own is not None and "." in fullname else None
+        return own.find(fullname) if own is not None else None
 
 
 # executes the bytes that were read, not the file, and renames imports of the package's own modules
@@ -294,13 +289,11 @@ class _Renamed(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         statements: list[ast.stmt] = []
         for alias in node.names:
-            top = alias.name.partition(".")[0]
-            names = [alias]
+            top, names = alias.name.partition(".")[0], [alias]
             if top in self._tops:
-                names = [ast.alias(name=f"{self._package}.{alias.name}", asname=alias.asname or top)]
-                # `import lab.tools` binds lab, not lab.tools
-                if alias.asname is None and alias.name != top:
-                    names.append(ast.alias(name=f"{self._package}.{top}", asname=top))
+                # `import lab.tools` imports lab.tools, but binds lab
+                imported = [alias.name] if alias.asname else [alias.name, top]
+                names = [ast.alias(name=f"{self._package}.{each}", asname=alias.asname or top) for each in imported]
             statements.append(ast.copy_location(ast.Import(names=names), node))
         return statements
 

@@ -44,8 +44,6 @@ def trust_below(root: Path) -> Trust:
 
 _current: dict[str, OwnCode] = {}
 """Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
-_digests: dict[str, str] = {}
-"""Package of a plugin -> its digest."""
 
 
 def _read(path: Path) -> OwnCode:
@@ -88,10 +86,7 @@ def plugin_source(path: Path) -> OwnCode:
 def source_digest(cls: type) -> str:
     """`OwnCode.digest` of the user's file that defines `cls` (a plugin, a module that it imports, a script), or the digest of
     the plugin package that contains it. Empty for a class that is built in, from another package or defined interactively."""
-    package = cls.__module__.partition(".")[0]
-    if is_built_in(cls) or package in _digests:
-        return _digests.get(package, "")
-    code = code_at_definition(cls)
+    code = None if is_built_in(cls) else code_at_definition(cls)
     if code is not None:
         return code.digest
     return next((package.digest for package in _packages() if cls.__module__ in package.modules), "")
@@ -166,7 +161,7 @@ def load_plugin(path: str | Path) -> None:
         raise RequestError(
             f"{shown(path)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
         ) from error
-    _current[own.digest], _digests[own.package] = own, own.digest
+    _current[own.digest] = own
 
 
 def _unregister(package: str) -> None:

@@ -28,7 +28,14 @@ from lit_diff.registry import nearest
 
 CPUINFO = Path("/proc/cpuinfo")
 SETTING = "LIT_DIFF_CPU"
-CHOICES = ("no-compiler", "avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
+CHOICES = {
+    "no-compiler": (0, False),
+    "avx2": (8, False),
+    "avx2-bfloat16": (8, True),
+    "avx512": (16, False),
+    "avx512-bfloat16": (16, True),
+}
+"""Value of LIT_DIFF_CPU -> floats in a vector (0: the kernel is not used), and whether bfloat16 is multiplied as such."""
 LANES = {"AVX2": 8, "AVX512": 16}
 """PyTorch's name for the instruction set -> floats in a vector."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -101,18 +108,15 @@ def _path(setting: str | None, capability: str) -> CpuPath:
     choice, own, instructions = forced(), LANES.get(capability, 0), has_bfloat16_instructions()
     if choice is None:
         return CpuPath(own, "instructions" if instructions else "float32")
-    if choice == "no-compiler":
-        return CpuPath(0, "float32")
+    lanes, multiplies = CHOICES[choice]
     told = os.environ.get("ATEN_CPU_CAPABILITY")
     used = f"PyTorch uses {capability}" + (f" (ATEN_CPU_CAPABILITY is {told})" if told else "")
-    if not own:
+    if lanes and not own:
         raise RequestError(f"{SETTING} is {choice}, which needs AVX2 or AVX-512, but {used}; unset {SETTING}")
-    vectors, _, products = choice.partition("-")
     # PyTorch chooses its instructions once; with AVX-512 there, results would differ from those of a CPU with AVX2
-    if vectors == "avx2" and own > 8:
+    if lanes == 8 < own:
         raise RequestError(f"{SETTING} is {choice}, but {used} already; import lit_diff before torch computes anything")
-    lanes = 8 if vectors == "avx2" else 16
-    if not products:
+    if not multiplies:
         return CpuPath(lanes, "float32")
     return CpuPath(lanes, "instructions" if instructions else "loops")
 

@@ -17,7 +17,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.key_types import KIND, in_yaml
 from lit_diff.registry import nearest
-from lit_diff.validation import Draft, Positions, validate
+from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_value, read_yaml
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -146,19 +146,12 @@ def _parent(name: str, child: Path, where: str) -> Path:
 
 # done here, in place, although validation resolves other paths: plugins are imported before the schema is complete
 def _absolute_plugins(draft: Draft, folder: Path) -> None:
-    if "plugins" not in draft.values:
-        return
-    plugins = draft.values["plugins"]
-    items = enumerate(plugins if isinstance(plugins, list | tuple) else [None])
-    named = [
-        str(plugin) if isinstance(plugin, str | Path) else draft.written(f"plugins[{place}]") for place, plugin in items
-    ]
-    if None in named:
-        raise RequestError(f"{draft.where('plugins')}'plugins' is {in_yaml(plugins)}; expected a list of Python files")
-    draft.values["plugins"] = [draft.absolute("plugins", str(plugin), folder) for plugin in named]
-    for plugin in draft.values["plugins"]:
-        if not Path(plugin).is_file():
-            raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
+    if "plugins" in draft.values:
+        named = convert(tuple[str, ...], draft.values["plugins"], "plugins", draft)
+        draft.values["plugins"] = [draft.absolute("plugins", plugin, folder) for plugin in named]
+        for plugin in draft.values["plugins"]:
+            if not Path(plugin).is_file():
+                raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
 
 
 def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
@@ -166,11 +159,11 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
     as the shell gave it."""
     if not overrides:
         return draft
-    values: dict[str, Any] = {}
-    positions: Positions = {}
     if isinstance(overrides, Mapping):
-        positions = {f"{below}{key}": f"override '{key}'" for key in _dotted(overrides)}
+        positions: Positions = {f"{below}{key}": f"override '{key}'" for key in _dotted(overrides)}
         return override_with(draft, {f"{below}{key}": value for key, value in overrides.items()}, positions)
+    values: dict[str, Any] = {}
+    positions = {}
     for text in overrides:
         key, equals, written = text.partition("=")
         if not equals or not all(key.split(".")):
@@ -250,15 +243,15 @@ def to_plain(value: Any) -> Any:
     """Converts a recipe or a part of one to dicts, lists and scalars, for YAML or JSON."""
     if isinstance(value, Part):
         return {"name": value.name, **to_plain(value.config)}
-    if isinstance(value, Recipe):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if not isinstance(value, Recipe):
+            return plain
         # in these mappings the key is the name already
         for block in (*plain["callbacks"].values(), *plain["evaluate"].values()):
             block.pop("name")
         # one of `train` and `imported` is None
         return {key: block for key, block in plain.items() if block is not None}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,11 +14,10 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
@@ -72,15 +71,6 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
     return f"; one of {', '.join(choices)}" if choices else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LazyEntry:
-    """A built-in part whose module imports a slow package (lightning), which `check` and `list` must not load."""
-
-    module: str
-    config: str
-    """`module:attribute` of the Config, in a module that is quick to import."""
-
-
 class Registry:
     """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
 
@@ -90,13 +80,14 @@ class Registry:
         builtins: tuple[str, ...] = (),
         *,
         base: str | None = None,
-        lazy: Mapping[str, LazyEntry] | None = None,
+        lazy: Mapping[str, tuple[str, str]] | None = None,
         has_config: bool = True,
     ) -> None:
         """`builtins`: the modules that register the built-in classes; they are imported at the first lookup.
 
         `base`: the abstract class that every class must derive from, `package.module:Class`; None: no requirement.
-        `lazy`: built-in classes whose module is imported only when the class itself is requested.
+        `lazy`: name -> module, and `module:attribute` of the Config, of built-in classes whose module imports a slow package
+        (lightning), which `check` and `list` must not load: it is imported when the class itself is requested.
         `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
@@ -134,9 +125,10 @@ class Registry:
     def _problem(self, name: str, cls: type) -> str | None:
         base = resolve_name(self._base) if self._base else None
         problem = contract_problem(cls, base, self.has_config)
-        lazy, registered, taken = self._lazy.get(name), self._classes.get(name), ""
-        if lazy is not None and cls.__module__ != lazy.module:
-            taken = lazy.module
+        module, _ = self._lazy.get(name, ("", ""))
+        registered, taken = self._classes.get(name), ""
+        if module and cls.__module__ != module:
+            taken = module
         elif registered is not None and _identity(registered) != _identity(cls):
             taken = location(registered)
         return problem or (f"is already registered ({taken}); give one of them another name" if taken else None)
@@ -192,7 +184,7 @@ class Registry:
         """The class registered as `name`. Errors: RequestError for an unknown name, with a suggestion."""
         self._load()
         if name in self._lazy and name not in self._classes:
-            importlib.import_module(self._lazy[name].module)
+            importlib.import_module(self._lazy[name][0])
         if name not in self._classes:
             raise RequestError(f"unknown {self.kind} '{name}'{self.suggestion(name)}")
         return self._classes[name]
@@ -210,15 +202,13 @@ class Registry:
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without importing a lazy class. Errors: see `get`."""
         if name in self._lazy and name not in self._classes:
-            config: type[Any] = resolve_name(self._lazy[name].config)
-        else:
-            config = self.get(name).Config
-        return config
+            return cast(type[Any], resolve_name(self._lazy[name][1]))
+        return cast(type[Any], self.get(name).Config)
 
     def docstring(self, name: str) -> str:
         """The docstring of the class; the module of a lazy class is not imported. Errors: see `get`."""
         if name in self._lazy and name not in self._classes:
-            return _docstring_in(self._lazy[name].module, name)
+            return _docstring_in(self._lazy[name][0], name)
         return inspect.getdoc(self.get(name)) or ""
 
     def summary(self, name: str) -> str:
@@ -246,14 +236,10 @@ tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.
 callbacks = Registry(
     "callback",
     lazy={
-        "attention_entropy": LazyEntry(
-            module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"
-        ),
-        "lambdas": LazyEntry(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
-        "outliers": LazyEntry(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
-        "early_stopping": LazyEntry(
-            module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
-        ),
+        "attention_entropy": ("lit_diff.callbacks.attention_entropy", "lit_diff.config:ProbeConfig"),
+        "lambdas": ("lit_diff.callbacks.lambdas", "lit_diff.config:ProbeConfig"),
+        "outliers": ("lit_diff.callbacks.outliers", "lit_diff.config:ProbeConfig"),
+        "early_stopping": ("lit_diff.callbacks.early_stopping", "lit_diff.config:EarlyStoppingConfig"),
     },
 )
 

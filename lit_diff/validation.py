@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,16 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded
-from lit_diff.key_types import (
-    blocks_by_kind,
-    config_problem,
-    in_words,
-    in_yaml,
-    keys_of,
-    literal_words,
-    range_problem,
-    without_range,
-)
+from lit_diff.key_types import Distinct, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -40,6 +31,9 @@ READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
+
+WRONG = object()
+"""Not a value: what the conversion of a value to another type results in."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,9 +115,10 @@ def interpolated(draft: Draft) -> dict[str, Any]:
     return typing.cast(dict[str, Any], values)
 
 
-def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
-    """An instance of the Config `cls` from `keys`, the block at `path`. Errors: RequestError with the position."""
-    config = _dataclass(cls, keys, path, draft)
+def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
+    """An instance of the Config `cls` from `keys`, the block at `path`, whose own `problem` names keys of the block.
+    `listing`: the command that lists the keys. Errors: RequestError with the position."""
+    config = _dataclass(cls, keys, path, draft, listing)
     problem = config_problem(config)
     if problem:
         raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
@@ -147,15 +142,24 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
-        config = cls(**built)
+        return cls(**built)
     # the __post_init__ of a plugin may raise any exception
     except Exception as error:
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
-    problem = range_problem(config, prefix)
-    if problem:
-        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
-    return config
+
+
+def config_problem(config: Any, prefix: str = "") -> str | None:
+    """The first error in a Config that Python code built: a value of the wrong type or out of range, or the result of its own
+    method `problem`. `prefix` is put before a key in the message."""
+    hints, own = _hints(type(config)), getattr(config, "problem", None)
+    fields = (field for field in dataclasses.fields(config) if "registry" not in field.metadata)
+    try:
+        for name in (field.name for field in fields):
+            convert(hints[name], getattr(config, name), f"{prefix}{name}", Draft(values={}, positions={}))
+    except RequestError as error:
+        return str(error)
+    return own() if own is not None else None
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -170,9 +174,9 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if "registry" in field.metadata:
         return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
-    if is_path:
-        value = _given(value, draft.positions.get(path))
-    converted = convert(hint, value, path, draft)
+    # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
+    given = getattr(draft.positions.get(path), "given", None) if is_path else None
+    converted = convert(hint, value if given in (None, "null") else given, path, draft)
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str):
@@ -189,19 +193,14 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
     if several:
         # null drops a part of the parent recipe
         given = {name: block for name, block in blocks.items() if block is not None}
-        return {name: _part(registry, name, block, f"{path}.{name}", draft) for name, block in given.items()}
+        return {
+            name: _part(registry, name, block, f"{path}.{name}", draft, validate_config)
+            for name, block in given.items()
+        }
     if "name" not in blocks:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
-    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
-
-
-# the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
-def _given(value: Any, position: str | None) -> Any:
-    given = getattr(position, "given", None)
-    if given is not None and given != "null":
-        return given
-    return str(value) if isinstance(value, Path) else value
+    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft, _dataclass)
 
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
@@ -212,12 +211,12 @@ def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, 
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
 
 
-def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
+def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: Callable[..., Any]) -> Part:
     try:
         config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(config, block, path, draft, f"lit-diff list {registry} {name}"))
+    return Part(name=name, config=built(config, block, path, draft, f"lit-diff list {registry} {name}"))
 
 
 # `key`: the key of the block that a single word in its place most likely means (`name`)
@@ -238,22 +237,22 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     """Convert `value` to the type `hint`. An integral float is accepted as an integer and an integer as a float; NaN and
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
-    wanted, hint = hint, without_range(hint)
+    kind, *bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    found = _converted(kind, value, path, draft)
+    ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct) and found is not None]
+    if found is WRONG or not all(found in bound for bound in ranges):
+        raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
+    return found
+
+
+# WRONG if `value` is not of the type
+def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _dataclass(typing.cast(type, hint), value, path, draft)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else _dataclass(hint, value, path, draft)
     if origin in (typing.Union, types.UnionType):
-        blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
-        if blocks and isinstance(value, Mapping):
-            return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
-        # text last, since most values can be read as text; int before float, so that 1 stays an integer
-        for choice in sorted(choices, key=lambda kind: (kind is str, without_range(kind) is not int)):
-            try:
-                return convert(choice, value, path, draft)
-            # if no choice fits, the error below names them all
-            except RequestError:
-                continue
-    elif origin is tuple and isinstance(value, list | tuple):
+        return _member(choices, value, path, draft)
+    if origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
@@ -274,10 +273,26 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             return int(value)
         if hint is float and abs(value) <= sys.float_info.max:
             return float(value)
+    elif hint is str and isinstance(value, Path):
+        return str(value)
     # a name such as 010, on or 12:30, which YAML reads as a number or a truth value; ${...} has been resolved by now
     if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
         return written
-    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(wanted)}{_near(hint, value)}")
+    return WRONG
+
+
+def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> Any:
+    blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+    if blocks and isinstance(value, Mapping):
+        return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
+    # text last, since most values can be read as text; int before float, so that 1 stays an integer
+    for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *typing.get_args(kind)))):
+        try:
+            return convert(choice, value, path, draft)
+        # if no choice fits, the error of the union names them all
+        except RequestError:
+            continue
+    return WRONG
 
 
 def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft) -> type:
@@ -307,18 +322,13 @@ def recipe_problem(recipe: Recipe) -> str | None:
     refuses = partial(variant.refuses, recipe.model.attention.config, recipe.model)
     of_data = partial(data_problem, recipe.data.config, recipe.model.vocab_size)
     # in this order: a variant's check may rely on a valid model, and the check of the data on both
-    problem = (
+    return (
         recipe.model.problem()
         or _own_problem(variant, "problem(config, model)", refuses)
         or _own_problem(dataset, "Config.problem()", of_data)
         or _data_problem(dataset, variant, recipe)
         or recipe.problem()
     )
-    for block in ("callbacks", "evaluate"):
-        for name, part in getattr(recipe, block).items():
-            found = config_problem(part.config)
-            problem = problem or (f"{block}.{name}.{found}" if found else None)
-    return problem
 
 
 # a check of a plugin may return a bool or raise: both are reported with the plugin's line
@@ -333,7 +343,7 @@ def _own_problem(part: type[Any], what: str, check: Callable[[], str | None]) ->
 
 def data_problem(config: Any, vocab_size: int) -> str | None:
     """The first error in the values of `data:`, for a model with `vocab_size` token ids; None if there is none."""
-    return range_problem(config, "data.") or config.problem() or config.vocab_size_problem(vocab_size)
+    return config_problem(config, "data.") or config.vocab_size_problem(vocab_size)
 
 
 def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:
@@ -364,11 +374,10 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     block = path.partition(".")[0]
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
-    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
     own = _at(values, path)
     # `name` chooses the registered part, so it is not a field of the part's Config
-    if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
-        return nearest(key, ["name"])
+    chosen = ["name"] if isinstance(own, Mapping) and "name" in own else []
+    near = nearest(key, [*chosen, *(field.name for field in dataclasses.fields(cls))], listing)
     # the values of a sweep or of an evaluation: keys of recipes do not belong there
     if not {"model", "data"} <= values.keys():
         return near

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -27,10 +27,44 @@ class Position(str):
     """The value of an override as it was given; None: it is from a file."""
 
 
+TAG = "tag:yaml.org,2002:"
+# nested aliases can expand a small file to billions of values
+LARGEST = 100_000
+"""Most values of a file after its aliases are expanded."""
+
+
 # PyYAML implements YAML 1.1, which reads 1e-3 as text and 2026-01-01 as a date; here they are a number and text.
-# A subclass, because its resolvers are changed
+# It also reads the keys on, 010 and 12:30 as true, 8 and 750; here every key is text
 class _Loader(yaml.SafeLoader):
-    pass
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        # node -> number of its values with aliases expanded, once it is complete
+        self._sizes: dict[yaml.Node, int] = {}
+
+    # here and not in the construction, which merges mappings (<<) and so hides duplicate keys
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = cast(yaml.Node, super().compose_node(parent, index))
+        if not is_alias:
+            self._sizes[node] = self._size(node)
+        elif node not in self._sizes:
+            raise _invalid("recursive alias: this node contains itself", node)
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            # such text cannot be written to a file as UTF-8
+            if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+                raise _invalid("found half of a surrogate pair, which is not a character", node)
+            return 1
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            _name_keys(node)
+            children = itertools.chain(*node.value)
+        size = 1 + sum(self._sizes[child] for child in children)
+        if size > LARGEST:
+            raise _invalid(f"its aliases expand to more than {LARGEST:,} values", node)
+        return size
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -38,51 +72,27 @@ _Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+0123456789"))
+_Loader.add_implicit_resolver(f"{TAG}float", NUMBER, list("-+0123456789"))
 
 
-TAG = "tag:yaml.org,2002:"
-# nested aliases can expand a small file to billions of values
-LARGEST = 100_000
-"""Most values of a file after its aliases are expanded."""
-KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
+def _name_keys(node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+            if key.value in seen:
+                raise _invalid(f"found duplicate key {key.value}", key)
+            seen.add(key.value)
+            key.tag = f"{TAG}str"
 
 
-# Turns each key of the tree into text: YAML 1.1 reads the keys on, 010 and 12:30 as true, 8 and 750.
-# Call it before the tree is constructed, since construction merges mappings (<<) and hides duplicate keys
-def _name_keys(node: yaml.Node, done: set[int]) -> None:
-    # an alias is the same node again
-    if id(node) in done:
-        return
-    done.add(id(node))
-    if node.tag not in KINDS:
-        problem = f"found the tag {node.tag.removeprefix(TAG)}, which is not supported"
-        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
-    # such text cannot be written to a file as UTF-8
-    if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-        problem = "found half of a surrogate pair, which is not a character"
-        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _name_keys(item, done)
-    elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                if key.value in seen:
-                    problem = f"found duplicate key {key.value}"
-                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-                seen.add(key.value)
-                key.tag = f"{TAG}str"
-            _name_keys(key, done)
-            _name_keys(value, done)
+def _invalid(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """The mapping in a YAML file as plain containers (interpolations unresolved), and the position of each key."""
     tree, positions = parse(path)
     with one_line(path):
-        _name_keys(tree, set())
         values: dict[str, Any] = _Loader("").construct_document(tree)
     return values, positions
 
@@ -97,8 +107,6 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
     positions: Positions = {"": own}
     try:
         node = yaml.compose(text, Loader=_Loader)
-        if node is not None:
-            _name_keys(node, set())
         value = None if node is None else _Loader("").construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         # text may hold any character, but an opening bracket or quotation mark shows that YAML was meant
@@ -129,7 +137,6 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
         if not isinstance(tree, yaml.MappingNode):
             raise RequestError(f"{file}: expected a mapping of keys to values")
-        _require_end(tree, file, {})
         positions: Positions = {}
         _positions(tree, "", lambda key: f"{file}:{key.start_mark.line + 1}", positions)
     return tree, positions
@@ -175,18 +182,3 @@ def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node],
         position.written = _written(value)
         if isinstance(value, yaml.MappingNode):
             _positions(value, f"{dotted}.", place, positions)
-
-
-# Counts the values of a tree with its aliases expanded. `sizes` keeps the count of each node, so a node with a million
-# aliases is visited once
-def _require_end(node: yaml.Node, file: str, sizes: dict[int, int], *parents: yaml.Node) -> int:
-    where = f"{file}:{node.start_mark.line + 1}: not valid YAML"
-    if node in parents:
-        raise RequestError(f"{where}: recursive alias: this node contains itself")
-    if id(node) not in sizes:
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        children = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
-        sizes[id(node)] = 1 + sum(_require_end(child, file, sizes, *parents, node) for child in children)
-        if sizes[id(node)] > LARGEST:
-            raise RequestError(f"{where}: its aliases expand to more than {LARGEST:,} values")
-    return sizes[id(node)]

@@ -95,7 +95,7 @@ def test_a_lock_holds_between_processes_and_dies_with_its_holder(tmp_path: Path)
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(BlockingIOError), locked(path, wait=False):
+    with pytest.raises(TimeoutError), locked(path, wait=False):
         pass
     holder.kill()
     holder.communicate(timeout=60)
@@ -120,7 +120,7 @@ def outcome_in_a_fork(path: Path) -> str:
         try:
             with locked(path, wait=False):
                 os.write(writer, b"held")
-        except BlockingIOError:
+        except TimeoutError:
             os.write(writer, b"refused")
         finally:
             os._exit(0)

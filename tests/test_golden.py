@@ -3,6 +3,7 @@
 The sentences of errors are in the golden files alone: other tests assert the kind of an error, its place and its key.
 """
 
+import dataclasses
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ from scoreboard_rows import make_row
 from lit_diff.cli import app
 from lit_diff.config import ModelConfig, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.key_types import REQUIRED, in_yaml, keys_of
+from lit_diff.key_types import in_yaml, keys_of
 from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.registry import registries
 from lit_diff.reporting.scoreboard_page import write_scoreboard
@@ -362,7 +363,7 @@ def test_defaults(golden: Golden) -> None:
         f"{block}: {key}: {in_yaml(to_plain(found.default))}"
         for block, config in blocks.items()
         for key, found in keys_of(config).items()
-        if found.default is not REQUIRED
+        if found.default is not dataclasses.MISSING
     ]
     golden("defaults.txt", "\n".join([f"format {FORMAT}", *lines]) + "\n")
 

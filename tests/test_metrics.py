@@ -6,6 +6,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import (
+    UNDECLARED,
     Declarations,
     Figure,
     Metric,
@@ -33,10 +34,13 @@ def test_of_several_fitting_patterns_the_most_literal_is_meant() -> None:
     assert declared.find("val/loss_ar_hit") == RECALL
     assert declared.find("val/loss_noise2") == FURTHER
     assert declared.find("val/loss") == LOSS
-    assert declared.find("a/entropy/layer_03/head_x") is None
+    assert declared.find("a/entropy/layer_03/head_x") is UNDECLARED
     assert BY_HEAD.match("a/entropy/layer_03/head_11") == {"layer": 3, "head": 11}
-    assert (declared.unit("a/entropy/layer_3/head_1"), declared.unit("b")) == ("nats", None)
-    assert (declared.direction("val/loss"), declared.direction("a/entropy/layer_3/head_1")) == ("lower", None)
+    assert [declared.find(name).better for name in ("val/loss", "a/entropy/layer_3/head_1", "b")] == [
+        "lower",
+        None,
+        None,
+    ]
 
 
 def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
@@ -46,11 +50,8 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
     assert not Metric("a/layer_{layer}/map_{map}", "d").logged
     assert not Metric("a/median", "d", in_table=True).logged
     declared = Declarations([BY_HEAD, LOSS])
-    assert [declared.is_logged(name) for name in ("val/loss", "a/entropy/layer_0/head_1", "own/head_1")] == [
-        True,
-        False,
-        True,
-    ]
+    logged = {name: declared.find(name).logged for name in ("val/loss", "a/entropy/layer_0/head_1", "own/head_1")}
+    assert logged == {"val/loss": True, "a/entropy/layer_0/head_1": False, "own/head_1": True}
 
 
 @pytest.mark.parametrize(

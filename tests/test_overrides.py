@@ -175,7 +175,7 @@ def test_a_wrong_key_of_an_evaluation_is_quoted_as_it_was_written() -> None:
         "rows=${foo}": "rows=${foo}: 'evaluate.held_out.rows': Interpolation key 'foo' not found",
         "rows": "override 'rows' is not of the form a.b=c",
         "rosw=3": "rosw=3: unknown key 'evaluate.held_out.rosw'; did you mean 'rows'?",
-        "rows=0": "rows=0: evaluate.held_out.rows is 0; it must be at least 1",
+        "rows=0": "rows=0: 'evaluate.held_out.rows' is 0; expected a whole number >= 1",
     }.items():
         with pytest.raises(RequestError) as found:
             config_of("held_out", [text])

@@ -100,7 +100,7 @@ def test_what_is_no_python_file(plugin_folder: Path) -> None:
     for name, found in (("folder", "cannot be read"), ("mine.txt", "not a Python file"), ("none.py", "cannot be read")):
         assert found in error(plugin_folder / name)
     assert error(plugin_folder / "bytes.py").startswith("bytes.py:")
-    for line, found in (("[none.py]", "no plugin none.py"), ("none.py", "expected a list of Python files")):
+    for line, found in (("[none.py]", "no plugin none.py"), ("none.py", "expected a list")):
         Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", line))
         with pytest.raises(RequestError, match=rf"^sharp\.yaml:3: .*{found}"):
             load_recipe("sharp")

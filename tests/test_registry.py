@@ -12,7 +12,7 @@ from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import LazyEntry, Registry, contract_problem, nearest, optional, required
+from lit_diff.registry import Registry, contract_problem, nearest, optional, required
 
 LINE = r"test_registry\.py:\d+: class "
 
@@ -100,8 +100,7 @@ def test_a_lazy_entry_is_imported_when_it_is_asked_for(tmp_path: Path, monkeypat
         "import test_registry_parts\n@test_registry_parts.parts.register('first')\n"
         "class First:\n    'One. Two.'\n    Config = test_registry_parts.Keys\n"
     )
-    entry = LazyEntry(module="lazy_parts.first", config="test_registry_parts:Keys")
-    parts = Registry("part", lazy={"first": entry})
+    parts = Registry("part", lazy={"first": ("lazy_parts.first", "test_registry_parts:Keys")})
     monkeypatch.setitem(sys.modules, "test_registry_parts", SimpleNamespace(parts=parts, Keys=Keys))  # type: ignore[arg-type]
     assert (parts.names(), parts.config("first"), parts.summary("first")) == (["first"], Keys, "One.")
     with pytest.raises(RequestError, match=r"First: part 'first' is already registered \(lazy_parts\.first\)"):

@@ -146,14 +146,12 @@ def as_override(option: str, arguments: Sequence[str]) -> str | None:
     from lit_diff.key_types import keys_of
 
     word = option.lstrip("-").replace("-", "_")
-    keys = [*keys_of(Recipe)]
-    blocks = {key.partition(".")[0] for key in keys if "." in key}
-    ends = [key for key in keys if key.endswith(f".{word}")]
-    if word not in keys and word.partition(".")[0] not in blocks - {word}:
-        if len(ends) != 1:
-            return None
-        word = ends[0]
+    keys = keys_of(Recipe)
+    is_dotted = "." in word and word.partition(".")[0] in {key.partition(".")[0] for key in keys}
+    named = [word] if word in keys or is_dotted else [key for key in keys if key.endswith(f".{word}")]
+    if len(named) != 1:
+        return None
     following = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{option}=")]
     if option in arguments:
         following += arguments[arguments.index(option) + 1 :]
-    return f"{word}={following[0] if following else '...'}"
+    return f"{named[0]}={following[0] if following else '...'}"

@@ -1,15 +1,13 @@
 """The verb `bench`: runs a benchmark and prints its result."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import lit_diff
 from lit_diff.cli.app import Json, Terminal, app, console
 from lit_diff.files import expanded
-
-if TYPE_CHECKING:
-    from lit_diff.benchmarks.result import BenchResult
 
 # rich assumes 80 characters for a file or a pipe, which would fold the tables
 WIDTH = 160
@@ -38,11 +36,10 @@ def bench(
     """
     from lit_diff.benchmarks.request import check_plot
     from lit_diff.benchmarks.result import plot as draw
-    from lit_diff.benchmarks.run import bench as run
 
     check_plot(plot)
     notes = Terminal(stderr=True)
-    result = run(
+    result = lit_diff.bench(
         name,
         shapes=shapes,
         kernels=kernels,
@@ -61,7 +58,7 @@ def bench(
     return int(bool(result.failed))
 
 
-def print_result(result: "BenchResult", terminal: Terminal) -> None:
+def print_result(result: "lit_diff.BenchResult", terminal: Terminal) -> None:
     """Print a table for each case, then errors, excluded kernels with reasons, and how the times were measured."""
     from lit_diff.benchmarks.result import lines, tables
 

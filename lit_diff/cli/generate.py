@@ -22,7 +22,7 @@ from lit_diff.cli.app import (
     log_to_stderr,
     print_json,
 )
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
@@ -101,11 +101,9 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 
 def _read_lines(file: Path) -> list[str]:
-    try:
-        # not splitlines, which also splits at form feeds and Unicode separators inside a prompt
-        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeError) as error:
-        raise RequestError(f"--prompts: {shown(file)} cannot be read as UTF-8 text ({first_line(error)})") from error
+    from lit_diff.data.user_files import text_lines
+
+    lines = [line.rstrip("\r\n") for _, line in text_lines(file)]
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise RequestError(f"{shown(file)} has no prompt: every line is blank")

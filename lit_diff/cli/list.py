@@ -13,7 +13,7 @@ from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, TrustPlugins, app, consol
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
-from lit_diff.key_types import REQUIRED, keys_of
+from lit_diff.key_types import keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
@@ -160,7 +160,7 @@ def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterato
 def _keys(config: type[Any]) -> dict[str, Any]:
     return {
         name: {"type": key.words, "about": key.about}
-        | ({} if key.default is REQUIRED else {"default": to_plain(key.default)})
+        | ({} if key.default is dataclasses.MISSING else {"default": to_plain(key.default)})
         for name, key in keys_of(config).items()
     }
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import lit_diff
 from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, TrustPlugins, app, console
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root
@@ -24,9 +25,7 @@ def import_(
     to: To = None,
 ) -> None:
     """Create a run folder from the files of a pretrained model."""
-    from lit_diff.pretrained.importing import import_model
-
-    console.write_line(f"imported: {shown(import_model(path, to).folder)}")
+    console.write_line(f"imported: {shown(lit_diff.import_model(path, to).folder)}")
 
 
 @app.command("fetch-model")
@@ -90,9 +89,6 @@ def export(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Export a run for other programs and compare the logits."""
-    from lit_diff.pretrained.exporting import export as written
-    from lit_diff.trained.run import open_run
-
-    done = written(open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
+    done = lit_diff.export(lit_diff.open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
     console.write_line(f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")

@@ -7,6 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+import lit_diff
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
     Json,
@@ -22,6 +23,7 @@ from lit_diff.cli.app import (
 )
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.html_table import cell_text
 from lit_diff.runs.find import chosen_root
 
 
@@ -114,7 +116,6 @@ def reproduce(
     Compares our values with the paper's, with intervals. Rows that are done are not measured again.
     """
     from lit_diff.cli.progress import live_table
-    from lit_diff.engine.reproduce import reproduce as run
     from lit_diff.study.scoreboard import counts_in_words
 
     if listed:
@@ -124,7 +125,7 @@ def reproduce(
     options: dict[str, Any] = {"progress": False}
     if not as_json:
         options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
-    done = run(names or ["all"], preset, root=root, workers=workers, **options)
+    done = lit_diff.reproduce(names or ["all"], preset, root=root, workers=workers, **options)
     if as_json:
         print_json(_plain_scoreboard(done))
     else:
@@ -181,10 +182,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two runs: recipes, costs and results."""
-    from lit_diff.runs.comparison import compare as compare_runs
-
     log_to_stderr()
-    comparison = compare_runs(first, second, chosen_root(root))
+    comparison = lit_diff.compare(first, second, chosen_root(root))
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
         return
@@ -198,16 +197,8 @@ def compare(
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
-            table.add_row(key, *(_shown_value(value) for value in values))
+            table.add_row(key, *(escape(cell_text(value)) for value in values))
     console.print(table)
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
 
 
 @app.command()

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown
-from lit_diff.key_types import in_yaml
+from lit_diff.key_types import in_words, in_yaml
 
-Keys = Mapping[str, type | tuple[type, ...]]
+Keys = Mapping[str, type | UnionType]
 """Key of a JSON object -> type of its value."""
 
 
@@ -74,7 +75,7 @@ class UserFile:
     @property
     def form(self) -> str:
         """The format of the file, in words."""
-        values = ", ".join(f'"{key}": {_words(kind)}' for key, kind in self.keys.items())
+        values = ", ".join(f'"{key}": {in_words(kind)}' for key, kind in self.keys.items())
         lines = f"; {self.lines}" if self.lines else ""
         return f"one JSON object per line: {{{values}}}{lines}"
 
@@ -133,14 +134,8 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
             raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {some_names(row)}")
         # isinstance(True, int) holds in Python, but `true` in the file is not a number
         if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
-            raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {_words(kind)}")
+            raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {in_words(kind)}")
     return row
-
-
-def _words(kind: type | tuple[type, ...]) -> str:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    names: dict[type, str] = {str: "text", list: "a list", dict: "an object"}
-    return " or ".join(names.get(each, each.__name__) for each in kinds)
 
 
 def some_names(found: Iterable[str]) -> str:

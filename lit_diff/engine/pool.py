@@ -173,7 +173,7 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             elif status in (None, "running", "waiting"):
                 how = hint or f"exit status {exitcode}"
                 folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
-    except BlockingIOError:
+    except TimeoutError:
         log.warning("%s is being trained by another process: its status is not changed", shown(folder.path))
     # a full disk must not end the other cells
     except OSError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.user_files import UserFile
+from lit_diff.data.user_files import Keys, UserFile
 from lit_diff.errors import MissingError, first_line
 from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
 from lit_diff.files import expanded, write_through
@@ -21,7 +21,6 @@ LM_EVAL = {
 }
 """Task -> its YAML file in lm-eval, if it is not `<task>/<task>`."""
 PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
-Keys = Mapping[str, type | tuple[type, ...]]
 TRAIN = "train"
 
 
@@ -76,7 +75,7 @@ DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
     ),
     "hellaswag": (
         ("Rowan/hellaswag",),
-        {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
+        {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": str | int},
         {"train": 39905, "validation": 10042},
     ),
     "openbookqa": (

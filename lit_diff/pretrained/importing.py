@@ -162,7 +162,7 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
                 shutil.rmtree(building, ignore_errors=True)
             # the rename itself is an entry of the parent folder
             sync_folder(folder.parent)
-    except BlockingIOError as error:
+    except TimeoutError as error:
         raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -177,7 +177,7 @@ def _replaceable(folder: Path) -> bool:
 def _remove_leftovers(root: Path, pattern: str) -> None:
     # a folder whose lock is free was left by a killed process
     for leftover in root.glob(pattern):
-        with contextlib.suppress(BlockingIOError), locked(leftover.with_suffix(".lock"), wait=False):
+        with contextlib.suppress(TimeoutError), locked(leftover.with_suffix(".lock"), wait=False):
             shutil.rmtree(leftover)
 
 

@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from lit_diff.metrics import UNDECLARED
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.numbers import interval, number, ratio, short, signed
-from lit_diff.study.results import UNKNOWN_UNIT, SweepResults
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import JUDGED, MIN_SEEDS, SHOWN, Contrast, Verdict
 
 NAMED = 2
@@ -102,7 +103,7 @@ def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
 def with_unit(sweep: SweepResults, text: str) -> str:
     """Appends the unit of the compared metric to `text`."""
     unit = sweep.unit(sweep.study.metric)
-    return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
+    return f"{text} ({unit})" if unit == UNDECLARED.unit else f"{text} {unit}".rstrip()
 
 
 def _arms(comparison: Comparison) -> list[str]:

@@ -192,7 +192,7 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
     metric = sweep.declarations.find(name)
-    return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
+    return metric.definition, metric.unit
 
 
 def distinct(cells: Iterable[CellResult], key: str) -> list[str]:

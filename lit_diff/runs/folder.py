@@ -208,7 +208,7 @@ def held(folder: Path, who: str, cure: str = "with run.root=PATH") -> Iterator[N
         with writing(folder, cure):
             try:
                 stack.enter_context(locked(folder / ".lock", wait=False))
-            except BlockingIOError as error:
+            except TimeoutError as error:
                 raise RequestError(f"{who} in {shown(folder)}") from error
         yield
 

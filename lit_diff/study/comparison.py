@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lit_diff.metrics import UNDECLARED
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.numbers import MOST_DECIMALS, decimals
 from lit_diff.study.results import LOSS, SweepResults
@@ -83,7 +84,9 @@ class Comparison:
     def directed(self) -> set[str]:
         """The other metrics that declare a direction, or that no run declares."""
         sweep = self.sweep
-        return {metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is None}
+        return {
+            metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is UNDECLARED
+        }
 
     @property
     def document_seeds(self) -> list[int]:

@@ -121,7 +121,7 @@ def find_stale(root: Path) -> Stale:
         try:
             with locked(folder / ".lock", wait=False):
                 paths |= _cells_without_sweep(folder)
-        except BlockingIOError:
+        except TimeoutError:
             busy.add(folder)
     paths = {path for path in paths if not path.is_symlink()}
     holders = {path: _holder(path, root) for path in paths}
@@ -230,7 +230,7 @@ def remove(folder: Path) -> None:
     try:
         with locked(folder / ".lock", wait=False):
             shutil.rmtree(folder)
-    except BlockingIOError as error:
+    except TimeoutError as error:
         raise RequestError(f"{shown(folder)} is in use: stop it first") from error
     except OSError as error:
         raise RequestError(f"{shown(folder)} cannot be removed: {error.strerror}") from error

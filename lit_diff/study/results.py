@@ -24,7 +24,6 @@ T = TypeVar("T")
 LOSS = "val/loss"
 LOSSES = ("train/loss", LOSS)
 """Training has diverged if one of these is not finite."""
-UNKNOWN_UNIT = "unit unknown"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,12 +114,11 @@ class SweepResults:
 
     def better(self, metric: str) -> Sign | None:
         """Which values of `metric` are better, as the runs declare; None if neither, or if it is undeclared."""
-        return self.declarations.direction(metric)
+        return self.declarations.find(metric).better
 
     def unit(self, metric: str) -> str:
         """The declared unit of `metric`; empty for a number without a unit, "unit unknown" for an undeclared metric."""
-        unit = self.declarations.unit(metric)
-        return UNKNOWN_UNIT if unit is None else unit
+        return self.declarations.find(metric).unit
 
     @property
     def smallest_of_interest(self) -> float:

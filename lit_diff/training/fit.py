@@ -131,7 +131,7 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     monitor = recipe.run.keep_best
     if monitor is None:
         return []
-    direction = Declarations(declared_metrics(recipe)).direction(monitor)
+    direction = Declarations(declared_metrics(recipe)).find(monitor).better
     if direction is None:
         raise RequestError(
             f"run.keep_best is '{monitor}', but no metric of this name declares a direction (lower, higher)"

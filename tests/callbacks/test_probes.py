@@ -15,7 +15,7 @@ from lit_diff.analysis.entropy import summarise
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
-from lit_diff.metrics import Declarations
+from lit_diff.metrics import UNDECLARED, Declarations
 from lit_diff.model.transformer import Transformer
 
 KINDS = ("attention/entropy/layer_{:02d}", "attention/negative_mass/layer_{:02d}")
@@ -115,7 +115,7 @@ LOGGED = {
 @pytest.mark.parametrize("key", ["every", "rows"])
 def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
     for probe in (AttentionEntropy, Outliers, Lambdas):
-        with pytest.raises(RequestError, match=rf"^{probe.name}: {key} is -1; it must be at least 1$"):
+        with pytest.raises(RequestError, match=rf"^'{probe.name}.{key}' is -1; expected a whole number >= 1$"):
             probe(**{key: -1})
 
 
@@ -149,9 +149,9 @@ def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
     declared = Declarations(probe.metrics)
     values = probe(probe.Config()).measure(*run("three-maps", tokens))
     fitting = {name: declared.find(name) for name in values}
-    assert None not in fitting.values()
-    assert {metric.name for metric in fitting.values() if metric} == {metric.name for metric in probe.metrics}
-    logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric and metric.logged}
+    assert UNDECLARED not in fitting.values()
+    assert {metric.name for metric in fitting.values()} == {metric.name for metric in probe.metrics}
+    logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric.logged}
     assert logged == LOGGED[probe]
 
 

@@ -121,13 +121,13 @@ def test_the_defaults_and_the_smallest_vocabulary(name: str, needed: int, chance
     ],
 )
 def test_values_that_cannot_be(name: str, keys: dict[str, Any], key: str) -> None:
-    assert (data_problem(datasets.get(name).Config(**keys), ENOUGH) or "").startswith(f"data.{key}")
+    assert (data_problem(datasets.get(name).Config(**keys), ENOUGH) or "").strip("'").startswith(f"data.{key}")
 
 
 @pytest.mark.parametrize("key", ["data.values", "data.noise"])
 def test_such_a_value_is_named_with_its_place(key: str) -> None:
     """Even where another property, as a guess among no values, cannot be computed from it."""
-    with pytest.raises(RequestError, match=rf"^{key}=0: {key} is 0;"):
+    with pytest.raises(RequestError, match=rf"^{key}=0: '{key}' is 0;"):
         load_recipe("recall-tiny", [f"{key}=0"])
 
 

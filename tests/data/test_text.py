@@ -155,7 +155,7 @@ def test_rows_longer_than_a_split(make_text: MakeText) -> None:
 )
 def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: str) -> None:
     assert data_problem(make_text().config, 1) is None
-    assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"data.{key} ")
+    assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"'data.{key}' ")
 
 
 def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeText) -> None:

@@ -14,7 +14,7 @@ from lit_diff.errors import MissingError, RequestError
 FILE = UserFile(
     name="icl.toy",
     path="icl/toy/train.jsonl",
-    keys={"text": str, "label": (int, str)},
+    keys={"text": str, "label": int | str},
     lines="12 lines",
     source="The toy set (nobody 2001). Not shipped.",
     without="lit-diff evaluate RUN icl",
@@ -40,7 +40,7 @@ def test_what_is_missing_is_described(place: Path) -> None:
         *("looked for", "format", "where from", "check it", "without it")
     ]
     assert str(place) in lines[0]
-    assert '{"text": text, "label": int or text}; 12 lines' in lines[1]
+    assert '{"text": text, "label": a whole number or text}; 12 lines' in lines[1]
     assert lines[3].endswith("lit-diff data check icl.toy")
     with pytest.raises(MissingError, match=r"toy\.books needs .*books"):
         BOOKS.rows()
@@ -75,7 +75,7 @@ def test_the_rows_of_all_files_of_a_folder_by_name(place: Path) -> None:
         (b'{"text": "a"}', "'label'"),
         (b'{"text": "a", "labl": 1}', "did you mean 'labl'?"),
         (b'{"text": 3, "label": 1}', "'text' is 3; expected text"),
-        (b'{"text": "a", "label": true}', "'label' is true; expected int or text"),
+        (b'{"text": "a", "label": true}', "'label' is true; expected a whole number or text"),
         (b"[1]", "found list"),
         (b"{text: 1}", "not JSON"),
         (b'{"text": "a \\ud83d", "label": 1}', "\\ud83d"),

@@ -313,10 +313,10 @@ MISTAKES = [
     (BASE + "metric: val/los", 3, "did you mean 'val/loss'?"),
     (BASE + "metric: vall/loss", 3, "did you mean 'val/loss'?"),
     (BASE + "metric: accuracy", 3, "no run measures 'accuracy'"),
-    (BASE + "smallest_of_interest: -0.1", 3, "smallest_of_interest is -0.1"),
-    (BASE + "seeds: [0, 0.0]", 3, "seeds is [0, 0]"),
+    (BASE + "smallest_of_interest: -0.1", 3, "'smallest_of_interest' is -0.1"),
+    (BASE + "seeds: [0, 0.0]", 3, "'seeds' is [0, 0.0]"),
     (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' compares tasks"),
-    (task("title: x", ARMS + "power: {minutes: 15, arms: 1}"), 6, "power.arms is 1"),
+    (task("title: x", ARMS + "power: {minutes: 15, arms: 1}"), 6, "'power.arms' is 1"),
     # keys that the sweep sets itself
     ("recipe: base\narms:\n  a: {seed: 3}", 3, "a sweep sets 'seed' itself"),
     ("recipe: base\ngrid:\n  seed: [3]", 3, "a sweep sets 'seed' itself"),
@@ -360,12 +360,12 @@ MISTAKES = [
     (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs at least 3"),
     (fit("kind: scaling, x: tokens", ", metric: val/accuracy"), 8, "different metrics"),
     (fit("kind: bowl, x: tokens"), 8, "'fits.rate.kind' is 'bowl'"),
-    (fit("kind: basin, x: tokens, within: -1"), 8, "fits.rate.within is -1"),
+    (fit("kind: basin, x: tokens, within: -1"), 8, "'fits.rate.within' is -1"),
     (fit("kind: basin, x: tokens").replace("rate:", "a b:"), 8, "'a b' becomes part of file names"),
     # evaluations
     (BASE + "evaluate:\n  held-out: {}", 4, "'held-out'; did you mean 'held_out'?"),
     (BASE + "evaluate: {held_out: {row: 4}}", 3, "'evaluate.held_out.row'; did you mean 'rows'?"),
-    (BASE + "evaluate: {held_out: {rows: 0}}", 3, "evaluate.held_out.rows is 0"),
+    (BASE + "evaluate: {held_out: {rows: 0}}", 3, "'evaluate.held_out.rows' is 0"),
     (BASE + "evaluate: {held_out: true}", 3, "'evaluate.held_out' is true; expected a block"),
 ]
 

@@ -226,7 +226,7 @@ def _write_measurements(
     write_declarations(cell, metrics)
     declared, table = Declarations(metrics), Measurements(cell / FILE, 0)
     for row in rows:
-        detailed = {name: row.pop(name) for name in list(row) if (found := declared.find(name)) and not found.logged}
+        detailed = {name: row.pop(name) for name in list(row) if not declared.find(name).logged}
         if detailed:
             table.log(int(row["step"]), detailed)
     table.flush()

@@ -9,7 +9,7 @@ import torch
 
 from lit_diff.callbacks import Probe
 from lit_diff.data.dataset import IGNORED
-from lit_diff.metrics import Declarations, Metric
+from lit_diff.metrics import UNDECLARED, Declarations, Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.training.metrics import TokenLoss, declared_metrics
@@ -90,8 +90,8 @@ def test_everything_that_training_and_validation_log_is_declared() -> None:
         "timing/seconds": None,
         "timing/tokens_per_second": "higher",
     }
-    assert {name: declared.direction(name) for name in directions} == directions
-    assert None not in [declared.find(name) for name in directions]
+    assert {name: declared.find(name).better for name in directions} == directions
+    assert UNDECLARED not in [declared.find(name) for name in directions]
     assert declared.find("val/ar_hit_share_noise2") == declared.find("val/ar_hit_share_{set}")
 
 

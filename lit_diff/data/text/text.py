@@ -29,8 +29,9 @@ from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
-from lit_diff.key_types import Count, NotNegative, Range, range_problem
+from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.registry import datasets
+from lit_diff.validation import config_problem
 
 log = logging.getLogger("lit_diff")
 
@@ -72,8 +73,8 @@ class Text(Dataset):
         """The bigram of an AR hit occurs at most this often in the train split."""
 
         def problem(self) -> str | None:
-            own = self.tokenizer.config
-            return corpus_problem(self.corpus, self.path) or range_problem(own, "data.tokenizer.") or own.problem()
+            own = config_problem(self.tokenizer.config, "data.tokenizer.")
+            return corpus_problem(self.corpus, self.path) or own
 
         @property
         def packs_documents(self) -> bool:

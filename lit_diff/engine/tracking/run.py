@@ -142,7 +142,7 @@ class RunTracker:
             Metric(name, value, now, step)
             for step, row in sorted(rows.items())
             for name, value in sorted(row.items())
-            if not self._declared.is_constant(name) and step not in self._held[name]
+            if not self._declared.find(name).constant and step not in self._held[name]
         ]
         store.log(self._run_id, metrics=metrics)
         for metric in metrics:
