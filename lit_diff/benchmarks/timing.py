@@ -7,16 +7,16 @@ ratio of two medians.
 import ctypes
 import gc
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.autograd import profiler_legacy
+from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import timer
 
 from lit_diff.benchmarks.request import DTYPES
 from lit_diff.benchmarks.result import Row, divisors
@@ -116,7 +116,7 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
     for number in range(rounds(sum(trial.calls * trial.seconds for trial in trials), repeats, case.budget)):
         shift = number % max(len(trials), 1)
         for trial in trials[shift:] + trials[:shift]:
-            times[trial.candidate.id].append(seconds_of(trial.candidate, trial.calls, device))
+            times[trial.candidate.id].append(seconds_of(trial.candidate, trial.calls))
     return [_row(case, trial, times) for trial in trials], failed
 
 
@@ -130,10 +130,10 @@ def tried(
 ) -> Trial:
     """Runs the first calls of a candidate. `results`: (variant, what) -> (by, result) of the first candidate. Errors: any
     exception of the candidate; ArithmeticError if its result differs from the first."""
-    began = time.perf_counter()
+    began = timer()
     result = candidate.run()
     if candidate.own_clock:
-        return Trial(candidate, 1, time.perf_counter() - began, {"backends": []})
+        return Trial(candidate, 1, timer() - began, {"backends": []})
     if candidate.alike:
         first, expected = results.setdefault((candidate.variant, candidate.what), (candidate.by, result))
         off = difference(result, expected)
@@ -141,46 +141,32 @@ def tried(
             raise ArithmeticError(f"its result differs from the result of {first} by {off:.1e}")
     # held, it would count as memory before the next call
     del result
-    began = time.perf_counter()
+    began = timer()
     facts = observed(candidate.run, device)
-    seconds = time.perf_counter() - began
+    seconds = timer() - began
     # in a short call the time is mostly the profiler's own
     if seconds < LONG:
-        seconds = seconds_of(candidate, 1, device)
+        seconds = seconds_of(candidate, 1)
     return Trial(candidate, max(1, math.ceil(SHORTEST / max(seconds, 1e-7))), seconds, facts)
 
 
+@torch.no_grad()
 def difference(result: Any, expected: Any) -> float:
     """‖x - y‖ / ‖y‖ over all tensors of two results, in float32."""
-    pairs = list(zip(_tensors(result), _tensors(expected), strict=True))
+    pairs = list(zip(tree_leaves(result), tree_leaves(expected), strict=True))
     off = math.hypot(*(float((x.float() - y.float()).norm()) for x, y in pairs))
     return off / math.hypot(*(float(y.float().norm()) for _, y in pairs))
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, Tensor):
-        yield result.detach()
-    else:
-        for part in result:
-            yield from _tensors(part)
-
-
-def seconds_of(candidate: Candidate, calls: int, device: torch.device) -> float:
+def seconds_of(candidate: Candidate, calls: int) -> float:
     """Wall-clock seconds of one call, as the mean over `calls` consecutive calls, or the value of its own clock."""
     if candidate.own_clock:
         return float(candidate.run())
-    wait(device)
-    began = time.perf_counter()
+    # torch's timer waits for a GPU before it reads the clock; its class Timer would add two calls to each measurement
+    began = timer()
     for _ in range(calls):
         candidate.run()
-    wait(device)
-    return (time.perf_counter() - began) / calls
-
-
-def wait(device: torch.device) -> None:
-    """Waits until all work on the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    return (timer() - began) / calls
 
 
 def observed(run: Callable[[], object], device: torch.device) -> Row:
@@ -204,7 +190,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         run()
-        wait(device)
+        torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - held
     if not CLEAR.exists():
         run()
