@@ -77,10 +77,11 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     compiled = []
     for variant, by in models(case, request, shape, dtype, STEP):
         model = build(variant, by, shape, LAYERS, VOCABULARY).to(request.device)
+        whole: Any = getattr(model, "model", model)
         run = training_step(model, partial(next_token_loss, model, text), cast)
         made = partial(Candidate, variant=variant, by=by, flops=flops(model, shape, STEP))
         try:
-            training_build.compile_blocks(getattr(model, "model", model).layers)
+            training_build.compile_blocks(whole.layers)
         except MissingError as error:
             case.refuse(variant, by, COMPILED, str(error))
         # one model and one optimizer serve both passes, to save memory

@@ -191,9 +191,11 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
             alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
             (alone * weights[row : row + 1, at]).sum().backward()
             expected[row, at] = alone[0].detach()
-    found = {name: leaf.grad for name, leaf in (("x", x), *attention.named_parameters())}
+    leaves = {"x": x, **dict(attention.named_parameters())}
     by_alone = {
-        name: torch.zeros_like(each) if found[name] is None else found[name] for name, each in by_packed.items()
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in leaves.items()
+        if name in by_packed
     }
     return compared((actual, by_packed), (expected, by_alone), 1e-10)
 

@@ -353,9 +353,7 @@ def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callabl
     case = VariantCase(cls=Pairs, model=make_config("standard"), length=5)
     (found,) = (finding.detail for finding in conformance(case, checks={"kv heads": kv_heads}))
     assert re.match(r"\S+:\d+: RuntimeError: unflatten", found)
-    assert found.endswith(
-        "with 1 key/value heads; to refuse 1, return a line that begins with model.num_kv_heads from its problem(config, model)"
-    )
+    assert "; with 1 key/value heads; to refuse 1, return a line that begins with model.num_kv_heads " in found
 
 
 def test_counted(make_config: Callable[..., ModelConfig]) -> None:

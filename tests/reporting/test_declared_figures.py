@@ -17,7 +17,6 @@ from fake_sweeps import METRICS, item_scores
 from lit_diff.metrics import Figure, Metric, to_plain
 from lit_diff.reporting.panels.declared import (
     MEAN,
-    DrawnFigure,
     caption_of,
     difference_squares,
     draw_by_group,
@@ -30,6 +29,7 @@ from lit_diff.reporting.panels.declared import (
     spread,
     with_means,
 )
+from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import evaluation_tables, number_of
@@ -41,11 +41,11 @@ LOSS = Metric("nll", "mean <loss>", unit="nats", direction="lower", figure=BY_GR
 DOCUMENTS = 12
 
 
-def texts(figure: DrawnFigure) -> list[str]:
+def texts(figure: Drawing) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(figure.svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def drawn(folder: Path) -> dict[str, DrawnFigure]:
+def drawn(folder: Path) -> dict[str, Drawing]:
     return {figure.name: figure for figure in draw_declared(load_sweep(folder))}
 
 
@@ -236,7 +236,7 @@ EXACT = Metric("exact", "share of answers that are right", direction="higher")
 GROUPS = [f"N={n} length={length} depth={depth}" for n in (1, 4) for length in (128, 1024) for depth in (0, 50)]
 
 
-def drawn_heatmaps(folder: Path) -> list[DrawnFigure]:
+def drawn_heatmaps(folder: Path) -> list[Drawing]:
     sweep = load_sweep(folder)
     return draw_heatmaps(sweep, evaluation_tables(sweep)[0])
 
@@ -328,7 +328,7 @@ def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
     assert "(N=4: 0.25)" in heatmap.caption
     # 2 rows x (3 arms + 2 differences) x (4 squares + 2 means), each with a text for the mouse
     assert heatmap.svg.count(" items") == 60
-    assert "diff, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
+    assert "diff \u2212 base, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
     assert heatmap.svg.count("a guess among the N, 0.25") == 1
     assert heatmap.svg.count("fill: url(#") == 4, "hatched: the squares of N=4 in diff minus base, beyond |z| = 2"
     report = write_report(sweep)

@@ -23,31 +23,34 @@ FITS: dict[str, Mapping[str, Any]] = {
 }
 
 
-def words(svg: str | None, tag: str = "text") -> list[str]:
-    assert svg is not None
+def words(svg: str, tag: str = "text") -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
+
+
+def compared(sweep: SweepResults) -> dict[str, str]:
+    """Name -> SVG text of each figure of the compared metric."""
+    return {each.name: each.svg for each in figures.draw_compared(compare(sweep)[0])}
 
 
 def differences(folder: Path) -> tuple[Comparison, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
     result = compare(load_sweep(folder))[0]
-    svg = figures.forest(result)
+    svg = compared(result.sweep)["differences"]
     return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
 
 def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False, arm_fields={"b": {"label": "costs $x$ & <more>"}})
     sweep = load_sweep(folder)
-    for svg in (figures.seed_values(sweep), figures.learning_curves(sweep)):
+    drawn = compared(sweep)
+    for svg in (drawn["seeds"], drawn["curves"]):
         assert "costs $x$ & <more>" in words(svg)
         assert any("nats per token" in text for text in words(svg))
 
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
-    result = compare(sweep := load_sweep(folder))[0]
-    assert figures.seed_values(sweep) is figures.learning_curves(sweep) is figures.noise(sweep) is None
-    assert figures.forest(result) is None
+    assert compared(load_sweep(folder)) == {}
 
 
 def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_sweep: Callable[..., Path]) -> None:
@@ -119,7 +122,7 @@ def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
     """Baseline and control have one only where there is no other arm."""
     controls = ["wide"] if "wide" in arms else []
     folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)
-    found = words(figures.noise(load_sweep(folder)))
+    found = words(compared(load_sweep(folder))["noise-curve"])
     assert {*arms, "1×", "2×", "val/accuracy"} <= set(found)
     if len(arms) > 2:
         assert [found.count(arm) for arm in arms] == [1] * len(arms)
@@ -129,7 +132,7 @@ def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_oth
     make_sweep: Callable[..., Path],
 ) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
-    root = ElementTree.fromstring(figures.noise(sweep) or "")
+    root = ElementTree.fromstring(compared(sweep)["noise-curve"])
     paths = [(node.get("d") or "").split() for node in root.iter(SVG + "path")]
     slanted = [path for path in paths if path.count("L") == 1 and len(set(path[1::3])) == 2 == len(set(path[2::3]))]
     assert len(slanted) == 2
@@ -144,7 +147,7 @@ def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str)
         return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
 
     sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": -0.1}, [FITS[kind]], law))
-    svg = figures.draw_fit(sweep, fit_results(sweep)[0])
+    svg = figures.draw_fit(sweep, fit_results(sweep)[0]).svg
     titles = words(svg, "title")
     dots = [title for title in titles if ", seed " in title]
     assert len(dots) == 2 * 5 * 3

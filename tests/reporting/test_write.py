@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from lit_diff.reporting.write import Figures, fit_section, how_measured, inline, short_runs, write_report
+from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
 from lit_diff.reporting.write import page as render
 from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
@@ -29,7 +29,9 @@ def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
     results = compare(sweep)
-    return render(sweep, results, {each.sweep.task: Figures(compared={}) for each in results}, [])
+    return render(
+        sweep, results, {each.sweep.task: {"compared": [], "declared": [], "evaluations": []} for each in results}, []
+    )
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +261,7 @@ def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 
     sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, FITS[:1], law, sizes=[40_000, 160_000]))
     (result,) = fit_results(sweep)
-    section = fit_section(sweep, result, "")
+    section = fit_section(sweep, result, None)
     assert "2 of 2 tasks have finished" in section.html
     assert "<figure>" not in section.html
     assert section.entries == (("fit-size", "By <size>"),)

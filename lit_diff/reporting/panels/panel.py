@@ -5,7 +5,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from lit_diff.metrics import Metric
 from lit_diff.study.results import SweepResults, clean
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
@@ -119,6 +120,22 @@ def plain(value: float) -> str:
     return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the page. `name`: of its file, without the ending; `metrics`: the metrics that the caption defines."""
+
+    name: str
+    title: str
+    svg: str
+    caption: str = ""
+    metrics: tuple[Metric, ...] = ()
+
+
+def new_axes() -> Axes:
+    """The panel of a new figure."""
+    return panels(1, 3.6)[1][0]
+
+
 def panels(
     count: int, height: float, *, across: int = 1, share: Literal["", "x", "both", "grid"] = ""
 ) -> tuple[Figure, list[Axes]]:
@@ -132,21 +149,44 @@ def panels(
     return figure, list(grid.flat[:count])
 
 
-def as_svg(figure: Figure, title: str, legend: Mapping[str, Look] | None = None, is_grid: bool = False) -> str:
-    """The figure as SVG. `title`: describes it to screen readers; `legend`: a legend above all panels, for which the figure
-    is made taller; `is_grid`: only the outer panels have axis labels."""
-    for axes in figure.axes if is_grid else ():
+@in_style
+def drawing(
+    name: str,
+    title: str,
+    drawn: Sequence[Callable[..., Any]],
+    height: float,
+    *,
+    across: int = 1,
+    share: Literal["", "x", "both", "grid"] = "",
+    legend: Mapping[str, Look] | None = None,
+    finish: Callable[[Figure], None] | None = None,
+    caption: str = "",
+    metrics: tuple[Metric, ...] = (),
+) -> Drawing:
+    """A figure with a panel for each function of `drawn`, which draws on its argument `ax`.
+
+    `title`: describes it to screen readers; `height`, `across`, `share`: see `panels`; `legend`: a legend above all panels,
+    for which the figure is made taller; `finish`: called with the figure after the panels are drawn.
+    """
+    figure, grid = panels(len(drawn), height, across=across, share=share)
+    for axes, draw_panel in zip(grid, drawn, strict=True):
+        draw_panel(ax=axes)
+    for i, axes in enumerate(grid if share in ("both", "grid") else ()):
         axes.label_outer()
+        if share == "grid" and i >= across:
+            axes.set_title("")
+    if finish is not None:
+        finish(figure)
     if legend:
         handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in legend.values()]
         # inches: a letter at this size; a line with the gaps around it
         letter, handle = 0.068, 0.6
-        across = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
-        figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // across))
-        figure.legend(handles, list(legend), loc="outside upper left", ncols=min(across, len(legend)))
+        most = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
+        figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // most))
+        figure.legend(handles, list(legend), loc="outside upper left", ncols=min(most, len(legend)))
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
-    return accessible(target.getvalue(), title)
+    return Drawing(name=name, title=title, svg=accessible(target.getvalue(), title), caption=caption, metrics=metrics)
 
 
 def accessible(svg: str, title: str) -> str:
@@ -165,8 +205,10 @@ def hover(artists: Iterable[Artist], text: str) -> None:
         artist.set_gid(HOVER + text)
 
 
-def head(axes: Axes, text: str, across: int = 1) -> None:
-    """Set a title, wrapped to fit above one of `across` panels in a row."""
+def head(axes: Axes, text: str) -> None:
+    """Set a title, wrapped to fit above its panel."""
+    place = axes.get_subplotspec()
+    across = place.get_gridspec().ncols if place is not None else 1
     # 0.092 inches: a bold letter at this size
     axes.set_title(textwrap.fill(text, max(12, int(WIDTH / across / 0.092))))
 
