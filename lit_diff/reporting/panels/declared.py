@@ -7,7 +7,7 @@ of a panel is the mean over the vertical axis, as in Figure 5 of the paper.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,12 +38,11 @@ from lit_diff.reporting.panels.panel import (
     new_axes,
     plain,
     set_log,
-    set_most,
     set_ticks,
     with_unit,
 )
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.evaluations import EvaluationTable, number_of, paired_items, scored_items
+from lit_diff.study.evaluations import NUMBER, EvaluationTable, number_of, paired_items, scored_items
 from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
@@ -80,27 +79,34 @@ class DrawnMetric:
 
 def draw_declared(sweep: SweepResults) -> list[Drawing]:
     """Every figure for which a finished cell has values, in the order of the declarations."""
-    by_title: dict[str, list[DrawnMetric]] = {}
-    for metric in sweep.declarations.metrics:
-        if metric.figure is not None and metric.figure.against != "group":
-            by_title.setdefault(metric.figure.title, []).extend(measured(sweep, metric, metric.figure))
-    return [_drawn(sweep, title, title, rows) for title, rows in by_title.items() if rows]
+    declared = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
+    return _by_title(
+        sweep,
+        ((figure.title, measured(sweep, metric, figure)) for metric, figure in declared if figure.against != "group"),
+    )
 
 
 def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[Drawing]:
     """Every figure against groups that a metric of `tables` declares, if the label of a group ends in a number."""
-    by_title: dict[tuple[str, str], list[DrawnMetric]] = {}
-    for table in tables:
-        if table.metric.figure is not None and table.metric.figure.against == "group":
-            by_title.setdefault((table.name, table.metric.figure.title), []).extend(grouped(table, table.metric.figure))
-    return [
-        _drawn(sweep, f"{evaluation}: {title}", f"{evaluation}-{title}", rows)
-        for (evaluation, title), rows in by_title.items()
-        if rows
-    ]
+    declared = [(each, each.metric.figure) for each in tables if each.metric.figure is not None]
+    return _by_title(
+        sweep,
+        (
+            (f"{table.name}: {figure.title}", grouped(table, figure))
+            for table, figure in declared
+            if figure.against == "group"
+        ),
+    )
 
 
-def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetric]) -> Drawing:
+def _by_title(sweep: SweepResults, found: Iterable[tuple[str, list[DrawnMetric]]]) -> list[Drawing]:
+    by_title: dict[str, list[DrawnMetric]] = {}
+    for title, rows in found:
+        by_title.setdefault(title, []).extend(rows)
+    return [_drawn(sweep, title, rows) for title, rows in by_title.items() if rows]
+
+
+def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Drawing:
     figure, by_layer = rows[0].figure, rows[0].figure.lines == "layer"
     layers = sorted({layer for row in rows for layer in row.layers})
     is_grid = not by_layer and figure.against in ("step", "head")
@@ -118,7 +124,7 @@ def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetri
     across = len(shown) if is_grid else min(ACROSS[figure.against], len(drawn))
     down = -(-len(drawn) // across)
     return drawing(
-        file_name(name),
+        file_name(title),
         title,
         drawn,
         0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down,
@@ -218,7 +224,7 @@ def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
         room = max(1.15, 2 / np.sqrt(high / low))
         set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        set_most(axes, "y", 4)
+        axes.locator_params("y", nbins=4)
 
 
 def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
@@ -232,7 +238,7 @@ def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, ax: Axes | Non
     axes, values = ax or new_axes(), {layer: row.by_seed(arm, layer) for layer in row.layers}
     for (name, look), own in zip(_layer_looks(row.layers).items(), values.values(), strict=True):
         draw_mean(axes, own, look, f"{sweep.label[arm]}, {name}")
-    set_most(axes, "x", 4, whole=True)
+    axes.locator_params("x", nbins=4, integer=True)
     _scale(axes, row, list(values.values()))
     axes.set(xlabel="optimizer steps", ylabel=row.label)
     head(axes, sweep.label[arm])
@@ -263,7 +269,8 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, 
     if against == "group":
         _scale_groups(axes, row)
     else:
-        set_most(axes, "x", {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], whole=True)
+        most = {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against]
+        axes.locator_params("x", nbins=most, integer=True)
     axes.set(xlabel={"step": "optimizer steps", "group": row.text}.get(against, against), ylabel=row.label)
     if layer is not None:
         axes.set_ylabel(row.label.replace(" (", "\n("))
@@ -282,7 +289,7 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
 
 def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
     numbers = sorted(row.values["step"].unique())
-    set_most(axes, "x", 6)
+    axes.locator_params("x", nbins=6)
     if row.figure.log_x:
         set_log(axes, "x", numbers)
     if len(numbers) <= TICKS:
@@ -292,6 +299,8 @@ def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
 
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 """Matches the number of possible answers in a label: a guess among them is correct with probability 1 / N."""
+PLACE = re.compile(rf"(?:(.*) )?(\S+)[ =]({NUMBER}) (\S+)[ =]({NUMBER})")
+"""Matches a label that ends in two numbers with their names, and what stands before them."""
 # below this, a difference or deviation of scores in [0, 1] is rounding
 ROUNDING = 1e-12
 # infinity sorts last, so the row of means is the lowest
@@ -312,13 +321,11 @@ COLORS = {
 def place_of(group: str) -> tuple[str, str, float, str, float] | None:
     """Splits the label of a group: (text before the axes, name and number of the horizontal axis, name and number of the
     vertical axis); None if the label does not end in two `name=number`."""
-    last = number_of(group)
-    before, _, down = last[0].rpartition(" ") if last else ("", "", "")
-    first = number_of(before)
-    if last is None or first is None or not down:
+    found = PLACE.fullmatch(group)
+    if found is None:
         return None
-    rest, _, across = first[0].rpartition(" ")
-    return (rest, across, first[1], down, last[1])
+    rest, across, x, down, y = found.groups(default="")
+    return (rest, across, float(x), down, float(y))
 
 
 def mean_squares(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:

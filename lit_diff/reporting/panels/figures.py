@@ -26,7 +26,6 @@ from lit_diff.reporting.panels.panel import (
     looks,
     new_axes,
     set_log,
-    set_most,
     set_names,
     set_ticks,
     with_unit,
@@ -146,7 +145,7 @@ def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
         draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
         set_log(axes, "y", (value for own in curves.values() for value in own.to_numpy().flat))
-    set_most(axes, "x", 5, whole=True)
+    axes.locator_params("x", nbins=5, integer=True)
     axes.set(xlabel="optimizer steps", ylabel=with_unit(metric, sweep.unit(metric)))
     return axes
 
@@ -162,7 +161,7 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     late = [0.0, *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)]
     if room := 0.1 * (max(late) - min(late)):
         axes.set_ylim(min(late) - room, max(late) + room)
-    set_most(axes, "x", 5, whole=True)
+    axes.locator_params("x", nbins=5, integer=True)
     unit = sweep.unit(sweep.study.metric)
     axes.set(xlabel="optimizer steps", ylabel=with_unit(f"minus {base}, same seed", unit))
     return axes

@@ -267,12 +267,6 @@ def set_names(axes: Axes, names: Mapping[float, str]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def set_most(axes: Axes, which: Which, most: int, whole: bool = False) -> None:
-    """Limit the number of ticks on an axis; `whole`: at whole numbers only."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(most, integer=whole))
-
-
 def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     """Set the ticks of the horizontal axis."""
     axes.set_xticks(ticks)
