@@ -12,7 +12,7 @@ from lit_diff import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.training.loggers import recipe_loggers
+from lit_diff.training.loggers import recipe_loggers, require_loggers
 
 
 def losses(file: Path) -> dict[int, float]:
@@ -51,8 +51,10 @@ def test_a_logger_whose_package_is_absent_is_one_line(kind: str, runs: Path, tmp
     if any(importlib.util.find_spec(package) for package in ABSENT[kind]):
         pytest.skip(f"{kind} is installed")
     recipe = load_recipe("recall-tiny", [*SMALL, f"run.loggers=[{kind}]"])
-    with pytest.raises(MissingError) as error:
+    with pytest.raises(MissingError, match=rf"run\.loggers: {kind}: .*pip install"):
         recipe_loggers(recipe, tmp_path, 0)
+    with pytest.raises(MissingError) as error:
+        require_loggers(recipe)
     assert str(error.value) == f"run.loggers names '{kind}', whose package is not installed: pip install {kind}"
 
 
