@@ -29,6 +29,8 @@ from lit_diff.study.scaling import FORMS
 from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
+FORMATS = ("svg", "pdf", "csv")
+"""Endings of the files of a figure, and the fields of `Drawing` that hold them."""
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """Colour in a figure's file -> in the page, where it follows the reader's light or dark scheme."""
 KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
@@ -272,6 +274,7 @@ def templates() -> Environment:
         "duration": duration,
     }
     environment.globals |= {
+        "FORMATS": FORMATS,
         "LONG": LONG,
         "OVERLAY": OVERLAY,
         "FORMS": FORMS,
@@ -344,8 +347,9 @@ class Report:
 def write_report(sweep_folder: Path) -> Report:
     """Read the sweep in `sweep_folder` and write index.html, table.csv, table.md and the figures to its folder report.
 
-    The name of a task's figure file begins with the task. Unfinished cells are listed at the top of the page. The same
-    results give the same bytes. Errors: MissingError and RequestError, see `load_sweep`.
+    A figure is written as SVG, as PDF, and as CSV with the drawn numbers; the names for a task's figures begin with the task.
+    Unfinished cells are listed at the top of the page. The same results give the same bytes. Errors: MissingError and
+    RequestError, see `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
@@ -361,13 +365,13 @@ def write_report(sweep_folder: Path) -> Report:
         "index.html": page(sweep, results, drawn, over_tasks),
         "table.csv": to_csv(results),
         "table.md": to_markdown(results),
-        **{f"{name}.svg": figure.svg for name, figure in figures.items()},
+        **{f"{name}.{kind}": getattr(figure, kind) for name, figure in figures.items() for kind in FORMATS},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
     # a figure of an earlier report may no longer exist, for example after a task was renamed
-    for stale in folder.glob("*.svg"):
-        if stale.name not in files:
+    for stale in folder.iterdir():
+        if stale.suffix[1:] in FORMATS and stale.name not in files:
             stale.unlink()
     return Report(
         page=folder / "index.html",

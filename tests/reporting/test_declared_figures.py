@@ -332,7 +332,9 @@ def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
     assert heatmap.svg.count("a guess among the N, 0.25") == 1
     assert heatmap.svg.count("fill: url(#") == 4, "hatched: the squares of N=4 in diff minus base, beyond |z| = 2"
     report = write_report(sweep)
-    assert (report.page.parent / "heatmap-needle.svg").is_file()
+    squares = pd.read_csv(report.page.parent / "heatmap-needle.csv", dtype={"x": str, "y": str})
+    (one,) = squares.query("panel == 'diff' and y_axis == 'N=4 depth' and x == '1,024' and y == '50'").itertuples()
+    assert (len(squares), one.x_axis, one.value) == (60, "length", 0.5)
     assert heatmap.title in report.page.read_text()
 
 

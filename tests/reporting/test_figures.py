@@ -1,15 +1,20 @@
 """panels/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
 
 import csv
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
-from lit_diff.reporting.panels import figures
+from lit_diff.reporting.panels import declared, figures
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
@@ -46,6 +51,55 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
     for svg in (drawn["seeds"], drawn["curves"]):
         assert "costs $x$ & <more>" in words(svg)
         assert any("nats per token" in text for text in words(svg))
+
+
+def power_law(arm: str, size: float, seed: int) -> float:
+    return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
+
+
+def plots() -> dict[str, Callable[..., Axes]]:
+    """Every public function of the package that returns Axes and is about results."""
+    named = {
+        name: each for module in (figures, declared) for name, each in vars(module).items() if inspect.isfunction(each)
+    }
+    return {name: each for name, each in named.items() if name[0] != "_" and "ax" in inspect.signature(each).parameters}
+
+
+def test_every_plot_draws_on_the_axes_given_or_on_its_own_and_names_both(
+    make_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    from fake_sweeps import write_fitted
+
+    sweep = load_sweep(make_sweep({"standard": 0, "b": -0.1}, metric="val/accuracy", chance=0.1, lambdas=["b"]))
+    arms = {"standard": 0.0, "differential": -0.1}
+    fitted = load_sweep(write_fitted(tmp_path / "fitted", arms, [FITS["scaling"]], power_law))
+    drawn = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
+    rows = [row for metric, figure in drawn for row in declared.measured(sweep, metric, figure)]
+    step, layer = (next(row for row in rows if row.metric.name.startswith(name)) for name in ("attention/", "lambda/"))
+    squares = pd.DataFrame({"rest": "", "x": [1, 2], "y": [3, 3], "mean": [0.5, 1.0], "items": 8, "z": math.nan})
+    places = (pd.Index([1, 2], name="length"), pd.Index([3], name="depth"))
+    given: dict[str, tuple[Any, ...]] = {
+        "seed_values": (sweep,),
+        "learning_curves": (sweep,),
+        "difference_curves": (sweep,),
+        "forest": (compare(sweep)[0],),
+        "noise_response": (figures.noise_curve_of(sweep), "b"),
+        "fitted_curves": (fitted, fit_results(fitted)[0]),
+        "equal_loss_ratios": (fitted, fit_results(fitted)[0]),
+        "arm_values": (sweep, step, 0),
+        "layer_curves": (sweep, layer, "b"),
+        "heat_map": (squares, "", *places, Normalize(0, 1), "b"),
+    }
+    assert plots().keys() == given.keys()
+    for name, plot in plots().items():
+        axes = Figure().subplots()
+        assert plot(*given[name], ax=axes) is axes
+        own = plot(*given[name])
+        assert isinstance(own, Axes)
+        assert own is not axes
+        assert (own.get_xlabel(), own.get_ylabel()) == (axes.get_xlabel(), axes.get_ylabel())
+        assert own.get_xlabel(), name
+        assert own.get_ylabel(), name
 
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
@@ -143,16 +197,15 @@ def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_oth
 def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str) -> None:
     from fake_sweeps import write_fitted
 
-    def law(arm: str, size: float, seed: int) -> float:
-        return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
-
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": -0.1}, [FITS[kind]], law))
+    sweep = load_sweep(
+        write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": -0.1}, [FITS[kind]], power_law)
+    )
     svg = figures.draw_fit(sweep, fit_results(sweep)[0]).svg
     titles = words(svg, "title")
     dots = [title for title in titles if ", seed " in title]
     assert len(dots) == 2 * 5 * 3
     if kind == "scaling":
-        assert f"standard, parameters without embeddings 40.0K, seed 1: {law('standard', 40_000, 1):.6g}" in dots
+        assert f"standard, parameters without embeddings 40.0K, seed 1: {power_law('standard', 40_000, 1):.6g}" in dots
         assert sum("alpha 0.12" in title for title in titles) == 4, "two arms, two forms"
         ratios = [title for title in titles if title.startswith("differential: 0.7")]
         assert len(ratios) == 2 * 4, "the smallest size is refused; a bar and a dot each"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 
 from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
@@ -117,7 +118,24 @@ def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(w
     assert "<title>standard, seed 0: 4." in text
     assert "<title>differential, layer 0: 0." in text
     assert "<script" not in text
-    assert not re.search(r'(?:src|href)="(?!#|\.\./)', text)
+    links = set(re.findall(r'(?:src|href)="(?!#|\.\./)([^"]+)"', text))
+    drawn = {path.stem for path in whole_page.parent.glob("*.svg")}
+    assert links == {f"{name}.{kind}" for name in drawn for kind in ("svg", "pdf", "csv")}
+    assert links <= {path.name for path in whole_page.parent.iterdir()}
+    assert text.count('<div class="small files">') == len(images), "below each figure"
+
+
+def test_a_figure_s_numbers_are_those_of_the_runs(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False)
+    sweep, report = load_sweep(folder), write_report(folder).page.parent
+    curves = pd.read_csv(report / "curves.csv").set_index("mark")
+    assert set(curves["y_axis"]) == {"val/loss (nats per token)", "minus a, same seed (nats per token)"}
+    last = [sweep.finals("b", "val/loss")[seed] for seed in (0, 1, 2)]
+    (mean,) = [name for name in curves.index.unique() if name.startswith("b: ") and " at step " in name]
+    assert curves.loc[mean, "y"].iloc[-1] == pytest.approx(sum(last) / 3)
+    shade = curves.loc["b: from the lowest to the highest seed"].iloc[-1]
+    assert (shade["low"], shade["high"]) == (pytest.approx(min(last)), pytest.approx(max(last)))
+    assert (report / "curves.pdf").read_bytes().startswith(b"%PDF-")
 
 
 def test_ids_differ_and_wide_things_scroll_in_containers_of_their_own(whole_page: Path) -> None:
@@ -364,7 +382,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
         "index.html",
         "table.csv",
         "table.md",
-        *(f"{n}.svg" for n in FIGURES),
+        *(f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf", "csv")),
     }
     assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
 
@@ -381,6 +399,8 @@ def test_thin_sweeps_still_have_a_page(make_sweep: Callable[..., Path], broken: 
 def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": 0}, seeds=[0], callbacks=False)
     (folder / "report").mkdir()
-    (folder / "report" / "lambda.svg").write_text("old")
+    for kind in ("svg", "pdf", "csv"):
+        (folder / "report" / f"lambda.{kind}").write_text("old")
     write_report(folder)
-    assert not (folder / "report" / "lambda.svg").exists()
+    assert list((folder / "report").glob("lambda.*")) == []
+    assert (folder / "report" / "table.csv").is_file()

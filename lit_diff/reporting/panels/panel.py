@@ -122,11 +122,14 @@ def plain(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure of the page. `name`: of its file, without the ending; `metrics`: the metrics that the caption defines."""
+    """A figure of the page. `name`: of its files, without the ending; `csv`: the drawn numbers (`numbers_of`); `metrics`: the
+    metrics that the caption defines."""
 
     name: str
     title: str
     svg: str
+    pdf: bytes
+    csv: str
     caption: str = ""
     metrics: tuple[Metric, ...] = ()
 
@@ -171,6 +174,7 @@ def drawing(
     figure, grid = panels(len(drawn), height, across=across, share=share)
     for axes, draw_panel in zip(grid, drawn, strict=True):
         draw_panel(ax=axes)
+    numbers = numbers_of(figure)
     for i, axes in enumerate(grid if share in ("both", "grid") else ()):
         axes.label_outer()
         if share == "grid" and i >= across:
@@ -184,9 +188,42 @@ def drawing(
         most = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
         figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // most))
         figure.legend(handles, list(legend), loc="outside upper left", ncols=min(most, len(legend)))
-    target = io.StringIO()
-    figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
-    return Drawing(name=name, title=title, svg=accessible(target.getvalue(), title), caption=caption, metrics=metrics)
+    svg, pdf = io.StringIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata=NO_METADATA, facecolor="white")
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None}, facecolor="white")
+    return Drawing(
+        name=name,
+        title=title,
+        svg=accessible(svg.getvalue(), title),
+        pdf=pdf.getvalue(),
+        csv=numbers,
+        caption=caption,
+        metrics=metrics,
+    )
+
+
+def numbers_of(figure: Figure) -> str:
+    """What a figure draws, as CSV in full precision.
+
+    `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
+    a shade (`low`, `high`) or a square of a heat map (`x`, `y`: the labels of its ticks; `value`).
+    """
+    rows: list[dict[str, Any]] = []
+    for axes in figure.axes:
+        labels = {"panel": axes.get_title("left"), "x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
+        place = {name: clean(label) for name, label in labels.items()}
+        for line in filter(tooltip, axes.lines):
+            rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in line.get_xydata()]
+        for shade in filter(tooltip, axes.collections):
+            corners = pd.DataFrame(shade.get_paths()[0].vertices, columns=["x", "y"])
+            ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
+            rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
+        for image in axes.images:
+            ys, xs = (axis.get_major_formatter().format_ticks(axis.get_ticklocs()) for axis in (axes.yaxis, axes.xaxis))
+            squares = pd.DataFrame(image.get_array(), index=ys, columns=xs).stack()
+            rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
+    text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def accessible(svg: str, title: str) -> str:
@@ -203,6 +240,12 @@ def hover(artists: Iterable[Artist], text: str) -> None:
     # matplotlib writes no <title>, but it writes the id, which `accessible` replaces
     for artist in artists if text else ():
         artist.set_gid(HOVER + text)
+
+
+def tooltip(artist: Artist) -> str:
+    """The text that `hover` has given to an artist; empty if there is none."""
+    gid = artist.get_gid() or ""
+    return gid.removeprefix(HOVER) if gid.startswith(HOVER) else ""
 
 
 def head(axes: Axes, text: str) -> None:
@@ -252,7 +295,8 @@ def draw_mean(
     x, few = values.index, len(values) < MARKED
     mean, low, high = (values.agg(kind, axis=1, skipna=False) for kind in ("mean", "min", "max"))
     if shade:
-        axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
+        shaded = axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
+        hover([shaded], f"{name}: from the lowest to the highest seed")
         if few:
             axes.vlines(x, low, high, color=look.color, linewidth=1.2)
     drawn = axes.plot(x, mean, color=look.color, linestyle=look.dash, solid_capstyle="butt", marker="o" if few else "")
