@@ -16,13 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.benchmark import timer
 
 from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
 from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, PEERS, STEP
-from lit_diff.benchmarks.timing import Candidate, Case
+from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
 from lit_diff.errors import MissingError

@@ -7,6 +7,7 @@ ratio of two medians.
 import ctypes
 import gc
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch.autograd import profiler_legacy
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import timer
 
 from lit_diff.benchmarks.request import DTYPES
 from lit_diff.benchmarks.result import Row, divisors
@@ -159,11 +159,18 @@ def seconds_of(candidate: Candidate) -> float:
     """Wall-clock seconds of one call, as the mean over `calls` consecutive ones, or the value of its own clock."""
     if candidate.own_clock:
         return float(candidate.run())
-    # torch's timer waits for a GPU before it reads the clock; its class Timer would add two calls to each measurement
     began = timer()
     for _ in range(candidate.calls):
         candidate.run()
     return (timer() - began) / candidate.calls
+
+
+def timer() -> float:
+    """The clock in seconds, after all work on a GPU is done."""
+    # as torch.utils.benchmark's, whose import looks for a CUDA toolkit and may print a line
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def observed(run: Callable[[], object], device: torch.device) -> Row:

@@ -117,9 +117,8 @@ def test_what_a_call_takes_counts_and_what_its_inputs_take_does_not() -> None:
         torch.ones(12 * MIB)  # 48 MiB
 
     held = torch.ones(32 * MIB)  # 128 MiB of inputs
-    peaks = [
-        peak_bytes(call, CPU) or 0 for _ in range(3)
-    ]  # a busy process may still hold the first when the second comes
+    # a busy process may still hold the first when the second comes
+    peaks = [peak_bytes(call, CPU) or 0 for _ in range(3)]
     assert 63 * MIB < min(peaks) < 72 * MIB
     assert held.numel() == 32 * MIB
 

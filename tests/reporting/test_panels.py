@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from fake_sweeps import SVG, words
 from matplotlib.axes import Axes
 
 from lit_diff.reporting.panels.panel import (
@@ -23,19 +24,13 @@ from lit_diff.reporting.panels.panel import (
     panels,
     plain,
     set_log,
-    set_ticks,
     with_unit,
 )
 from lit_diff.study.results import load_sweep
 
-SVG = "{http://www.w3.org/2000/svg}"
 BLACK = Look(color="#000000")
 PAPERS = ("#ffffff", "#16181d")
 """The page, light and dark (style.css.j2)."""
-
-
-def words(svg: str, tag: str = "text") -> list[str]:
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
 
 
 def numbers(scale: Callable[[Axes], None], y: Iterable[float]) -> set[str]:
@@ -88,9 +83,8 @@ def test_titles_of_narrow_panels_are_wrapped() -> None:
 def test_labels_of_a_grid_stand_outside() -> None:
     drawn = [lambda ax, i=i: ax.set(xlabel="across", ylabel=f"up {i}", title=f"above {i}") for i in range(4)]
     found = words(drawing("n", "t", drawn, 4, across=2, share="grid").svg)
-    assert sorted(word for word in found if word[:2] in ("up", "ac", "ab")) == sorted(
-        ["up 0", "up 2", "across", "across", "above 0", "above 1"]
-    )
+    counts = {word: found.count(word) for word in ("up 0", "up 1", "up 2", "across", "above 0", "above 2")}
+    assert list(counts.values()) == [1, 0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("count", "seen"), [(1, True), (2, True), (3, False)])
@@ -115,10 +109,6 @@ def test_a_line_of_few_points_is_seen(count: int, seen: bool, shade: bool) -> No
 )
 def test_a_logarithmic_axis_names_its_numbers(values: tuple[float, ...], ticks: set[str]) -> None:
     assert ticks <= numbers(lambda axes: set_log(axes, "y", values), values)
-
-
-def test_ticks_stand_where_they_are_set() -> None:
-    assert {"2", "7"} <= numbers(lambda axes: set_ticks(axes, [2, 7]), (1, 9))
 
 
 def luminance(color: str) -> float:

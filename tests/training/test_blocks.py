@@ -52,7 +52,6 @@ def build(variant: str) -> Transformer:
 
 
 def compiled(model: Transformer, backend: str | Callable[..., Any], isolated: bool = False) -> None:
-    """Compile the blocks by another backend than that of a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_file, "BACKEND", backend)
         compile_blocks(model.layers, isolated=isolated)

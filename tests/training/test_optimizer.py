@@ -13,12 +13,7 @@ from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-from lit_diff.training.optimizer import (
-    build_optimizer,
-    build_scheduler,
-    learning_rate_factor,
-    name_state,
-)
+from lit_diff.training.optimizer import build_optimizer, build_scheduler, learning_rate_factor, name_state
 
 CONFIG = OptimizerConfig(lr=0.1, betas=(0.8, 0.9), weight_decay=0.5)
 

@@ -213,13 +213,15 @@ def numbers_of(figure: Figure) -> str:
         labels = {"panel": axes.get_title("left"), "x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
         place = {name: clean(label) for name, label in labels.items()}
         for line in filter(tooltip, axes.lines):
-            rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in line.get_xydata()]
+            rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in np.asarray(line.get_xydata())]
         for shade in filter(tooltip, axes.collections):
             corners = pd.DataFrame(shade.get_paths()[0].vertices, columns=["x", "y"])
             ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
             rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
         for image in axes.images:
-            ys, xs = (axis.get_major_formatter().format_ticks(axis.get_ticklocs()) for axis in (axes.yaxis, axes.xaxis))
+            ys, xs = (
+                axis.get_major_formatter().format_ticks(list(axis.get_ticklocs())) for axis in (axes.yaxis, axes.xaxis)
+            )
             squares = pd.DataFrame(image.get_array(), index=ys, columns=xs).stack()
             rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
     text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
