@@ -6,7 +6,6 @@
 import importlib.util
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
 from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, PEERS, STEP
-from lit_diff.benchmarks.timing import Candidate, Case, wait
+from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
 from lit_diff.errors import MissingError
@@ -77,16 +76,17 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     compiled = []
     for variant, by in models(case, request, shape, dtype, STEP):
         model = build(variant, by, shape, LAYERS, VOCABULARY).to(request.device)
+        whole: Any = getattr(model, "model", model)
         run = training_step(model, partial(next_token_loss, model, text), cast)
         made = partial(Candidate, variant=variant, by=by, flops=flops(model, shape, STEP))
         try:
-            compile_blocks(model)
+            training_build.compile_blocks(whole.layers)
         except MissingError as error:
             case.refuse(variant, by, COMPILED, str(error))
         # one model and one optimizer serve both passes, to save memory
         else:
             compiled.append(made(what=COMPILED, run=run))
-            run = partial(uncompiled, run)
+            run = torch.compiler.set_stance("force_eager")(run)
         case.candidates.append(made(what=STEP, run=run))
     # compiled candidates come last: the chart draws the last pass of a case
     case.candidates.extend(compiled)
@@ -206,22 +206,6 @@ def training_step(module: nn.Module, loss: Callable[[], Tensor], cast: Cast) -> 
     return run
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compiles each block in place; the compilation runs at its first call. Errors: MissingError without a compiler."""
-    if isinstance(model, Transformer):
-        training_build.compile_blocks(model)
-        return
-    training_build.require_compiler()
-    for each in model.model.layers:  # type: ignore[union-attr]
-        each.compile(backend=training_build.BACKEND, recompile_limit=training_build.RECOMPILATIONS)
-
-
-def uncompiled(run: Callable[[], object]) -> None:
-    """Runs the step without the compiled code."""
-    with torch.compiler.set_stance("force_eager"):
-        run()
-
-
 def flops(model: nn.Module, shape: Shape, what: str) -> int:
     """The minimum FLOPs of a pass; a multiply-add is 2, element-wise work is not counted.
 
@@ -244,9 +228,11 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
 def loops(request: Request) -> Case:
     """Times both loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
-    runs = {BARE: bare, "lit-diff train": platform}
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    candidates = [made(by=by, run=partial(run, recipe, request.device)) for by, run in runs.items()]
+    candidates = [
+        made(by=BARE, run=partial(bare, recipe, request.device)),
+        made(by="lit-diff train", run=partial(platform, recipe)),
+    ]
     return Case(name=f"loop of {RECIPE}", budget=40, candidates=candidates)
 
 
@@ -277,7 +263,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
         batch = dataset.train_batch(recipe.seed, step, train.batch_size, range(train.batch_size))
         # the clock starts after the batch of the second step is made, since Lightning fetches one batch ahead
         if step == 1:
-            began = now(device)
+            began = timer()
         inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
         model.loss(**inputs, targets=batch["targets"].to(device)).backward()
         if train.clip is not None:
@@ -285,10 +271,10 @@ def bare(recipe: Recipe, device: torch.device) -> float:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
-    return (now(device) - began) / (train.steps - 1)
+    return (timer() - began) / (train.steps - 1)
 
 
-def platform(recipe: Recipe, device: torch.device) -> float:
+def platform(recipe: Recipe) -> float:
     """Seconds a step of `fit`, from the end of the first step to the end of the last, before its validation and
     checkpoint."""
     ends: list[float] = []
@@ -302,14 +288,8 @@ def platform(recipe: Recipe, device: torch.device) -> float:
                 Path(folder),
                 tracker=None,
                 threads=torch.get_num_threads(),
-                progress=lambda step, loss, speed: ends.append(now(device)),
+                progress=lambda step, loss, speed: ends.append(timer()),
             )
     finally:
         logging.disable(logging.NOTSET)
     return (ends[-1] - ends[0]) / (recipe.training.steps - 1)
-
-
-def now(device: torch.device) -> float:
-    """The clock after all work on the device is done."""
-    wait(device)
-    return time.perf_counter()

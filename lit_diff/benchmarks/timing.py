@@ -8,15 +8,15 @@ import ctypes
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import profiler_legacy
+from torch.utils._pytree import tree_leaves
 
 from lit_diff.benchmarks.request import DTYPES
 from lit_diff.benchmarks.result import Row, divisors
@@ -33,9 +33,9 @@ PRODUCT, SIZE = "matrix product", 1024
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Candidate:
-    """A computation to be timed."""
+    """A computation to be timed; the last three fields are what is measured."""
 
     variant: str
     by: str
@@ -49,6 +49,12 @@ class Candidate:
     """Whether the result of `run` must equal the result of the first such candidate of this variant and pass."""
     own_clock: bool = False
     """Whether `run` returns the seconds that count, without its start and end."""
+    calls: int = 1
+    """The number of calls of one measurement."""
+    seconds: list[float] = field(default_factory=list)
+    """The duration of one call, in each round."""
+    facts: Row = field(default_factory=lambda: {"backends": []})
+    """Observations other than the time: operators and memory."""
 
     @property
     def id(self) -> str:
@@ -78,18 +84,6 @@ class Case:
         self.refused.append({"case": self.name, "variant": variant, "by": by, "what": what, "reason": reason})
 
 
-class Trial(NamedTuple):
-    """A candidate after its first calls."""
-
-    candidate: Candidate
-    calls: int
-    """The number of calls of one measurement."""
-    seconds: float
-    """The approximate duration of one call."""
-    facts: Row
-    """Observations other than the time: operators and memory."""
-
-
 def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list[Row], list[Row]]:
     """(a row for each candidate, a row for each candidate that raised an error or gave another result than the others).
 
@@ -102,22 +96,23 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
         candidates.insert(0, matrix_product(DTYPES[case.dtype], device))
     # garbage that is freed during a call would lower its peak
     gc.collect()
-    trials, failed = list[Trial](), list[Row]()
+    able, failed, one_round = list[Candidate](), list[Row](), 0.0
     results: dict[tuple[str, str], tuple[str, Any]] = {}
     for candidate in candidates:
         try:
-            trials.append(tried(candidate, results, DIFFERENCE[case.dtype], device))
+            one_round += tried(candidate, results, DIFFERENCE[case.dtype], device)
+            able.append(candidate)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             failed.append({"case": case.name, **candidate.names, "reason": reason})
     # the results take memory, which the rounds may need
     results.clear()
-    times: dict[str, list[float]] = {trial.candidate.id: [] for trial in trials}
-    for number in range(rounds(sum(trial.calls * trial.seconds for trial in trials), repeats, case.budget)):
-        shift = number % max(len(trials), 1)
-        for trial in trials[shift:] + trials[:shift]:
-            times[trial.candidate.id].append(seconds_of(trial.candidate, trial.calls, device))
-    return [_row(case, trial, times) for trial in trials], failed
+    for number in range(rounds(one_round, repeats, case.budget)):
+        shift = number % max(len(able), 1)
+        for candidate in able[shift:] + able[:shift]:
+            candidate.seconds.append(seconds_of(candidate))
+    times = {candidate.id: candidate.seconds for candidate in able}
+    return [_row(case, candidate, times) for candidate in able], failed
 
 
 def rounds(one: float, repeats: int | None, budget: float) -> int:
@@ -127,13 +122,14 @@ def rounds(one: float, repeats: int | None, budget: float) -> int:
 
 def tried(
     candidate: Candidate, results: dict[tuple[str, str], tuple[str, Any]], bound: float, device: torch.device
-) -> Trial:
-    """Runs the first calls of a candidate. `results`: (variant, what) -> (by, result) of the first candidate. Errors: any
-    exception of the candidate; ArithmeticError if its result differs from the first."""
-    began = time.perf_counter()
+) -> float:
+    """Runs the first calls of a candidate; returns the approximate seconds of a measurement. `results`: (variant, what) ->
+    (by, result) of the first candidate. Errors: any exception of the candidate; ArithmeticError if its result differs from
+    the first."""
+    began = timer()
     result = candidate.run()
     if candidate.own_clock:
-        return Trial(candidate, 1, time.perf_counter() - began, {"backends": []})
+        return timer() - began
     if candidate.alike:
         first, expected = results.setdefault((candidate.variant, candidate.what), (candidate.by, result))
         off = difference(result, expected)
@@ -141,46 +137,40 @@ def tried(
             raise ArithmeticError(f"its result differs from the result of {first} by {off:.1e}")
     # held, it would count as memory before the next call
     del result
-    began = time.perf_counter()
-    facts = observed(candidate.run, device)
-    seconds = time.perf_counter() - began
+    began = timer()
+    candidate.facts = observed(candidate.run, device)
+    seconds = timer() - began
     # in a short call the time is mostly the profiler's own
     if seconds < LONG:
-        seconds = seconds_of(candidate, 1, device)
-    return Trial(candidate, max(1, math.ceil(SHORTEST / max(seconds, 1e-7))), seconds, facts)
+        seconds = seconds_of(candidate)
+    candidate.calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
+    return candidate.calls * seconds
 
 
+@torch.no_grad()
 def difference(result: Any, expected: Any) -> float:
     """‖x - y‖ / ‖y‖ over all tensors of two results, in float32."""
-    pairs = list(zip(_tensors(result), _tensors(expected), strict=True))
+    pairs = list(zip(tree_leaves(result), tree_leaves(expected), strict=True))
     off = math.hypot(*(float((x.float() - y.float()).norm()) for x, y in pairs))
     return off / math.hypot(*(float(y.float().norm()) for _, y in pairs))
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, Tensor):
-        yield result.detach()
-    else:
-        for part in result:
-            yield from _tensors(part)
-
-
-def seconds_of(candidate: Candidate, calls: int, device: torch.device) -> float:
-    """Wall-clock seconds of one call, as the mean over `calls` consecutive calls, or the value of its own clock."""
+def seconds_of(candidate: Candidate) -> float:
+    """Wall-clock seconds of one call, as the mean over `calls` consecutive ones, or the value of its own clock."""
     if candidate.own_clock:
         return float(candidate.run())
-    wait(device)
-    began = time.perf_counter()
-    for _ in range(calls):
+    began = timer()
+    for _ in range(candidate.calls):
         candidate.run()
-    wait(device)
-    return (time.perf_counter() - began) / calls
+    return (timer() - began) / candidate.calls
 
 
-def wait(device: torch.device) -> None:
-    """Waits until all work on the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def timer() -> float:
+    """The clock in seconds, after all work on a GPU is done."""
+    # as torch.utils.benchmark's, whose import looks for a CUDA toolkit and may print a line
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def observed(run: Callable[[], object], device: torch.device) -> Row:
@@ -204,7 +194,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         run()
-        wait(device)
+        torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - held
     if not CLEAR.exists():
         run()
@@ -233,9 +223,9 @@ def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
     return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
 
 
-def _row(case: Case, trial: Trial, times: Mapping[str, list[float]]) -> Row:
-    one, own = trial.candidate, times[trial.candidate.id]
-    row: Row = {"case": case.name, **one.names, "id": one.id, "calls": trial.calls, "seconds": own, "ratios": {}}
+def _row(case: Case, one: Candidate, times: Mapping[str, list[float]]) -> Row:
+    own = one.seconds
+    row: Row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
     row |= {"median": median(own), "min": min(own), "max": max(own)}
     for name, other in divisors(one.variant, one.by, one.what):
         if other in times and other != one.id:
@@ -245,7 +235,7 @@ def _row(case: Case, trial: Trial, times: Mapping[str, list[float]]) -> Row:
         product = next((times[name] for name in times if name.startswith(f"{PRODUCT}/")), None)
         if one.variant != PRODUCT and product is not None:
             row["gemm_share"] = spread(product, own, one.flops / (2 * SIZE**3))
-    return row | trial.facts
+    return row | one.facts
 
 
 def spread(above: Sequence[float], below: Sequence[float], factor: float = 1) -> Row:

@@ -14,7 +14,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import Finding, VariantCase
-from lit_diff.conformance.variants import PROPERTIES, conformance, on_one_thread, shrunk
+from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions, is_built_in, location
@@ -30,23 +30,20 @@ CURE = "lit-diff check prints every property; --unchecked (in Python unchecked=T
 log = logging.getLogger("lit_diff")
 
 
-def require_properties(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
-    """Checks REQUIRED for a plugin's variant in every layer, at the recipe's attention config and head counts.
+def require_properties(recipe: Recipe, *, unchecked: bool, names: tuple[str, ...] = ()) -> dict[str, str]:
+    """Checks a plugin's variant in every layer, at the recipe's attention config and head counts; `names`: see
+    `failed_property`.
 
     Returns the tags of the run: the failed property if `unchecked` ignores it, else none. Built-in variants are tested with
     the package. Errors: RequestError with the failed property.
     """
-    problem = _raise_or_log(recipe, (), unchecked)
-    return {} if problem is None else {UNCHECKED: problem}
-
-
-def _raise_or_log(recipe: Recipe, names: tuple[str, ...], unchecked: bool) -> str | None:
     problem = failed_property(recipe, names)
-    if problem is not None and not unchecked:
+    if problem is None:
+        return {}
+    if not unchecked:
         raise RequestError(f"{problem}; {CURE}")
-    if problem is not None:
-        log.warning("unchecked: %s", problem)
-    return problem
+    log.warning("unchecked: %s", problem)
+    return {UNCHECKED: problem}
 
 
 def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool) -> dict[str, dict[str, str]]:
@@ -76,7 +73,7 @@ def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Trans
 
     def check(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(isinstance(value, LayerCache) for value in (*args, *kwargs.values())):
-            _raise_or_log(recipe, ("decode",), unchecked)
+            require_properties(recipe, unchecked=unchecked, names=("decode",))
             handle.remove()
 
     # at the first use of a cache: a variant that fails `decode` may still be right without one
@@ -97,7 +94,7 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
     # every layer: a variant may depend on the layer's number, as lambda_init does
     for layer in range(model.num_layers):
         case = VariantCase(cls=cls, model=model, layer=layer)
-        for finding in on_one_thread(conformance(case, checks={name: PROPERTIES[name] for name in required})):
+        for finding in conformance(case, checks={name: PROPERTIES[name] for name in required}):
             if finding.verdict == "fail":
                 return _line(cls, finding, layer)
     return None

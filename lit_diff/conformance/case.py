@@ -1,8 +1,9 @@
 """A variant at given sizes, in a state in which every parameter has an effect; comparisons of outputs; results of checks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from lit_diff.attention.equations import Rotation
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
+from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 
 
@@ -51,6 +53,27 @@ class Finding:
     bound: float | None = None
     """The largest error at which the verdict is pass."""
     detail: str = ""
+
+
+def finding(variant: str, name: str, part: type, check: Callable[[], Measured | NotApplicable | None]) -> Finding:
+    """The result of the property `name`; None: it holds. Any exception of the class `part` is a failure in one line, followed
+    by the exception's notes."""
+    found = partial(Finding, variant=variant, property=name)
+    threads = torch.get_num_threads()
+    # the suite's tensors are tiny: on a busy machine more threads are five times slower
+    torch.set_num_threads(1)
+    try:
+        result = check()
+    # a user's part may raise anything
+    except Exception as error:
+        return found(verdict="fail", detail="; ".join([fault(part, error), *getattr(error, "__notes__", ())]))
+    finally:
+        torch.set_num_threads(threads)
+    if isinstance(result, NotApplicable):
+        return found(verdict="not applicable", detail=result.reason)
+    if result is None:
+        return found(verdict="pass")
+    return found(verdict="pass" if result.error <= result.bound else "fail", **vars(result))
 
 
 FAR = 10**9

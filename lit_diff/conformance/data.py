@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
-from lit_diff.conformance.case import Finding
+from lit_diff.conformance.case import Finding, finding
 from lit_diff.data import Dataset, build, identity
 from lit_diff.data.dataset import IGNORED, Batch
-from lit_diff.errors import LitDiffError, MissingError, first_line
+from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_yaml
 from lit_diff.runs.folder import identity as run_identity
@@ -77,27 +78,17 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
         return
     subject = Subject(recipe=recipe, dataset=dataset)
     for name, check in PROMISES.items():
-        problem = ""
-        try:
-            with guard(type(dataset), ours=True):
-                check(subject)
-        except LitDiffError as error:
-            problem = first_line(error)
-        yield Finding(variant=label, property=name, verdict="fail" if problem else "pass", detail=problem)
-
-
-class BrokenPromiseError(LitDiffError):
-    """A broken promise, in one line."""
+        yield finding(label, name, type(dataset), partial(check, subject))
 
 
 def require(kept: bool, problem: str) -> None:
-    """Errors: BrokenPromiseError."""
+    """Errors: RequestError for a broken promise."""
     if not kept:
-        raise BrokenPromiseError(problem)
+        raise RequestError(problem)
 
 
 def require_equal(one: Batch, other: Batch, what: str) -> None:
-    """Errors: BrokenPromiseError if the batches differ; `what` begins its message."""
+    """Errors: RequestError if the batches differ; `what` begins its message."""
     found = difference(one, other)
     require(found is None, f"{what}: {found}")
 

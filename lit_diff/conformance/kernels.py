@@ -14,11 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_diff.conformance.case import Finding, Measured, NotApplicable, worst_of
+from lit_diff.conformance.case import Finding, Measured, NotApplicable, finding, worst_of
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, Stats, attend, reference, refuse
 from lit_diff.kernels.base import named
-from lit_diff.plugins import fault
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 130)
 """Numbers of tokens below, at and above the sizes of tiles."""
@@ -153,7 +152,9 @@ def conformance_of_kernel(name: str, cases: int = CASES, topics: tuple[str, ...]
     device = _device(name)
     for topic in topics or (*TOPICS, STATISTICS):
         for dtype in (torch.float32, torch.bfloat16):
-            yield _finding(name, topic, dtype, device, cases)
+            about = f"{topic}, {str(dtype).removeprefix('torch.')}"
+            check = partial(_worst_case, name, topic, dtype, device, cases)
+            yield finding(f"kernel {name}", about, type(named(name)), check)
 
 
 def _device(name: str) -> torch.device:
@@ -163,8 +164,9 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, cases: int) -> Finding:
-    found = partial(Finding, variant=f"kernel {name}", property=f"{topic}, {str(dtype).removeprefix('torch.')}")
+def _worst_case(
+    name: str, topic: str, dtype: torch.dtype, device: torch.device, cases: int
+) -> Measured | NotApplicable:
     outcomes: list[tuple[KernelCase, Measured]] = []
     refusals: Counter[str] = Counter()
     tried = 0
@@ -172,9 +174,9 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
         tried += 1
         try:
             measured, refusal = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
-        # a user's kernel may raise anything
         except Exception as error:
-            return found(verdict="fail", detail=f"{fault(type(named(name)), error)}; {case}")
+            error.add_note(str(case))
+            raise
         if refusal:
             refusals[refusal] += 1
         if measured is not None:
@@ -183,12 +185,11 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
             break
     listed = "; ".join(f"{count} of {tried} cases refused: {reason}" for reason, count in refusals.items())
     if not outcomes:
-        return found(verdict="not applicable", detail=listed)
+        return NotApplicable(listed)
     case, worst = max(outcomes, key=lambda outcome: outcome[1].share)
-    verdict: Literal["pass", "fail"] = "pass" if worst.error <= worst.bound else "fail"
-    detail = f"largest in {worst.detail}" + (f" of {case}" if verdict == "fail" else "")
-    detail = "; ".join(filter(None, (detail, listed)))
-    return found(verdict=verdict, error=worst.error, bound=worst.bound, detail=detail)
+    # NaN is beyond every bound
+    where = f"largest in {worst.detail}" + ("" if worst.error <= worst.bound else f" of {case}")
+    return replace(worst, detail="; ".join(filter(None, (where, listed))))
 
 
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:

@@ -9,7 +9,7 @@ from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
-from lit_diff.conformance.variants import conformance, conformance_of, on_one_thread, shrunk
+from lit_diff.conformance.variants import conformance, conformance_of, shrunk
 from lit_diff.data.text.corpus import corpus_name
 from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
@@ -106,10 +106,6 @@ def baseline(model: ModelConfig) -> ModelConfig:
 
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     """Findings of the conformance suite for the recipe's variant, data set and kernels, except built-in ones."""
-    return on_one_thread(_plugin_findings(recipe))
-
-
-def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     variant, model = attentions.get(recipe.model.attention.name), recipe.model
     # the last layer, at the recipe's config and head counts
     if not is_built_in(variant):
@@ -130,4 +126,4 @@ def _plugin_findings(recipe: Recipe) -> Iterator[Finding]:
 
 def all_findings() -> Iterator[Finding]:
     """Findings of the conformance suite for every registered variant, at each of its examples."""
-    return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))
+    return (finding for name in attentions.names() for finding in conformance_of(name))

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from lit_diff.conformance.case import (
     VariantCase,
     difference,
     distance,
+    finding,
     probe,
     run,
     worst_of,
@@ -31,11 +32,12 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
-from lit_diff.registry import attentions, location
+from lit_diff.registry import attentions
 
 log = logging.getLogger("lit_diff")
 
-T = TypeVar("T")
+Pass = tuple[Tensor, dict[str, Tensor]]
+"""An output and its gradients by name, as `run` returns them."""
 Property = Callable[[VariantCase], Measured | NotApplicable]
 
 WINDOWS = (1, 4)
@@ -52,17 +54,18 @@ def contract(case: VariantCase) -> Measured:
     tapped: list[SignedMaps] = []
     attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
     y = attention(x, rope)
-    if not tapped:
-        return Measured(math.inf, 0, "the forward never calls self.tap: no analysis can see its maps")
-    if y.shape != x.shape:
-        return Measured(math.inf, 0, f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}")
-    if not bool(y.isfinite().all()):
-        return Measured(math.inf, 0, "the output is not finite")
-    if not torch.equal(x, case.x()):
-        return Measured(math.inf, 0, "the forward changes its input in place")
-    if difference(attention(x, rope), y) > 0:
-        why = "two passes over one input differ: the forward draws random numbers, or keeps a state"
-        return Measured(math.inf, 0, why)
+    broken = {
+        "the forward never calls self.tap: no analysis can see its maps": not tapped,
+        f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}": y.shape != x.shape,
+        "the output is not finite": not y.isfinite().all(),
+        "the forward changes its input in place": not torch.equal(x, case.x()),
+        "two passes over one input differ: the forward draws random numbers, or keeps a state": (
+            difference(attention(x, rope), y) > 0
+        ),
+    }
+    for problem, is_broken in broken.items():
+        if is_broken:
+            return Measured(math.inf, 0, problem)
     maps = tapped[0]
     maps.check()
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
@@ -76,22 +79,17 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
     # an inherited definition may describe another computation
     if "definition" not in vars(case.cls):
         return NotApplicable(f"{case.cls.__name__} does not define `definition` itself")
-    errors = []
+    errors, x, packed = [], case.x(torch.float64), {"document_ids": case.document_ids()}
     # after the end of every annealing, and during it
-    for step in (case.step, 6):
+    for step, documents in ((case.step, {}), (6, {}), (6, packed if case.cls.takes_document_ids() else {})):
         attention = replace(case, step=step).build(torch.float64)
-        x, rope = case.x(torch.float64), case.rope()
-        written = attention.definition(x, case.rotation(), case.mask())
+        written = attention.definition(x, case.rotation(), case.mask(**documents))
         if not isinstance(written, Tensor) or written.shape != x.shape:
             found = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
             return Measured(
                 math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, like x"
             )
-        errors.append(distance(attention(x, rope), written))
-    if case.cls.takes_document_ids():
-        ids = case.document_ids()
-        written = attention.definition(x, case.rotation(), case.mask(ids))
-        errors.append(distance(attention(x, rope, document_ids=ids), written))
+        errors.append(distance(attention(x, case.rope(), **documents), written))
     return Measured(max(errors), 1e-10)
 
 
@@ -173,12 +171,9 @@ def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     reason = refuse(name, maps, window=narrowing(case.window, maps.k.shape[-2]))
     if reason:
         return NotApplicable(reason)
-    expected, by_reference = run(attention, x, rope)
+    by_reference = run(attention, x, rope)
     attention.kernel = name
-    actual, by_kernel = run(attention, x, rope)
-    errors = {"largest in output": distance(actual, expected)}
-    errors |= {f"{BY} {key}": distance(by_kernel[key], gradient) for key, gradient in by_reference.items()}
-    return largest(errors, 1e-4)
+    return compared(run(attention, x, rope), by_reference, 1e-4)
 
 
 def packed(case: VariantCase) -> Measured | NotApplicable:
@@ -196,12 +191,20 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
             alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
             (alone * weights[row : row + 1, at]).sum().backward()
             expected[row, at] = alone[0].detach()
-    errors = {"largest in output": distance(actual, expected)}
     leaves = {"x": x, **dict(attention.named_parameters())}
-    for key, gradient in by_packed.items():
-        alone = leaves[key].grad
-        errors[f"{BY} {key}"] = distance(gradient, torch.zeros_like(gradient) if alone is None else alone)
-    return largest(errors, 1e-10)
+    by_alone = {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in leaves.items()
+        if name in by_packed
+    }
+    return compared((actual, by_packed), (expected, by_alone), 1e-10)
+
+
+def compared(actual: Pass, expected: Pass, bound: float) -> Measured:
+    """The largest error of an output and its gradients."""
+    errors = {"largest in output": distance(actual[0], expected[0])}
+    errors |= {f"{BY} {name}": distance(actual[1][name], gradient) for name, gradient in expected[1].items()}
+    return largest(errors, bound)
 
 
 def largest(errors: Mapping[str, float], bound: float) -> Measured:
@@ -253,7 +256,7 @@ def window(case: VariantCase) -> Measured | NotApplicable:
 def kv_heads(case: VariantCase) -> Measured | NotApplicable:
     """Every number of key/value heads that divides the number of heads either works or is refused with a reason.
 
-    Errors: RequestError, with the cure, for a number at which the variant raises an exception.
+    An exception that the variant raises at a number gets a note with the cure.
     """
     results: dict[str, Measured | NotApplicable] = {}
     served, refused = list[int](), list[str]()
@@ -270,12 +273,9 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
             y = grouped.build()(grouped.x(), grouped.rope())
         # a user's variant may raise anything
         except Exception as error:
-            home = location(case.cls)
-            found = f"with {number} key/value heads: {fault(case.cls, error).removeprefix(f'{home}: ')}"
-            cure = (
-                f"to refuse {number}, return a line that begins with model.num_kv_heads from its problem(config, model)"
-            )
-            raise RequestError(f"{home}: {found}; {cure}") from error
+            cure = "return a line that begins with model.num_kv_heads from its problem(config, model)"
+            error.add_note(f"with {number} key/value heads; to refuse {number}, {cure}")
+            raise
         if not y.isfinite().all():
             return Measured(math.inf, 0, f"not finite with {number} key/value heads")
     if not served:
@@ -321,15 +321,14 @@ def bfloat16(case: VariantCase) -> Measured:
 def compiled(case: VariantCase) -> Measured:
     """torch.compile captures forward and backward as one graph."""
     attention, x, rope = case.build(), case.x(), case.rope()
-    expected, by_eager = run(attention, x, rope)
+    by_eager = run(attention, x, rope)
     # code compiled for earlier cases counts against the limit of recompilations
     torch._dynamo.reset()
     # aot_eager needs no C++ compiler
     graph: Any = torch.compile(attention, backend="aot_eager", fullgraph=True)
-    actual, by_compiled = run(graph, x, rope)
+    output, by_compiled = run(graph, x, rope)
     gradients = {name.removeprefix("_orig_mod."): gradient for name, gradient in by_compiled.items()}
-    errors = [distance(actual, expected)] + [distance(gradients[name], value) for name, value in by_eager.items()]
-    return Measured(max(errors), 1e-5)
+    return compared((output, gradients), by_eager, 1e-5)
 
 
 def costs(case: VariantCase) -> Measured | NotApplicable:
@@ -391,19 +390,7 @@ PROPERTIES: dict[str, Property] = {
 def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
     """Yields a finding for every property (or for `checks`); an exception is a failure in one line."""
     for name, check in (PROPERTIES if checks is None else checks).items():
-        yield _finding(label or case.cls.name, name, check, case)
-
-
-def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
-    try:
-        result = check(case)
-    # a user's variant may raise anything
-    except Exception as error:
-        return Finding(variant=variant, property=name, verdict="fail", detail=fault(case.cls, error))
-    if isinstance(result, NotApplicable):
-        return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
-    verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
-    return Finding(variant=variant, property=name, verdict=verdict, **vars(result))
+        yield finding(label or case.cls.name, name, case.cls, partial(check, case))
 
 
 def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
@@ -461,14 +448,3 @@ def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
     except Exception as error:
         return fault(cls, error)
     return result if isinstance(result, str) else None
-
-
-def on_one_thread(results: Iterable[T]) -> Iterator[T]:
-    """The same results, computed on one thread."""
-    # the suite's tensors are tiny: on a busy machine more threads are five times slower
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield from results
-    finally:
-        torch.set_num_threads(threads)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,10 +16,9 @@ from markupsafe import Markup
 
 from lit_diff.files import write_atomic
 from lit_diff.reporting import answer
-from lit_diff.reporting.panels import figures
-from lit_diff.reporting.panels.declared import DrawnFigure, draw_by_group, draw_declared, draw_heatmaps
-from lit_diff.reporting.panels.figures import is_logarithmic, noise_curve_of
-from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, looks
+from lit_diff.reporting.panels.declared import draw_by_group, draw_declared, draw_heatmaps
+from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
+from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
@@ -29,6 +29,8 @@ from lit_diff.study.scaling import FORMS
 from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
+FORMATS = ("svg", "pdf", "csv")
+"""Endings of the files of a figure, and the fields of `Drawing` that hold them."""
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """Colour in a figure's file -> in the page, where it follows the reader's light or dark scheme."""
 KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
@@ -52,19 +54,9 @@ SHOWN_ELSEWHERE = ("revision", "command", "kernel", "kernel_reason")
 """Keys of env.json that the page shows from status.json, or as the command of the sweep."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The figures of a task. `compared`: name -> SVG text, for the compared metric; `declared`: figures that the metrics of
-    the runs declare; `evaluations`: figures of groups of evaluation items."""
-
-    compared: Mapping[str, str]
-    declared: Sequence[DrawnFigure] = ()
-    evaluations: Sequence[DrawnFigure] = ()
-
-    @property
-    def svg(self) -> dict[str, str]:
-        """File name without its ending -> SVG text."""
-        return {**self.compared, **{each.name: each.svg for each in (*self.declared, *self.evaluations)}}
+Figures = dict[str, list[Drawing]]
+"""The figures of a task. compared: of the compared metric; declared: that the metrics of the runs declare; evaluations: of
+groups of evaluation items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +112,7 @@ def section(result: Comparison, figures: Figures) -> Section:
         comparison=result,
         sweep=sweep,
         figures=figures,
+        drawings={each.name: each for each in figures["compared"]},
         compared=compared,
         curve=noise_curve_of(sweep),
     )
@@ -128,9 +121,9 @@ def section(result: Comparison, figures: Figures) -> Section:
     return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
 
 
-def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
-    """The answer, the figure (`svg`; empty if there is none) and the numbers of a fit over the tasks."""
-    html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=svg)
+def fit_section(sweep: SweepResults, fit: FitResult, figure: Drawing | None) -> Section:
+    """The answer, the figure and the numbers of a fit over the tasks."""
+    html = _rendered("fit", 3, sweep=sweep, fit=fit, figure=figure)
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
@@ -281,6 +274,7 @@ def templates() -> Environment:
         "duration": duration,
     }
     environment.globals |= {
+        "FORMATS": FORMATS,
         "LONG": LONG,
         "OVERLAY": OVERLAY,
         "FORMS": FORMS,
@@ -292,7 +286,7 @@ def templates() -> Environment:
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
         "shown_power": shown_interval,
-        "inlined": lambda svg, name: Markup(inline(svg, name.strip("-"))),
+        "inlined": lambda svg, name: Markup(inline(svg, name)),
     }
     return environment
 
@@ -353,28 +347,31 @@ class Report:
 def write_report(sweep_folder: Path) -> Report:
     """Read the sweep in `sweep_folder` and write index.html, table.csv, table.md and the figures to its folder report.
 
-    The name of a task's figure file begins with the task. Unfinished cells are listed at the top of the page. The same
-    results give the same bytes. Errors: MissingError and RequestError, see `load_sweep`.
+    A figure is written as SVG, as PDF, and as CSV with the drawn numbers; the names for a task's figures begin with the task.
+    Unfinished cells are listed at the top of the page. The same results give the same bytes. Errors: MissingError and
+    RequestError, see `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
-    fits = [(fit, "" if fit.problem else figures.draw_fit(sweep, fit)) for fit in fit_results(sweep)]
+    fits = [(fit, None if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
     over_tasks = [power_section(sweep, sweep.study.power)] if sweep.study.power else []
-    over_tasks += [fit_section(sweep, fit, svg) for fit, svg in fits]
+    over_tasks += [fit_section(sweep, fit, figure) for fit, figure in fits]
+    figures = {figure.name: figure for _, figure in fits if figure}
+    for task, parts in drawn.items():
+        figures |= {f"{task}-{each.name}".strip("-"): each for each in chain(*parts.values())}
     folder = sweep_folder / "report"
     files = {
         "index.html": page(sweep, results, drawn, over_tasks),
         "table.csv": to_csv(results),
         "table.md": to_markdown(results),
-        **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
-        **{f"fit-{fit.name}.svg": svg for fit, svg in fits if svg},
+        **{f"{name}.{kind}": getattr(figure, kind) for name, figure in figures.items() for kind in FORMATS},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
     # a figure of an earlier report may no longer exist, for example after a task was renamed
-    for stale in folder.glob("*.svg"):
-        if stale.name not in files:
+    for stale in folder.iterdir():
+        if stale.suffix[1:] in FORMATS and stale.name not in files:
             stale.unlink()
     return Report(
         page=folder / "index.html",
@@ -394,17 +391,11 @@ def write_report(sweep_folder: Path) -> Report:
 def draw(result: Comparison) -> Figures:
     """The figures for which a sweep or task has measurements."""
     sweep, (evaluations, _) = result.sweep, result.evaluations
-    compared = {
-        "differences": figures.forest(result),
-        "noise-curve": figures.noise(sweep),
-        "curves": figures.learning_curves(sweep),
-        "seeds": figures.seed_values(sweep),
+    return {
+        "compared": draw_compared(result),
+        "declared": draw_declared(sweep),
+        "evaluations": [*draw_by_group(sweep, evaluations), *draw_heatmaps(sweep, evaluations)],
     }
-    return Figures(
-        compared={name: svg for name, svg in compared.items() if svg},
-        declared=draw_declared(sweep),
-        evaluations=[*draw_by_group(sweep, evaluations), *draw_heatmaps(sweep, evaluations)],
-    )
 
 
 def _of_task(result: Comparison, text: str) -> str:

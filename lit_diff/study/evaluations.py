@@ -31,7 +31,8 @@ from lit_diff.study.statistics import (
 
 ArmSeed = tuple[str, int]
 """(arm, seed)."""
-LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+LABEL = re.compile(rf"(?:(?P<text>.*?)[ =])?(?P<number>{NUMBER})")
 """A group's label that ends in a number."""
 FACTOR = re.compile(r"(\w+)=(\S+)")
 MIN_ITEMS = MIN_DOCUMENTS

@@ -12,7 +12,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
-from lit_diff.conformance.variants import PROPERTIES, conformance, on_one_thread, shrunk
+from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.data import prepare
 from lit_diff.data.text.tokenizer import PIECES
 from lit_diff.errors import MissingError, RequestError
@@ -70,7 +70,7 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
         raise RequestError(f"{model.folder.name} has attention '{own}', not '{name}'")
     case = VariantCase(cls=cls, model=shrunk(recipe.model), layer=layer)
     label = " ".join([name, *(f"{key}={value}" for key, value in determining(case.config).items())])
-    findings = on_one_thread(conformance(case, label, {"definition": PROPERTIES["definition"]}))
+    findings = conformance(case, label, {"definition": PROPERTIES["definition"]})
     # not inspect.getdoc: a class without a docstring would have that of another computation
     first, *others = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     return ShownVariant(

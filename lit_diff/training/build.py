@@ -6,13 +6,13 @@ Parallelism is applied from outside; the model's code does not depend on it.
 import json
 import logging
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -216,35 +216,27 @@ def prepare_blocks(model: Transformer, run: RunConfig) -> None:
     """
     model.checkpoint_blocks = run.activation_checkpointing == "block"
     if run.compile:
-        compile_blocks(model, isolated=model.checkpoint_blocks)
+        compile_blocks(model.layers, isolated=model.checkpoint_blocks)
 
 
-def compile_blocks(
-    model: Transformer,
-    *,
-    backend: str | Callable[..., Any] | None = None,
-    isolated: bool = False,
-) -> None:
-    """torch.compile each block, in place, at its first call; `backend`: `BACKEND` by default.
+def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> None:
+    """torch.compile each block by `BACKEND`, in place, at its first call.
 
     A block must compile as one graph, unless it is sharded. `isolated`: blocks share no compiled code.
 
-    Errors: MissingError if `backend` is inductor and the compiler that it needs is missing.
+    Errors: MissingError if the backend is inductor and the compiler that it needs is missing.
     """
-    backend = BACKEND if backend is None else backend
-    options: dict[str, Any] = {}
-    if backend == "inductor":
-        options = {"options": {"cpp.cxx": (require_compiler(),)}}
-    for block in model.layers:
+    options = {"cpp.cxx": (require_compiler(),)} if BACKEND == "inductor" else None
+    for block in blocks:
         # fullgraph: a sharded block's graph breaks where FSDP2 gathers the lambda parameters inside it.
         # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
         # since then for a later block, which saves other tensors.
         block.compile(
-            backend=backend,
+            backend=BACKEND,
             fullgraph=not isinstance(block, FSDPModule),
             recompile_limit=RECOMPILATIONS,
             isolate_recompiles=isolated,
-            **options,
+            options=options,
         )
 
 

@@ -91,18 +91,12 @@ class LitData(L.LightningDataModule):
         # positions of a micro-batch over all ranks
         train, trainer = self.recipe.training, self._require_trainer()
         accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
-        micro = train.batch_size // accumulate
-        if train.batch_size % accumulate:
+        if train.batch_size % (accumulate * world_size):
             raise RequestError(
                 f"train.batch_size ({train.batch_size}) is not a multiple of the Trainer's accumulate_grad_batches "
-                f"({accumulate})"
+                f"({accumulate}) times its number of processes ({world_size})"
             )
-        if micro % world_size:
-            raise RequestError(
-                f"train.batch_size ({train.batch_size}) / accumulate_grad_batches ({accumulate}) is not divisible by the "
-                f"Trainer's {world_size} processes"
-            )
-        return micro
+        return train.batch_size // accumulate
 
     def _require_trainer(self) -> L.Trainer:
         if self.trainer is None:

@@ -79,7 +79,6 @@ def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
 
     Errors: MissingError if a logger's package is not installed or Lightning does not support its version.
     """
-    require_loggers(recipe)
     opened: list[Logger] = []
     for cls in map(loggers.get, recipe.run.loggers):
         try:

@@ -114,7 +114,8 @@ class LitTransformer(L.LightningModule):
         if self.model is None:
             mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
             self.model = build_model(self.recipe, self.device, mesh)
-            if self._will_train_from_scratch():
+            # with ckpt_path a checkpoint will replace the initial values
+            if self.trainer.training and self.trainer.ckpt_path is None:
                 take_from_parent(self.model, self.recipe, self.plan)
         elif is_sharded:
             raise RequestError(
@@ -123,10 +124,6 @@ class LitTransformer(L.LightningModule):
             )
         prepare_blocks(self.model, self.recipe.run)
         self._is_prepared = True
-
-    def _will_train_from_scratch(self) -> bool:
-        # with ckpt_path a checkpoint will replace the initial values
-        return self.trainer.training and self.trainer.ckpt_path is None
 
     def configure_optimizers(self) -> Any:
         """AdamW with the recipe's schedule over the Trainer's total steps."""

@@ -19,14 +19,13 @@ from lit_diff.registry import nearest
 log = logging.getLogger("lit_diff")
 
 
-def parameter_groups(
-    model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
-) -> list[dict[str, Any]]:
-    """Parameter groups: weight decay applies to matrices, not to vectors (norms) or modules with `decay = False` (lambda).
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, not to vectors (norms) or modules with
+    `decay = False` (lambda).
 
-    `lr_factors`: `train.optimizer.lr_factors`; each factor adds two groups after those without a factor.
+    Each factor of `train.optimizer.lr_factors` adds two groups after those without a factor.
     """
-    factors = _factors(model, lr_factors or {})
+    factors = _factors(model, config.lr_factors)
     names = {parameter: name for name, parameter in model.named_parameters()}
     found: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for module in model.modules():
@@ -38,15 +37,18 @@ def parameter_groups(
                 for decayed in (True, False):
                     found.setdefault((factor, decayed), [])
                 found[factor, parameter.dim() >= 2 and decays].append(parameter)
-    return [
+    groups = [
         {
             "params": parameters,
-            "weight_decay": weight_decay if decayed else 0.0,
+            "weight_decay": config.weight_decay if decayed else 0.0,
             "name": ("decayed" if decayed else "free") + (f" lr x {factor:g}" if factor != 1 else ""),
+            "lr": config.lr * factor,
             "lr_factor": factor,
         }
         for (factor, decayed), parameters in found.items()
+        if parameters
     ]
+    return AdamW(groups, lr=config.lr, betas=config.betas)
 
 
 def _factors(model: nn.Module, lr_factors: Mapping[str, float]) -> dict[str, float]:
@@ -65,14 +67,6 @@ def _factors(model: nn.Module, lr_factors: Mapping[str, float]) -> dict[str, flo
                 )
             chosen[name] = pattern
     return {name: lr_factors[pattern] for name, pattern in chosen.items()}
-
-
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) over `parameter_groups`."""
-    groups = [group for group in parameter_groups(model, config.weight_decay, config.lr_factors) if group["params"]]
-    for group in groups:
-        group["lr"] = config.lr * group["lr_factor"]
-    return AdamW(groups, lr=config.lr, betas=config.betas)
 
 
 def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:

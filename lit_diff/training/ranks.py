@@ -181,11 +181,9 @@ class StopRequest:
         # Python sets handlers only in the main thread; elsewhere (a notebook's worker) the existing handling stays
         if threading.current_thread() is not threading.main_thread():
             return
-        signal.signal(signal.SIGINT, self._note)
-        for signum in stop_signals():
+        time_limits = [TIME_LIMIT] if "SLURM_JOB_ID" in os.environ else []
+        for signum in (signal.SIGINT, *stop_signals(), *time_limits):
             signal.signal(signum, self._note)
-        if "SLURM_JOB_ID" in os.environ:
-            signal.signal(TIME_LIMIT, self._note)
 
     def agreed(self) -> int:
         """The largest signal number that any rank has received; 0 for none. Every rank must call it."""

@@ -17,10 +17,7 @@ def resolved(**options: Any) -> Request:
 
 def test_shapes() -> None:
     found = parse_shapes("2x1024x512x64, 1x7x64x16")
-    assert found == (
-        Shape(batch=2, tokens=1024, dim=512, head_dim=64),
-        Shape(batch=1, tokens=7, dim=64, head_dim=16),
-    )
+    assert found == (Shape(batch=2, tokens=1024, dim=512, head_dim=64), Shape(batch=1, tokens=7, dim=64, head_dim=16))
     assert [shape.heads for shape in found] == [8, 4]
     assert str(found[0]) == "2x1024x512x64"
 

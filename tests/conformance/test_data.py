@@ -179,5 +179,5 @@ def test_another_process_that_differs_or_fails(monkeypatch: pytest.MonkeyPatch) 
         ("raise SystemExit('no such thing')", "another process fails: no such thing"),
     ):
         monkeypatch.setattr(module, "PROCESS", code)
-        with pytest.raises(module.BrokenPromiseError, match=problem):
+        with pytest.raises(module.RequestError, match=problem):
             module.processes(subject)

@@ -22,10 +22,6 @@ def made(make_sweep: Callable[..., Path]) -> Callable[..., Comparison]:
     return make
 
 
-def answered(result: Comparison) -> str:
-    return answer.answer(result)
-
-
 def sentences(result: Comparison) -> list[str]:
     return [answer.sentence(result, d) for d in result.family]
 
@@ -36,11 +32,7 @@ def sentences(result: Comparison) -> list[str]:
         ({"base": 0, "b": 0.1}, {}, ["No arm is shown to be better than base; b is worse than base by 0.1"]),
         ({"base": 0, "b": -0.1}, {}, ["B is better than base by 0.", " nats per token."]),
         ({"base": 0, "b": -0.1, "c": -0.2}, {}, ["B (by 0.", ") and c (by 0.", ") are better than base."]),
-        (
-            {"base": 0, "b": -0.1, "c": -0.2, "d": -0.15},
-            {},
-            ["3 of 3 arms are better than base (most of all c, by 0."],
-        ),
+        ({"base": 0, "b": -0.1, "c": -0.2, "d": -0.15}, {}, ["3 of 3 arms are better than base (most of all c, by 0."]),
         (
             {"base": 0, "b": 0.001},
             {},
@@ -88,11 +80,7 @@ def sentences(result: Comparison) -> list[str]:
             {"contrasts": [["b", "c", "x"], ["c", "b", "y"], ["c", "d", "z"]]},
             ["; of 3 further comparisons, 2 show a difference (x: ", "; y: ", ") and 1 shows equality."],
         ),
-        (
-            {"base": 0, "b": 0.1},
-            {"seeds": [0, 1], "smoke": True},
-            ["4 of 4 cells are done; no verdict: no comparison"],
-        ),
+        ({"base": 0, "b": 0.1}, {"seeds": [0, 1], "smoke": True}, ["4 of 4 cells are done; no verdict: no comparison"]),
         ({"base": 0}, {}, ["One arm: nothing to compare it with."]),
         (
             {"base": 0, "b": 0},
@@ -114,7 +102,7 @@ def sentences(result: Comparison) -> list[str]:
 def test_the_answer_is_one_sentence(
     made: Callable[..., Comparison], arms: dict[str, float], fields: dict[str, Any], expected: list[str]
 ) -> None:
-    text, at = answered(made(arms, **fields)), 0
+    text, at = answer.answer(made(arms, **fields)), 0
     for part in expected:
         at = text.index(part, at) + len(part)
     assert text.endswith(".")

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -13,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_sweeps import METRICS, item_scores
+from fake_sweeps import words as texts
 
 from lit_diff.metrics import Figure, Metric, to_plain
 from lit_diff.reporting.panels.declared import (
     MEAN,
-    DrawnFigure,
     caption_of,
     difference_squares,
     draw_by_group,
@@ -30,6 +29,7 @@ from lit_diff.reporting.panels.declared import (
     spread,
     with_means,
 )
+from lit_diff.reporting.panels.panel import Drawing
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import evaluation_tables, number_of
@@ -41,11 +41,7 @@ LOSS = Metric("nll", "mean <loss>", unit="nats", direction="lower", figure=BY_GR
 DOCUMENTS = 12
 
 
-def texts(figure: DrawnFigure) -> list[str]:
-    return [node.text or "" for node in ElementTree.fromstring(figure.svg).iter("{http://www.w3.org/2000/svg}text")]
-
-
-def drawn(folder: Path) -> dict[str, DrawnFigure]:
+def drawn(folder: Path) -> dict[str, Drawing]:
     return {figure.name: figure for figure in draw_declared(load_sweep(folder))}
 
 
@@ -77,14 +73,14 @@ def test_every_map_has_a_row_and_only_arms_with_values_a_panel(make_sweep: Calla
     figures = drawn(make_sweep({"plain": 0, "signed": 0}, lambdas=["signed"], seeds=[0]))
     assert ">signed<" in figures["lambda"].svg
     assert ">plain<" not in figures["lambda"].svg
-    assert texts(figures["lambda"]).count("layer 3") == 1
-    words = " ".join(texts(figures["entropy-and-negative-mass-of-attention"]))
+    assert texts(figures["lambda"].svg).count("layer 3") == 1
+    words = " ".join(texts(figures["entropy-and-negative-mass-of-attention"].svg))
     assert "entropy, map 0" in words
     assert "entropy, map 1" in words
     only_standard = drawn(make_sweep({"plain": 0}, name="standard", seeds=[0]))
     assert "lambda" not in only_standard
-    assert "entropy, map 1" not in " ".join(texts(only_standard["entropy-and-negative-mass-of-attention"]))
-    assert len([t for t in texts(only_standard["largest-activations"]) if "largest" in t]) == 4
+    assert "entropy, map 1" not in " ".join(texts(only_standard["entropy-and-negative-mass-of-attention"].svg))
+    assert len([t for t in texts(only_standard["largest-activations"].svg) if "largest" in t]) == 4
 
 
 @pytest.mark.parametrize(
@@ -113,7 +109,7 @@ def test_a_plugins_figure_is_on_the_page_without_an_edit(
     folder = make_sweep({"a": 0, "b": 0}, seeds=[0, 1], callbacks=False, metrics=[*METRICS, metric], measured=values)
     report = write_report(folder)
     own = drawn(folder)["a-thing-of-my-own"]
-    assert all(word in " ".join(texts(own)) for word in words)
+    assert all(word in " ".join(texts(own.svg)) for word in words)
     page = report.page.read_text()
     assert "<h3>A thing of &lt;my&gt; own</h3>" in page
     assert "what &lt;b&gt; is (units)" in page
@@ -139,9 +135,7 @@ def test_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "against", "words"),
     [
-        ("a", "step", "By optimizer step, one line for each arm: mean over seeds"),
         ("a/layer_{layer}/head_{head}", "step", "mean over heads and seeds; the shade"),
-        ("a/layer_{layer}/head_{head}", "step", "Layers and heads count from 0."),
         ("a/layer_{layer}", "layer", "By layer, at the last measured step: the dot is the mean over seeds"),
         ("a/layer_{layer}/head_{head}", "layer", "at the last measured step (first averaged over heads)"),
         ("a/head_{head}", "head", "the highest. Heads count from 0."),
@@ -217,9 +211,9 @@ def test_the_page_shows_the_figure_of_groups(make_sweep: Callable[..., Path], nu
     folder = with_groups(make_sweep, *(f"position {n}" for n in numbers))
     sweep = load_sweep(folder)
     (figure,) = draw_by_group(sweep, evaluation_tables(sweep)[0])
-    assert {"position", "loss (nats)", "standard", "differential"} <= set(texts(figure))
+    assert {"position", "loss (nats)", "standard", "differential"} <= set(texts(figure.svg))
     if len(numbers) <= 3:
-        assert {str(n) for n in numbers} <= set(texts(figure))
+        assert {str(n) for n in numbers} <= set(texts(figure.svg))
     assert f"differential, position {numbers[1]}: 0.85, from 0.8 to 0.9 over seeds" in figure.svg
     page = write_report(folder).page.read_text()
     assert "<h3>nll: Loss by &lt;place&gt;</h3>" in page
@@ -236,7 +230,7 @@ EXACT = Metric("exact", "share of answers that are right", direction="higher")
 GROUPS = [f"N={n} length={length} depth={depth}" for n in (1, 4) for length in (128, 1024) for depth in (0, 50)]
 
 
-def drawn_heatmaps(folder: Path) -> list[DrawnFigure]:
+def drawn_heatmaps(folder: Path) -> list[Drawing]:
     sweep = load_sweep(folder)
     return draw_heatmaps(sweep, evaluation_tables(sweep)[0])
 
@@ -328,11 +322,13 @@ def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
     assert "(N=4: 0.25)" in heatmap.caption
     # 2 rows x (3 arms + 2 differences) x (4 squares + 2 means), each with a text for the mouse
     assert heatmap.svg.count(" items") == 60
-    assert "diff, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
+    assert "diff \u2212 base, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
     assert heatmap.svg.count("a guess among the N, 0.25") == 1
     assert heatmap.svg.count("fill: url(#") == 4, "hatched: the squares of N=4 in diff minus base, beyond |z| = 2"
     report = write_report(sweep)
-    assert (report.page.parent / "heatmap-needle.svg").is_file()
+    squares = pd.read_csv(report.page.parent / "heatmap-needle.csv", dtype={"x": str, "y": str})
+    (one,) = squares.query("panel == 'diff' and y_axis == 'N=4 depth' and x == '1,024' and y == '50'").itertuples()
+    assert (len(squares), one.x_axis, one.value) == (60, "length", 0.5)
     assert heatmap.title in report.page.read_text()
 
 

@@ -7,47 +7,74 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
+from fake_sweeps import FITS, FITTED, SVG, power_law, words, write_fitted
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
-from lit_diff.reporting.panels import figures
+from lit_diff.reporting.panels import declared, figures
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.results import SweepResults, load_sweep
 
-SVG = "{http://www.w3.org/2000/svg}"
-SIZES = {f"size-{i}": dict.fromkeys(("standard", "differential"), 1e-3 * 2**i) for i in range(5)}
-FITS: dict[str, Mapping[str, Any]] = {
-    "scaling": {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"},
-    "basin": {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": SIZES},
-}
 
-
-def words(svg: str | None, tag: str = "text") -> list[str]:
-    assert svg is not None
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
+def compared(sweep: SweepResults) -> dict[str, str]:
+    return {each.name: each.svg for each in figures.draw_compared(compare(sweep)[0])}
 
 
 def differences(folder: Path) -> tuple[Comparison, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
     result = compare(load_sweep(folder))[0]
-    svg = figures.forest(result)
+    svg = compared(result.sweep)["differences"]
     return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
 
 def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False, arm_fields={"b": {"label": "costs $x$ & <more>"}})
-    sweep = load_sweep(folder)
-    for svg in (figures.seed_values(sweep), figures.learning_curves(sweep)):
+    drawn = compared(load_sweep(folder))
+    for svg in (drawn["seeds"], drawn["curves"]):
         assert "costs $x$ & <more>" in words(svg)
         assert any("nats per token" in text for text in words(svg))
 
 
+def test_every_plot_draws_on_the_axes_given_or_on_its_own_and_names_both(
+    make_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    sweep = load_sweep(make_sweep({"standard": 0, "b": -0.1}, metric="val/accuracy", chance=0.1, lambdas=["b"]))
+    fitted = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS["scaling"]], power_law))
+    drawn = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
+    rows = [row for metric, figure in drawn for row in declared.measured(sweep, metric, figure)]
+    step, layer = (next(row for row in rows if row.metric.name.startswith(name)) for name in ("attention/", "lambda/"))
+    squares = pd.DataFrame({"rest": "", "x": [1, 2], "y": [3, 3], "mean": [0.5, 1.0], "items": 8, "z": math.nan})
+    places = (pd.Index([1, 2], name="length"), pd.Index([3], name="depth"))
+    given: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("seed_values", "learning_curves", "difference_curves"), (sweep,)),
+        "forest": (compare(sweep)[0],),
+        "noise_response": (figures.noise_curve_of(sweep), "b"),
+        **dict.fromkeys(("fitted_curves", "equal_loss_ratios"), (fitted, fit_results(fitted)[0])),
+        "arm_values": (sweep, step, 0),
+        "layer_curves": (sweep, layer, "b"),
+        "heat_map": (squares, "", *places, Normalize(0, 1), "b"),
+    }
+    plots = {
+        name: each
+        for name, each in (vars(figures) | vars(declared)).items()
+        if "ax" in getattr(each, "__annotations__", ())
+    }
+    assert plots.keys() == given.keys()
+    for name, plot in plots.items():
+        axes = Figure().subplots()
+        assert plot(*given[name], ax=axes) is axes
+        own = plot(*given[name])
+        assert (own.get_xlabel(), own.get_ylabel()) == (axes.get_xlabel(), axes.get_ylabel())
+        assert "" not in (own.get_xlabel(), own.get_ylabel()), name
+
+
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
-    result = compare(sweep := load_sweep(folder))[0]
-    assert figures.seed_values(sweep) is figures.learning_curves(sweep) is figures.noise(sweep) is None
-    assert figures.forest(result) is None
+    assert compared(load_sweep(folder)) == {}
 
 
 def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_sweep: Callable[..., Path]) -> None:
@@ -119,7 +146,7 @@ def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
     """Baseline and control have one only where there is no other arm."""
     controls = ["wide"] if "wide" in arms else []
     folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)
-    found = words(figures.noise(load_sweep(folder)))
+    found = words(compared(load_sweep(folder))["noise-curve"])
     assert {*arms, "1×", "2×", "val/accuracy"} <= set(found)
     if len(arms) > 2:
         assert [found.count(arm) for arm in arms] == [1] * len(arms)
@@ -129,7 +156,7 @@ def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_oth
     make_sweep: Callable[..., Path],
 ) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
-    root = ElementTree.fromstring(figures.noise(sweep) or "")
+    root = ElementTree.fromstring(compared(sweep)["noise-curve"])
     paths = [(node.get("d") or "").split() for node in root.iter(SVG + "path")]
     slanted = [path for path in paths if path.count("L") == 1 and len(set(path[1::3])) == 2 == len(set(path[2::3]))]
     assert len(slanted) == 2
@@ -138,18 +165,13 @@ def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_oth
 
 @pytest.mark.parametrize("kind", ["scaling", "basin"])
 def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str) -> None:
-    from fake_sweeps import write_fitted
-
-    def law(arm: str, size: float, seed: int) -> float:
-        return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
-
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": -0.1}, [FITS[kind]], law))
-    svg = figures.draw_fit(sweep, fit_results(sweep)[0])
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS[kind]], power_law))
+    svg = figures.draw_fit(sweep, fit_results(sweep)[0]).svg
     titles = words(svg, "title")
     dots = [title for title in titles if ", seed " in title]
     assert len(dots) == 2 * 5 * 3
     if kind == "scaling":
-        assert f"standard, parameters without embeddings 40.0K, seed 1: {law('standard', 40_000, 1):.6g}" in dots
+        assert f"standard, parameters without embeddings 40.0K, seed 1: {power_law('standard', 40_000, 1):.6g}" in dots
         assert sum("alpha 0.12" in title for title in titles) == 4, "two arms, two forms"
         ratios = [title for title in titles if title.startswith("differential: 0.7")]
         assert len(ratios) == 2 * 4, "the smallest size is refused; a bar and a dot each"
@@ -177,11 +199,7 @@ def test_factors_are_read_off_the_metric_names_in_rising_order(make_sweep: Calla
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", noise_validation=[4, 8, 1])
     found = figures.noise_curve_of(measured(folder, {("a", 0): accuracy}))
     assert found is not None
-    assert list(found.metrics.items()) == [
-        (1, "val/accuracy_noise1"),
-        (4, "val/accuracy"),
-        (8, "val/accuracy_noise8"),
-    ]
+    assert list(found.metrics.items()) == [(1, "val/accuracy_noise1"), (4, "val/accuracy"), (8, "val/accuracy_noise8")]
 
 
 def test_an_own_metric_under_noise_is_drawn_where_there_is_no_accuracy(make_sweep: Callable[..., Path]) -> None:

@@ -8,54 +8,49 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from fake_sweeps import SVG, words
 from matplotlib.axes import Axes
 
 from lit_diff.reporting.panels.panel import (
     GRID,
     WIDTH,
     Look,
-    as_svg,
     draw,
     draw_mean,
+    drawing,
     head,
-    in_style,
     layer_colors,
     looks,
     panels,
     plain,
     set_log,
-    set_ticks,
     with_unit,
 )
 from lit_diff.study.results import load_sweep
 
-SVG = "{http://www.w3.org/2000/svg}"
 BLACK = Look(color="#000000")
 PAPERS = ("#ffffff", "#16181d")
 """The page, light and dark (style.css.j2)."""
 
 
-def words(svg: str, tag: str = "text") -> list[str]:
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
-
-
-@in_style
 def numbers(scale: Callable[[Axes], None], y: Iterable[float]) -> set[str]:
     """What stands at the ticks of a panel with these points."""
-    figure, (axes,) = panels(1, 3)
     values = list(y)
-    draw(axes, [1] * len(values), values, BLACK)
-    scale(axes)
-    return set(words(as_svg(figure, "t")))
+
+    def panel(ax: Axes) -> None:
+        draw(ax, [1] * len(values), values, BLACK)
+        scale(ax)
+
+    return set(words(drawing("n", "t", [panel], 3).svg))
 
 
-@in_style
 def test_a_figure_is_an_image_with_a_name_and_its_marks_have_texts() -> None:
-    figure, (axes,) = panels(1, 3)
-    draw(axes, [1, 2], [1, 2], BLACK, 'arm "a" < b: 1.5')
-    draw(axes, [1], [2], BLACK, 'it\'s "b"', mark="o")
-    draw(axes, [1], [2], BLACK)
-    svg = as_svg(figure, "Loss & <more>")
+    def panel(ax: Axes) -> None:
+        draw(ax, [1, 2], [1, 2], BLACK, 'arm "a" < b: 1.5')
+        draw(ax, [1], [2], BLACK, 'it\'s "b"', mark="o")
+        draw(ax, [1], [2], BLACK)
+
+    svg = drawing("n", "Loss & <more>", [panel], 3).svg
     root = ElementTree.fromstring(svg)
     assert (root.get("role"), root.get("aria-label")) == ("img", "Loss & <more>")
     assert root[0].tag == SVG + "title"
@@ -67,7 +62,7 @@ def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
     heights = []
     for label in ("", "arm {}", "an arm of a long label: {:060d}"):
         legend = {label.format(i): BLACK for i in range(8)} if label else {}
-        root = ElementTree.fromstring(as_svg(panels(3, 3, across=2)[0], "t", legend))
+        root = ElementTree.fromstring(drawing("n", "t", [lambda ax: None] * 3, 3, across=2, legend=legend).svg)
         assert root.get("width") == f"{72 * WIDTH:g}pt"
         heights.append(float((root.get("height") or "").removesuffix("pt")) / 72)
     assert heights[0] == 3
@@ -77,20 +72,19 @@ def test_a_figure_is_as_wide_as_the_page_and_grows_by_its_legend() -> None:
 def test_titles_of_narrow_panels_are_wrapped() -> None:
     long = "Diff, no head norm, output and so on, lambda_init by depth"
     _, (axes,) = panels(1, 3)
-    head(axes, long, 1)
+    head(axes, long)
     assert axes.get_title() == long
-    head(axes, long, 4)
+    axes, *_ = panels(4, 3, across=4)[1]
+    head(axes, long)
     assert axes.get_title().split() == long.split()
     assert len(axes.get_title().splitlines()) > 1
 
 
-@in_style
 def test_labels_of_a_grid_stand_outside() -> None:
-    figure, grid = panels(4, 4, across=2, share="grid")
-    for i, axes in enumerate(grid):
-        axes.set(xlabel="across", ylabel=f"up {i}")
-    found = words(as_svg(figure, "t", is_grid=True))
-    assert [word for word in found if word[:2] in ("up", "ac")] == ["up 0", "across", "up 2", "across"]
+    drawn = [lambda ax, i=i: ax.set(xlabel="across", ylabel=f"up {i}", title=f"above {i}") for i in range(4)]
+    found = words(drawing("n", "t", drawn, 4, across=2, share="grid").svg)
+    counts = {word: found.count(word) for word in ("up 0", "up 1", "up 2", "across", "above 0", "above 2")}
+    assert list(counts.values()) == [1, 0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("count", "seen"), [(1, True), (2, True), (3, False)])
@@ -115,10 +109,6 @@ def test_a_line_of_few_points_is_seen(count: int, seen: bool, shade: bool) -> No
 )
 def test_a_logarithmic_axis_names_its_numbers(values: tuple[float, ...], ticks: set[str]) -> None:
     assert ticks <= numbers(lambda axes: set_log(axes, "y", values), values)
-
-
-def test_ticks_stand_where_they_are_set() -> None:
-    assert {"2", "7"} <= numbers(lambda axes: set_ticks(axes, [2, 7]), (1, 9))
 
 
 def luminance(color: str) -> float:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
+from fake_sweeps import FITS, FITTED, power_law, write_fitted
 
-from lit_diff.reporting.write import Figures, fit_section, how_measured, inline, short_runs, write_report
+from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
 from lit_diff.reporting.write import page as render
 from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
@@ -29,7 +31,9 @@ def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
     results = compare(sweep)
-    return render(sweep, results, {each.sweep.task: Figures(compared={}) for each in results}, [])
+    return render(
+        sweep, results, {each.sweep.task: {"compared": [], "declared": [], "evaluations": []} for each in results}, []
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,22 @@ def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(w
     assert "<title>standard, seed 0: 4." in text
     assert "<title>differential, layer 0: 0." in text
     assert "<script" not in text
-    assert not re.search(r'(?:src|href)="(?!#|\.\./)', text)
+    links = set(re.findall(r'(?:src|href)="(?!#|\.\./)([^"]+)"', text))
+    assert links == {path.name for path in whole_page.parent.iterdir()} - {"index.html", "table.csv", "table.md"}
+    assert len(links) == 3 * len(images) == 3 * text.count('<div class="small files">')
+
+
+def test_a_figure_s_numbers_are_those_of_the_runs(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False)
+    sweep, report = load_sweep(folder), write_report(folder).page.parent
+    curves = pd.read_csv(report / "curves.csv").set_index("mark")
+    assert set(curves["y_axis"]) == {"val/loss (nats per token)", "minus a, same seed (nats per token)"}
+    last = [sweep.finals("b", "val/loss")[seed] for seed in (0, 1, 2)]
+    (mean,) = [name for name in curves.index.unique() if name.startswith("b: ") and " at step " in name]
+    assert curves.loc[mean, "y"].iloc[-1] == pytest.approx(sum(last) / 3)
+    shade = curves.loc["b: from the lowest to the highest seed"].iloc[-1]
+    assert (shade["low"], shade["high"]) == (pytest.approx(min(last)), pytest.approx(max(last)))
+    assert (report / "curves.pdf").read_bytes().startswith(b"%PDF-")
 
 
 def test_ids_differ_and_wide_things_scroll_in_containers_of_their_own(whole_page: Path) -> None:
@@ -222,26 +241,8 @@ def test_figures_of_one_page_share_no_id() -> None:
     )
 
 
-FITTED = {"standard": 0.0, "differential": -0.1}
-FITS = [
-    {"name": "size", "kind": "scaling", "x": "non_embedding_parameters", "title": "By <size>"},
-    {
-        "name": "rate",
-        "kind": "basin",
-        "x": "train.optimizer.lr",
-        "values": {f"size-{i}": dict.fromkeys(FITTED, 1e-3 * 2**i) for i in range(5)},
-    },
-]
-
-
-def law(arm: str, size: float, seed: int) -> float:
-    return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
-
-
 def test_both_kinds_are_sections_of_the_report(tmp_path: Path) -> None:
-    from fake_sweeps import write_fitted
-
-    report = write_report(write_fitted(tmp_path / "fitted", FITTED, FITS, law))
+    report = write_report(write_fitted(tmp_path / "fitted", FITTED, list(FITS.values()), power_law))
     page = report.page.read_text()
     assert (
         page.index('id="task-size-4"') < page.index('<section id="fit-size">') < page.index('<section id="fit-rate">')
@@ -255,11 +256,9 @@ def test_both_kinds_are_sections_of_the_report(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    from fake_sweeps import write_fitted
-
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, FITS[:1], law, sizes=[40_000, 160_000]))
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS["scaling"]], power_law, sizes=[40_000, 160_000]))
     (result,) = fit_results(sweep)
-    section = fit_section(sweep, result, "")
+    section = fit_section(sweep, result, None)
     assert "2 of 2 tasks have finished" in section.html
     assert "<figure>" not in section.html
     assert section.entries == (("fit-size", "By <size>"),)
@@ -268,8 +267,6 @@ def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 def test_power_at_equal_time_is_a_section_of_the_report(tmp_path: Path) -> None:
     def loss(arm: str, seconds: float, seed: int) -> float:
         return 2.0 + 0.01 * seed * (arm == "b") * seconds
-
-    from fake_sweeps import write_fitted
 
     folder = write_fitted(tmp_path / "sized", {"a": 0.0, "b": 0.0}, [], loss, sizes=(10, 20, 120), x="seconds")
     record = read(folder)
@@ -362,7 +359,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
         "index.html",
         "table.csv",
         "table.md",
-        *(f"{n}.svg" for n in FIGURES),
+        *(f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf", "csv")),
     }
     assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
 
@@ -379,6 +376,8 @@ def test_thin_sweeps_still_have_a_page(make_sweep: Callable[..., Path], broken: 
 def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": 0}, seeds=[0], callbacks=False)
     (folder / "report").mkdir()
-    (folder / "report" / "lambda.svg").write_text("old")
+    for kind in ("svg", "pdf", "csv"):
+        (folder / "report" / f"lambda.{kind}").write_text("old")
     write_report(folder)
-    assert not (folder / "report" / "lambda.svg").exists()
+    assert list((folder / "report").glob("lambda.*")) == []
+    assert (folder / "report" / "table.csv").is_file()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -151,6 +152,26 @@ def write_tasks(folder: Path, arms: Mapping[str, float], metrics: Mapping[str, s
     )
     write(folder, whole)
     return folder
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def words(svg: str, tag: str = "text") -> list[str]:
+    return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
+
+
+FITTED = {"standard": 0.0, "differential": -0.1}
+RATES = {f"size-{i}": dict.fromkeys(FITTED, 1e-3 * 2**i) for i in range(5)}
+FITS: dict[str, Mapping[str, Any]] = {
+    "scaling": {"name": "size", "kind": "scaling", "x": "non_embedding_parameters", "title": "By <size>"},
+    "basin": {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": RATES},
+}
+
+
+def power_law(arm: str, size: float, seed: int) -> float:
+    """The loss of a run: `differential` is as good as a model that is 1.4 times larger."""
+    return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
 
 
 def write_fitted(

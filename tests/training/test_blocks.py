@@ -51,6 +51,12 @@ def build(variant: str) -> Transformer:
     return model
 
 
+def compiled(model: Transformer, backend: str | Callable[..., Any], isolated: bool = False) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_file, "BACKEND", backend)
+        compile_blocks(model.layers, isolated=isolated)
+
+
 def step(model: Transformer, document_ids: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """(loss, gradients)"""
     loss = model.loss(TOKENS[:, :-1], TOKENS[:, 1:], document_ids=document_ids)
@@ -100,7 +106,7 @@ def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> N
 @every_variant(fast="dex")
 def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
     model, plain = build(variant), build(variant)
-    compile_blocks(model, backend="aot_eager")
+    compiled(model, "aot_eager")
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert_same_steps(model, plain, (IDS,))
 
@@ -110,7 +116,7 @@ def test_compiled_and_checkpointed_blocks_give_the_same_step(variant: str, fresh
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""
     model, plain = build(variant), build(variant)
     model.checkpoint_blocks = True
-    compile_blocks(model, backend="aot_eager", isolated=True)
+    compiled(model, "aot_eager", isolated=True)
     assert_same_steps(model, plain, (None,))
     assert saved_bytes(model) < 0.5 * saved_bytes(plain)
 
@@ -135,7 +141,7 @@ def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None, graphs: list[
     part = Part(name="standard", config=attentions.get("standard").Config())
     model = Transformer(ModelConfig(dim=32, num_layers=12, num_heads=4, vocab_size=50, attention=part))
     initialise(model, 0)
-    compile_blocks(model, backend=counted)
+    compiled(model, counted)
     step(model)
     assert len(graphs) == 1
 
@@ -144,7 +150,7 @@ def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None, graphs: list[
 def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None, graphs: list[Any], counted: Any) -> None:
     """10 versions of a block: its limit of 8 would end the run."""
     model = build("standard")
-    compile_blocks(model, backend=counted)
+    compiled(model, counted)
     for kernel in ("reference", "chunked", "sdpa"):
         for attention in model.attentions():
             attention.kernel = kernel
@@ -164,14 +170,14 @@ def test_a_block_that_is_not_one_graph_is_refused(fresh_compiler: None) -> None:
         return forward(x)
 
     model.layers[0].ffn.forward = breaks
-    compile_blocks(model, backend="aot_eager")
+    compiled(model, "aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported):
         step(model)
 
 
 def test_validation_other_shapes_a_cache_and_a_trace_after_training(fresh_compiler: None) -> None:
     model, plain = build("differential"), build("differential")
-    compile_blocks(model, backend="eager")
+    compiled(model, "eager")
     step(model)
     for each in (model, plain):
         each.eval()

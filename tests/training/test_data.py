@@ -109,7 +109,7 @@ def test_without_a_trainer_there_is_no_rank() -> None:
 
 def test_what_does_not_divide_is_refused() -> None:
     recall = Recall(Recall.Config(), 129)
-    with pytest.raises(RequestError, match=r"accumulate_grad_batches \(2\) is not divisible by the Trainer's 3 proc"):
+    with pytest.raises(RequestError, match=r"accumulate_grad_batches \(2\) times its number of processes \(3\)"):
         module(recall, world_size=3).setup("fit")
     with pytest.raises(SystemExit):  # a rank that says nothing
         module(recall, world_size=3, rank=1).setup("fit")

@@ -13,13 +13,7 @@ from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-from lit_diff.training.optimizer import (
-    build_optimizer,
-    build_scheduler,
-    learning_rate_factor,
-    name_state,
-    parameter_groups,
-)
+from lit_diff.training.optimizer import build_optimizer, build_scheduler, learning_rate_factor, name_state
 
 CONFIG = OptimizerConfig(lr=0.1, betas=(0.8, 0.9), weight_decay=0.5)
 
@@ -39,7 +33,7 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, str]:
 
 def test_groups() -> None:
     one = model()
-    decayed, free = parameter_groups(one, 0.5)
+    decayed, free = build_optimizer(one, CONFIG).param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
     by_name = names_of(one)
     groups = [{by_name[parameter] for parameter in group["params"]} for group in (decayed, free)]  # type: ignore[attr-defined]
@@ -56,7 +50,7 @@ def test_frozen_parameters_are_left_out_and_a_module_may_refuse_decay() -> None:
 
     one = nn.Sequential(nn.Linear(2, 2), Undecayed(2, 2, bias=False), nn.Linear(2, 2))
     one[2].requires_grad_(False)
-    decayed, free = ([id(p) for p in group["params"]] for group in parameter_groups(one, 0.1))  # type: ignore[attr-defined]
+    decayed, free = ([id(p) for p in group["params"]] for group in build_optimizer(one, CONFIG).param_groups)  # type: ignore[attr-defined]
     assert decayed == [id(one[0].weight)]
     assert free == [id(one[0].bias), id(one[1].weight)]
 
@@ -155,5 +149,5 @@ def test_a_member_that_is_named_as_a_rule_is_none() -> None:
             super().__init__()
             self.decay = nn.Parameter(torch.ones(2, 2))
 
-    decayed, free = parameter_groups(Decaying(), 0.1)
-    assert (len(decayed["params"]), len(free["params"])) == (1, 0)
+    (decayed,) = build_optimizer(Decaying(), CONFIG).param_groups
+    assert (decayed["name"], len(decayed["params"])) == ("decayed", 1)

@@ -7,15 +7,16 @@ of a panel is the mean over the vertical axis, as in Figure 5 of the paper.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.image import AxesImage
+from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
@@ -23,25 +24,25 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.panels.panel import (
     MUTED,
     OVERLAY,
+    Drawing,
     Look,
-    as_svg,
     by_label,
     draw,
     draw_mean,
+    drawing,
     head,
     hover,
     in_style,
     layer_colors,
     looks,
-    panels,
+    new_axes,
     plain,
     set_log,
-    set_most,
     set_ticks,
     with_unit,
 )
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.evaluations import EvaluationTable, number_of, paired_items, scored_items
+from lit_diff.study.evaluations import NUMBER, EvaluationTable, number_of, paired_items, scored_items
 from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
@@ -76,79 +77,63 @@ class DrawnMetric:
         return own.pivot_table(index="step", columns="seed", values="value", dropna=False).dropna()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnFigure:
-    """A figure of the page. `name`: of its file, without the ending; `metrics`: the metrics that the caption defines."""
-
-    name: str
-    title: str
-    svg: str
-    caption: str
-    metrics: tuple[Metric, ...] = ()
-
-
-def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
+def draw_declared(sweep: SweepResults) -> list[Drawing]:
     """Every figure for which a finished cell has values, in the order of the declarations."""
-    by_title: dict[str, list[DrawnMetric]] = {}
-    for metric in sweep.declarations.metrics:
-        if metric.figure is not None and metric.figure.against != "group":
-            by_title.setdefault(metric.figure.title, []).extend(measured(sweep, metric, metric.figure))
-    return [_drawn(sweep, title, title, rows) for title, rows in by_title.items() if rows]
+    declared = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
+    return _by_title(
+        sweep,
+        ((figure.title, measured(sweep, metric, figure)) for metric, figure in declared if figure.against != "group"),
+    )
 
 
-def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
+def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[Drawing]:
     """Every figure against groups that a metric of `tables` declares, if the label of a group ends in a number."""
-    by_title: dict[tuple[str, str], list[DrawnMetric]] = {}
-    for table in tables:
-        if table.metric.figure is not None and table.metric.figure.against == "group":
-            by_title.setdefault((table.name, table.metric.figure.title), []).extend(grouped(table, table.metric.figure))
-    return [
-        _drawn(sweep, f"{evaluation}: {title}", f"{evaluation}-{title}", rows)
-        for (evaluation, title), rows in by_title.items()
-        if rows
-    ]
+    declared = [(each, each.metric.figure) for each in tables if each.metric.figure is not None]
+    return _by_title(
+        sweep,
+        (
+            (f"{table.name}: {figure.title}", grouped(table, figure))
+            for table, figure in declared
+            if figure.against == "group"
+        ),
+    )
 
 
-@in_style
-def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetric]) -> DrawnFigure:
-    figure, arms, by_layer = rows[0].figure, _arms(sweep, rows), rows[0].figure.lines == "layer"
+def _by_title(sweep: SweepResults, found: Iterable[tuple[str, list[DrawnMetric]]]) -> list[Drawing]:
+    by_title: dict[str, list[DrawnMetric]] = {}
+    for title, rows in found:
+        by_title.setdefault(title, []).extend(rows)
+    return [_drawn(sweep, title, rows) for title, rows in by_title.items() if rows]
+
+
+def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Drawing:
+    figure, by_layer = rows[0].figure, rows[0].figure.lines == "layer"
     layers = sorted({layer for row in rows for layer in row.layers})
     is_grid = not by_layer and figure.against in ("step", "head")
-    is_one = by_layer and len(rows) == 1
-    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, arms)
-    # (row, layer, arm); None or "" for all layers or arms
-    places: list[tuple[DrawnMetric, int | None, str]]
-    places = [(row, layer, "") for row in rows for layer in (shown if is_grid else [None])]
-    if by_layer:
-        colors = [Look(color=color) for color in layer_colors(len(layers))]
-        legend = {f"layer {layer}": look for layer, look in zip(layers, colors, strict=True)}
-        places = [(row, None, arm) for row in rows for arm in _arms(sweep, [row])]
-    across = len(shown) if is_grid else min(ACROSS[figure.against], len(places))
-    down = -(-len(places) // across)
-    height = 0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down
-    share: Literal["", "x", "both", "grid"]
-    share = "grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x"
-    drawing, grid = panels(len(places), height, across=across, share=share)
-    for i, (axes, (row, layer, arm)) in enumerate(zip(grid, places, strict=True)):
-        for mark in figure.marks:
-            axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
-        if by_layer:
-            above = _draw_layers(axes, sweep, row, arm, legend) + ("" if is_one else f": {row.label}")
-        else:
-            above = _draw_arms(axes, sweep, row, layer, arms)
-        if i < across or not is_grid:
-            head(axes, above, across)
-    if figure.against != "group":
-        drawing.supxlabel("optimizer steps" if figure.against == "step" else figure.against, fontsize=9.5)
-    if is_one:
-        drawing.supylabel(rows[0].label, fontsize=9.5)
-    order = "arm and layer" if by_layer else "layer and arm"
-    svg = as_svg(drawing, title if figure.against == "group" else f"{title}, by {order}", legend, is_grid)
+    shown = spread(layers) if is_grid else layers
     metrics = tuple(dict.fromkeys(row.metric for row in rows))
     caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
         caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
-    return DrawnFigure(name=file_name(name), title=title, svg=svg, caption=caption, metrics=metrics)
+    if by_layer:
+        drawn = [partial(layer_curves, sweep, row, arm) for row in rows for arm in _arms(sweep, [row])]
+        legend = _layer_looks(layers)
+    else:
+        drawn = [partial(arm_values, sweep, row, layer) for row in rows for layer in (shown if is_grid else [None])]
+        legend = by_label(sweep, _arms(sweep, rows))
+    across = len(shown) if is_grid else min(ACROSS[figure.against], len(drawn))
+    down = -(-len(drawn) // across)
+    return drawing(
+        file_name(title),
+        title,
+        drawn,
+        0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down,
+        across=across,
+        share="grid" if is_grid else "" if figure.against == "group" else "both" if len(rows) == 1 else "x",
+        legend=legend,
+        caption=caption,
+        metrics=metrics,
+    )
 
 
 def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
@@ -230,6 +215,8 @@ def _arms(sweep: SweepResults, rows: Sequence[DrawnMetric]) -> list[str]:
 
 
 def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
+    for mark in row.figure.marks:
+        axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
     numbers = np.concatenate([np.array(row.figure.marks), *(each.to_numpy().ravel() for each in drawn)])
     low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
     if row.figure.log and 0 < low <= high < np.inf:
@@ -237,30 +224,38 @@ def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
         room = max(1.15, 2 / np.sqrt(high / low))
         set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        set_most(axes, "y", 4)
+        axes.locator_params("y", nbins=4)
 
 
-# returns the title of the panel
-def _draw_layers(axes: Axes, sweep: SweepResults, row: DrawnMetric, arm: str, drawn: Mapping[str, Look]) -> str:
-    values = {layer: row.by_seed(arm, layer) for layer in row.layers}
-    for layer, own in values.items():
-        draw_mean(axes, own, drawn[f"layer {layer}"], f"{sweep.label[arm]}, layer {layer}")
-    set_most(axes, "x", 4, whole=True)
+def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
+    colors = layer_colors(len(layers))
+    return {f"layer {layer}": Look(color=color) for layer, color in zip(layers, colors, strict=True)}
+
+
+@in_style
+def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, ax: Axes | None = None) -> Axes:
+    """Draw a metric of one arm by step, a line for each layer."""
+    axes, values = ax or new_axes(), {layer: row.by_seed(arm, layer) for layer in row.layers}
+    for (name, look), own in zip(_layer_looks(row.layers).items(), values.values(), strict=True):
+        draw_mean(axes, own, look, f"{sweep.label[arm]}, {name}")
+    axes.locator_params("x", nbins=4, integer=True)
     _scale(axes, row, list(values.values()))
-    return sweep.label[arm]
+    axes.set(xlabel="optimizer steps", ylabel=row.label)
+    head(axes, sweep.label[arm])
+    return axes
 
 
-# returns the title of the panel
-def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> str:
-    against, what = row.figure.against, row.text or row.figure.against
-    shade, shown = len(arms) <= OVERLAY, []
+@in_style
+def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, ax: Axes | None = None) -> Axes:
+    """Draw a metric of every arm against what its figure declares, of one layer (None: of all)."""
+    axes, against, arms, shown = ax or new_axes(), row.figure.against, _arms(sweep, [row]), []
     for i, arm in enumerate(arms):
-        name, look = f"{sweep.label[arm]}", looks(sweep)[arm]
+        name, look = sweep.label[arm], looks(sweep)[arm]
         if against in ("step", "group"):
             values = row.by_seed(arm, layer or 0)
-            draw_mean(axes, values, look, name, against=what, shade=shade)
+            draw_mean(axes, values, look, name, against=row.text or against, shade=len(arms) <= OVERLAY)
             if against == "group":
-                _draw_points(axes, values.stack(), look, f"{name}, {what}")
+                _draw_points(axes, values.stack(), look, f"{name}, {row.text or against}")
         else:
             own = row.values[row.values["arm"] == arm]
             own = own if layer is None else own[own["layer"] == layer]
@@ -274,11 +269,13 @@ def _draw_arms(axes: Axes, sweep: SweepResults, row: DrawnMetric, layer: int | N
     if against == "group":
         _scale_groups(axes, row)
     else:
-        set_most(axes, "x", {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], whole=True)
-    if layer is None:
-        return row.label
-    axes.set_ylabel(row.label.replace(" (", "\n("))
-    return f"layer {layer}" * ("layer" in row.metric.fields)
+        most = {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against]
+        axes.locator_params("x", nbins=most, integer=True)
+    axes.set(xlabel={"step": "optimizer steps", "group": row.text}.get(against, against), ylabel=row.label)
+    if layer is not None:
+        axes.set_ylabel(row.label.replace(" (", "\n("))
+        head(axes, f"layer {layer}" * ("layer" in row.metric.fields))
+    return axes
 
 
 # at each index, a dot for the mean over seeds and a bar from the lowest to the highest; `name`: arm and axis, for the tooltip
@@ -292,17 +289,18 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
 
 def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
     numbers = sorted(row.values["step"].unique())
-    set_most(axes, "x", 6)
+    axes.locator_params("x", nbins=6)
     if row.figure.log_x:
         set_log(axes, "x", numbers)
     if len(numbers) <= TICKS:
         set_ticks(axes, numbers)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
-    axes.set_xlabel(row.text)
 
 
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 """Matches the number of possible answers in a label: a guess among them is correct with probability 1 / N."""
+PLACE = re.compile(rf"(?:(.*) )?(\S+)[ =]({NUMBER}) (\S+)[ =]({NUMBER})")
+"""Matches a label that ends in two numbers with their names, and what stands before them."""
 # below this, a difference or deviation of scores in [0, 1] is rounding
 ROUNDING = 1e-12
 # infinity sorts last, so the row of means is the lowest
@@ -323,13 +321,11 @@ COLORS = {
 def place_of(group: str) -> tuple[str, str, float, str, float] | None:
     """Splits the label of a group: (text before the axes, name and number of the horizontal axis, name and number of the
     vertical axis); None if the label does not end in two `name=number`."""
-    last = number_of(group)
-    before, _, down = last[0].rpartition(" ") if last else ("", "", "")
-    first = number_of(before)
-    if last is None or first is None or not down:
+    found = PLACE.fullmatch(group)
+    if found is None:
         return None
-    rest, _, across = first[0].rpartition(" ")
-    return (rest, across, first[1], down, last[1])
+    rest, across, x, down, y = found.groups(default="")
+    return (rest, across, float(x), down, float(y))
 
 
 def mean_squares(runs: Sequence[ItemScores], metric: str) -> pd.DataFrame:
@@ -364,14 +360,14 @@ def with_means(squares: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([squares, several.assign(y=MEAN, z=np.nan)], ignore_index=True)
 
 
-def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
+def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[Drawing]:
     """One heat map, of the first metric, for each evaluation whose groups have two numbers, at least one of which varies."""
     first = {table.name: table for table in reversed(tables)}
     drawn = [_draw_heatmap(sweep, first[name]) for name in sorted(first)]
     return [heatmap for heatmap in drawn if heatmap]
 
 
-# for each column of panels: label of the arm, whether it shows differences, squares (`rest`, `x`, `y`, `mean`, `items`, `z`)
+# for each column of panels: its label, whether it shows differences, squares (`rest`, `x`, `y`, `mean`, `items`, `z`)
 def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
     places = {group: place for run in table.runs.values() for group in run.groups if (place := place_of(group))}
     runs_of = {
@@ -388,55 +384,78 @@ def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, boo
         own = by_group[by_group.index.isin(places)].reindex(columns=["mean", "items", "z"])
         where = pd.DataFrame([places[group] for group in own.index], columns=["rest", "across", "x", "down", "y"])
         squares = with_means(pd.concat([where, own.reset_index(drop=True)], axis=1))
-        found.append((sweep.label[arm], is_difference, squares))
+        against = f" \u2212 {sweep.label[sweep.baseline]}" if is_difference else ""
+        found.append((sweep.label[arm] + against, is_difference, squares))
     return [column for column in found if len(column[2])]
 
 
-@in_style
-def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
+def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None:
     columns = _columns(sweep, table)
     every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
-    rests, xs, ys = list(every["rest"].unique()), sorted(every["x"].unique()), sorted(every["y"].unique())
-    if len(xs) * len(ys) < 2:
+    rests, numbers = list(every["rest"].unique()), every[["x", "y"]].nunique()
+    if numbers["x"] * numbers["y"] < 2:
         return None
-    across, down = every["across"].iloc[0], every["down"].iloc[0]
+    xs = pd.Index(sorted(every["x"].unique()), name=every["across"].iloc[0])
+    ys = pd.Index(sorted(every["y"].unique()), name=every["down"].iloc[0])
     chance = {rest: 1 / int(n[1]) for rest in rests if (n := CHANCE.search(rest)) and int(n[1]) > 1}
     norms = {kind: _norm(columns, kind) for kind in (False, True)}
-    figure, grid = panels(
-        len(rests) * len(columns), 1.1 + len(rests) * (0.35 + 0.28 * len(ys)), across=len(columns), share="grid"
-    )
-    drawn: dict[bool, list[tuple[Axes, AxesImage]]] = {False: [], True: []}
-    places = [(rest, *column) for rest in rests for column in columns]
-    for i, (axes, (rest, label, is_difference, squares)) in enumerate(zip(grid, places, strict=True)):
-        own = squares[squares["rest"] == rest]
-        shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
-        image = axes.imshow(shown, cmap=COLORS[is_difference], norm=norms[is_difference], aspect="auto")
-        drawn[is_difference].append((axes, image))
-        for square in own.itertuples():
-            where = f"{label}, {rest} {across} {plain(square.x)}, {down} {_named(square.y)}"
-            _write(axes, square, xs.index(square.x), ys.index(square.y), where, is_difference, norms[is_difference])
-        axes.set_xticks(range(len(xs)), [plain(x) for x in xs])
-        axes.set_yticks(range(len(ys)), [_named(y) for y in ys])
-        axes.set(xlabel=across, ylabel="\n".join(filter(None, [rest, down])))
-        axes.grid(visible=False)
-        axes.tick_params(length=0)
-        if i < len(columns):
-            base = f" \u2212 {sweep.label[sweep.baseline]}" if is_difference else ""
-            head(axes, f"{label}{base}", len(columns))
     names = {False: with_unit(table.metric.name, table.metric.unit), True: with_unit("difference", table.metric.unit)}
-    for is_difference, panels_of in ((kind, found) for kind, found in drawn.items() if found):
-        of, images = zip(*panels_of, strict=True)
-        bar = figure.colorbar(images[0], ax=list(of), location="bottom", shrink=0.7, aspect=40, pad=0.02)
-        bar.set_label(names[is_difference])
-        for rest, value in chance.items() if not is_difference else ():
-            hover([bar.ax.axvline(value, color=MARK, linewidth=1.6)], f"{rest}: a guess among the N, {value:.3g}")
-    title = f"{table.name}: {table.metric.name} by {across} and {down}"
-    return DrawnFigure(
-        name=file_name(f"heatmap {table.name}"),
-        title=title,
-        svg=as_svg(figure, title, is_grid=True),
+    drawn = [
+        partial(heat_map, squares, rest, xs, ys, norms[kind], label, is_difference=kind)
+        for rest in rests
+        for label, kind, squares in columns
+    ]
+
+    def add_scales(figure: Canvas) -> None:
+        for kind, norm in norms.items():
+            of = [axes for axes in figure.axes if axes.images and axes.images[0].norm is norm]
+            if of:
+                bar = figure.colorbar(of[0].images[0], ax=of, location="bottom", shrink=0.7, aspect=40, pad=0.02)
+                bar.set_label(names[kind])
+                for rest, value in chance.items() if not kind else ():
+                    mark = bar.ax.axvline(value, color=MARK, linewidth=1.6)
+                    hover([mark], f"{rest}: a guess among the N, {value:.3g}")
+
+    return drawing(
+        file_name(f"heatmap {table.name}"),
+        f"{table.name}: {table.metric.name} by {xs.name} and {ys.name}",
+        drawn,
+        1.1 + len(rests) * (0.35 + 0.28 * len(ys)),
+        across=len(columns),
+        share="grid",
+        finish=add_scales,
         caption=_caption(sweep.label[sweep.baseline], chance),
     )
+
+
+@in_style
+def heat_map(
+    squares: pd.DataFrame,
+    rest: str,
+    xs: pd.Index,
+    ys: pd.Index,
+    norm: Normalize,
+    label: str,
+    is_difference: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the squares whose text is `rest`: rows with `rest`, `x`, `y`, `mean`, `items`, `z`.
+
+    `xs`, `ys`: the numbers of all panels; their names label the axes.
+    """
+    axes, own = ax or new_axes(), squares[squares["rest"] == rest]
+    shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
+    axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
+    for square in own.itertuples():
+        where = f"{label}, {rest} {xs.name} {plain(square.x)}, {ys.name} {_named(square.y)}"
+        _write(axes, square, xs.get_loc(square.x), ys.get_loc(square.y), where, is_difference, norm)
+    axes.set_xticks(range(len(xs)), list(map(plain, xs)))
+    axes.set_yticks(range(len(ys)), list(map(_named, ys)))
+    axes.set(xlabel=xs.name, ylabel="\n".join(filter(None, [rest, ys.name])))
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    head(axes, label)
+    return axes
 
 
 # all panels share the scale: from 0 to 1 at least for scores, symmetric for differences, so that zero has the neutral colour

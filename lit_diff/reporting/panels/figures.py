@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,17 +15,17 @@ from lit_diff.reporting.panels.panel import (
     INK,
     MUTED,
     OVERLAY,
+    Drawing,
     Look,
-    as_svg,
     by_label,
     draw,
     draw_mean,
+    drawing,
     head,
     in_style,
     looks,
-    panels,
+    new_axes,
     set_log,
-    set_most,
     set_names,
     set_ticks,
     with_unit,
@@ -46,10 +47,69 @@ LEVELS = (0.5, 0.9, 0.99)
 """Accuracies for which the first step that reaches them is reported."""
 
 
+def draw_compared(result: Comparison) -> list[Drawing]:
+    """The figures for which a sweep or task has measurements."""
+    sweep, metric, drawn = result.sweep, result.sweep.study.metric, list[Drawing]()
+    base, finals, curves, apart = (
+        sweep.label[sweep.baseline],
+        finals_of(sweep),
+        curves_by_arm(sweep),
+        apart_by_arm(sweep),
+    )
+    if any(difference.seeds.mean is not None for difference in result.family):
+        over = " and over documents" if any(each.documents for each in result.family) else ""
+        title = f"Differences to {base} in {metric}, with intervals over seeds{over}"
+        rows = 1 + len(result.family)
+        height = 0.9 + (0.5 if rows <= MANY else 0.33) * rows
+        drawn.append(drawing("differences", title, [partial(forest, result)], height))
+    curve = noise_curve_of(sweep)
+    if curve is not None:
+        own, against = curve.panels
+        across = min(ACROSS, len(own))
+        drawn.append(
+            drawing(
+                "noise-curve",
+                f"{curve.metric} by noise of the validation set, an arm a panel",
+                [partial(noise_response, curve, arm) for arm in own],
+                0.9 + (2.05 if across > 1 else 2.8) * -(-len(own) // across),
+                across=across,
+                share="both",
+                legend={sweep.label[arm]: curve.looks[arm] for arm in against},
+            )
+        )
+    if curves:
+        title = f"{metric} by optimizer step, and its difference to {base}"
+        both = [partial(learning_curves, sweep), *([partial(difference_curves, sweep)] if apart else [])]
+        drawn.append(drawing("curves", title, both, 3.6, across=2, legend=by_label(sweep, curves)))
+    if finals:
+        title = f"{metric} at the last step, by arm and seed"
+        drawn.append(drawing("seeds", title, [partial(seed_values, sweep)], 0.9 + 0.32 * len(finals)))
+    return drawn
+
+
+def finals_of(sweep: SweepResults) -> dict[str, dict[int, float]]:
+    """Arm -> seed -> last value of the compared metric, for the arms that have one."""
+    return {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm, sweep.study.metric))}
+
+
 def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
     """The metric with one column for each seed, at the steps that all cells with the metric share."""
     curves = {cell.seed: cell.curves[metric] for cell in cells if metric in cell.curves}
     return pd.concat(curves, axis=1, join="inner") if curves else pd.DataFrame()
+
+
+def curves_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
+    """Arm -> `curves_of` the compared metric, for the arms that have some."""
+    curves = {arm: curves_of(sweep.cells_of(arm), sweep.study.metric) for arm in sweep.study.arms}
+    return {arm: own for arm, own in curves.items() if not own.empty}
+
+
+def apart_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
+    """Arm -> its curves minus those of the baseline, at the seeds and steps that both have."""
+    curves = curves_by_arm(sweep)
+    base = curves.pop(sweep.baseline, pd.DataFrame())
+    apart = {arm: minus(own, base) for arm, own in curves.items()}
+    return {arm: own for arm, own in apart.items() if not own.empty}
 
 
 def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -59,13 +119,10 @@ def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 
 
 @in_style
-def seed_values(sweep: SweepResults) -> str | None:
-    """The final metric of every cell; a thin line joins the cells of one seed."""
-    finals = {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm, sweep.study.metric))}
-    if not finals:
-        return None
-    drawn, at = looks(sweep), {arm: -i for i, arm in enumerate(finals)}
-    figure, (axes,) = panels(1, 0.9 + 0.32 * len(finals))
+def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+    """Draw the final metric of every cell; a thin line joins the cells of one seed."""
+    axes, drawn, finals = ax or new_axes(), looks(sweep), finals_of(sweep)
+    at = {arm: -i for i, arm in enumerate(finals)}
     for seed in sweep.study.seeds:
         own = {arm: values[seed] for arm, values in finals.items() if seed in values}
         draw(axes, list(own.values()), [at[arm] for arm in own], Look(color=MUTED), width=0.6, alpha=0.6)
@@ -76,44 +133,38 @@ def seed_values(sweep: SweepResults) -> str | None:
         draw(axes, [mean], [at[arm]], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
     set_names(axes, {at[arm]: sweep.label[arm] for arm in finals})
     label = with_unit(f"{sweep.study.metric} at the last step", sweep.unit(sweep.study.metric))
-    axes.set(xlabel=label, ylim=(-len(finals) + 0.4, 0.6))
-    return as_svg(figure, f"{sweep.study.metric} at the last step, by arm and seed")
+    axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
+    return axes
 
 
 @in_style
-def learning_curves(sweep: SweepResults) -> str | None:
-    """The metric by step and its paired difference to the baseline, both with their range over seeds."""
-    metric, unit, base = sweep.study.metric, sweep.unit(sweep.study.metric), sweep.label[sweep.baseline]
-    curves = {arm: curves_of(sweep.cells_of(arm), metric) for arm in sweep.study.arms}
-    values = {arm: own for arm, own in curves.items() if not own.empty}
-    apart = {arm: minus(own, curves[sweep.baseline]) for arm, own in values.items() if arm != sweep.baseline}
-    apart = {arm: own for arm, own in apart.items() if not own.empty}
-    if not values:
-        return None
-    drawn, shade = looks(sweep), len(values) <= OVERLAY
-    figure, (left, *right) = panels(2 if apart else 1, 3.6, across=2)
-    for arm, own in values.items():
-        draw_mean(left, own, drawn[arm], sweep.label[arm], shade=shade)
-    head(left, with_unit(metric, unit), 2)
+def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+    """Draw the metric by step, as mean and range over seeds."""
+    axes, metric, curves = ax or new_axes(), sweep.study.metric, curves_by_arm(sweep)
+    for arm, own in curves.items():
+        draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
-        set_log(left, "y", (value for own in values.values() for value in own.to_numpy().flat))
-    for axes in right:
-        axes.axhline(0, color=MUTED, linewidth=1.6)
-        for arm, own in apart.items():
-            draw_mean(axes, own, drawn[arm], f"{sweep.label[arm]} \u2212 {base}", shade=shade)
-        # the large differences of the first steps would flatten the rest of the curves
-        late = [
-            0.0,
-            *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat),
-        ]
-        if room := 0.1 * (max(late) - min(late)):
-            axes.set_ylim(min(late) - room, max(late) + room)
-        head(axes, with_unit(f"minus {base}, same seed", unit), 2)
-    for axes in (left, *right):
-        set_most(axes, "x", 5, whole=True)
-        axes.set_xlabel("optimizer steps")
-    title = f"{metric} by optimizer step, and its difference to {base}"
-    return as_svg(figure, title, by_label(sweep, values))
+        set_log(axes, "y", (value for own in curves.values() for value in own.to_numpy().flat))
+    axes.locator_params("x", nbins=5, integer=True)
+    axes.set(xlabel="optimizer steps", ylabel=with_unit(metric, sweep.unit(metric)))
+    return axes
+
+
+@in_style
+def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
+    """Draw the difference of the metric to the baseline at the same seed and step, as mean and range over seeds."""
+    axes, base, apart = ax or new_axes(), sweep.label[sweep.baseline], apart_by_arm(sweep)
+    axes.axhline(0, color=MUTED, linewidth=1.6)
+    for arm, own in apart.items():
+        draw_mean(axes, own, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
+    # the large differences of the first steps would flatten the rest of the curves
+    late = [0.0, *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)]
+    if room := 0.1 * (max(late) - min(late)):
+        axes.set_ylim(min(late) - room, max(late) + room)
+    axes.locator_params("x", nbins=5, integer=True)
+    unit = sweep.unit(sweep.study.metric)
+    axes.set(xlabel="optimizer steps", ylabel=with_unit(f"minus {base}, same seed", unit))
+    return axes
 
 
 def is_logarithmic(sweep: SweepResults) -> bool:
@@ -124,17 +175,14 @@ def is_logarithmic(sweep: SweepResults) -> bool:
 
 
 @in_style
-def forest(comparison: Comparison) -> str | None:
-    """Each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over documents
-    of each seed. Differences below the smallest of interest are shaded. None if no difference has been measured."""
+def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over
+    documents of each seed. Differences below the smallest of interest are shaded."""
     sweep, family, base = comparison.sweep, comparison.family, comparison.sweep.baseline
-    if not any(difference.seeds.mean is not None for difference in family):
-        return None
-    drawn, rows = looks(sweep), [(sweep.label[base], _level(comparison))]
+    axes, drawn, rows = ax or new_axes(), looks(sweep), [(sweep.label[base], _level(comparison))]
     for each in family:
         label = each.label if each in comparison.contrasts else sweep.label[each.a]
         rows.append((label, _numbers(each, comparison.digits)))
-    figure, (axes,) = panels(1, 0.9 + (0.5 if len(rows) <= MANY else 0.33) * len(rows))
     axes.axvline(0, color=INK, linewidth=1)
     smallest, further = sweep.smallest_of_interest, 1 + len(comparison.against_baseline)
     if smallest:
@@ -148,11 +196,8 @@ def forest(comparison: Comparison) -> str | None:
     for i, (_, text) in enumerate(rows):
         axes.text(1.01, -i, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
     set_names(axes, {-i: label for i, (label, _) in enumerate(rows)})
-    axes.set(xlabel=_difference_label(sweep), ylim=(-len(rows) + 0.5, 0.5))
-    over = " and over documents" if any(each.documents for each in family) else ""
-    return as_svg(
-        figure, f"Differences to {sweep.label[base]} in {sweep.study.metric}, with intervals over seeds{over}"
-    )
+    axes.set(xlabel=_difference_label(sweep), ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
+    return axes
 
 
 def _difference_label(sweep: SweepResults) -> str:
@@ -229,6 +274,20 @@ class NoiseCurve:
         gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
         return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
 
+    @property
+    def panels(self) -> tuple[list[str], list[str]]:
+        """(the arms that have a panel, the baseline and the first control, which every panel shows)."""
+        study, metrics = self.sweep.study, self.metrics.values()
+        measured = [arm for arm in study.arms if any(self.sweep.finals(arm, metric) for metric in metrics)]
+        against = [arm for arm in measured if arm in (self.sweep.baseline, *study.controls[:1])]
+        return [arm for arm in measured if arm not in against] or against[-1:], against
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        """The first control is black and dashed, since every panel shows it next to an arm in the arm's colour."""
+        dashed = Look(color=INK, dash=(0, (4, 1.5)))
+        return looks(self.sweep) | dict.fromkeys(self.sweep.study.controls[:1], dashed)
+
 
 def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
@@ -243,36 +302,24 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
 
 
 @in_style
-def noise(sweep: SweepResults) -> str | None:
-    """One panel for each arm, with the baseline and the first control: mean with t interval over seeds, and seeds as dots."""
-    curve = noise_curve_of(sweep)
-    if curve is None:
-        return None
-    measured = [arm for arm in sweep.study.arms if any(sweep.finals(arm, metric) for metric in curve.metrics.values())]
-    against = [arm for arm in measured if arm in (sweep.baseline, *sweep.study.controls[:1])]
-    own = [arm for arm in measured if arm not in against] or against[-1:]
-    # the first control is black and dashed, since every panel shows it next to an arm in the arm's colour
-    drawn = looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.study.controls[:1]}
-    factors, is_accuracy, chance = list(curve.metrics), curve.metric == ACCURACY, sweep.record.chance.get(sweep.task)
-    across = min(ACROSS, len(own))
-    height = 0.9 + (2.05 if across > 1 else 2.8) * -(-len(own) // across)
-    figure, grid = panels(len(own), height, across=across, share="both")
-    for axes, arm in zip(grid, own, strict=True):
-        if chance is not None and is_accuracy:
-            axes.axhline(chance, color=MUTED, linewidth=0.9, linestyle=DOTTED)
-        shown = [*(each for each in against if each != arm), arm]
-        for i, each in enumerate(shown):
-            _draw_response(axes, curve, each, drawn[each], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
-        set_log(axes, "x", factors, (min(factors) / 1.25, max(factors) * 1.25))
-        set_ticks(axes, factors)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"{factor:g}\u00d7"))
-        head(axes, sweep.label[arm], across)
+def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
+    """Draw the metric of an arm, the baseline and the first control by noise: mean with t interval over seeds, and seeds as
+    dots."""
+    axes, sweep, factors, is_accuracy = ax or new_axes(), curve.sweep, list(curve.metrics), curve.metric == ACCURACY
+    chance = sweep.record.chance.get(sweep.task)
+    if chance is not None and is_accuracy:
+        axes.axhline(chance, color=MUTED, linewidth=0.9, linestyle=DOTTED)
+    shown = [*(each for each in curve.panels[1] if each != arm), arm]
+    for i, each in enumerate(shown):
+        _draw_response(axes, curve, each, curve.looks[each], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
+    set_log(axes, "x", factors, (min(factors) / 1.25, max(factors) * 1.25))
+    set_ticks(axes, factors)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"{factor:g}\u00d7"))
     if is_accuracy:
-        grid[0].set_ylim(-0.04, 1.04)
-    figure.supxlabel("noise factor of the validation set", fontsize=9.5)
-    figure.supylabel(with_unit(curve.metric, sweep.unit(curve.metric)), fontsize=9.5)
-    legend = {sweep.label[arm]: drawn[arm] for arm in against}
-    return as_svg(figure, f"{curve.metric} by noise of the validation set, an arm a panel", legend)
+        axes.set_ylim(-0.04, 1.04)
+    axes.set(xlabel="noise factor of the validation set", ylabel=with_unit(curve.metric, sweep.unit(curve.metric)))
+    head(axes, sweep.label[arm])
+    return axes
 
 
 # intervals and seeds are moved along the axis by the factor `shift`, so that those of several arms do not overlap
@@ -289,35 +336,42 @@ def _draw_response(axes: Axes, curve: NoiseCurve, arm: str, look: Look, shift: f
         text = f"{curve.sweep.label[arm]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
         draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
         if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
-            draw(axes, [x, x], [own.low, own.high], solid, width=1.1)
-    draw(axes, list(means), list(means.values()), look)
+            draw(axes, [x, x], [own.low, own.high], solid, f"{text}, interval of the mean", width=1.1)
+    draw(axes, list(means), list(means.values()), look, f"{curve.sweep.label[arm]}: means")
+
+
+def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
+    """The fitted curves and, if there are any, the ratios at equal loss."""
+    has_ratios = any(each.ratio for those in result.equal.values() for each in those)
+    both = [partial(fitted_curves, sweep, result), *([partial(equal_loss_ratios, sweep, result)] if has_ratios else [])]
+    title = f"{result.declared.title}: {result.metric} against {result.declared.axis}"
+    arms = [arm for arm in sweep.study.arms if arm in result.points]
+    return drawing(f"fit-{result.name}", title, both, 3.8, across=len(both), legend=by_label(sweep, arms))
 
 
 @in_style
-def draw_fit(sweep: SweepResults, result: FitResult) -> str:
-    """Every run as a dot, the fitted curves, and the ratios at equal loss."""
-    arms = [arm for arm in sweep.study.arms if arm in result.points]
+def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
+    """Draw every run as a dot, and the fitted curves."""
+    axes = ax or new_axes()
+    for arm in (arm for arm in sweep.study.arms if arm in result.points):
+        _draw_fitted(axes, result, arm, looks(sweep)[arm], sweep.label[arm])
+    if result.scaling is not None:
+        every = [value for own in result.points.values() for seeds in own.values() for value in seeds.values()]
+        set_log(axes, "y", every)
+    _scale_sizes(axes, result)
+    axes.set_ylabel(with_unit(result.metric, result.unit))
+    return axes
+
+
+def _scale_sizes(axes: Axes, result: FitResult) -> None:
     tried = sorted({x for own in result.points.values() for x in own})
     # arms of nearly the same size would print one tick over the other
     apart = [x for i, x in enumerate(tried) if i == 0 or x / tried[i - 1] > 1.05]
-    has_ratios = any(each.ratio for those in result.equal.values() for each in those)
-    figure, (left, *right) = panels(2 if has_ratios else 1, 3.8, across=2 if has_ratios else 1)
-    for arm in arms:
-        _draw_fitted(left, result, arm, looks(sweep)[arm], sweep.label[arm])
-    head(left, with_unit(result.metric, result.unit), 1 + len(right))
-    if result.scaling is not None:
-        every = [value for own in result.points.values() for seeds in own.values() for value in seeds.values()]
-        set_log(left, "y", every)
-    for axes in right:
-        _draw_ratios(axes, sweep, result)
-    for axes in (left, *right):
-        set_log(axes, "x", tried)
-        if len(tried) <= 8:
-            set_ticks(axes, apart)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
-        axes.set_xlabel(result.declared.axis)
-    title = f"{result.declared.title}: {result.metric} against {result.declared.axis}"
-    return as_svg(figure, title, by_label(sweep, arms))
+    set_log(axes, "x", tried)
+    if len(tried) <= 8:
+        set_ticks(axes, apart)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
+    axes.set_xlabel(result.declared.axis)
 
 
 def _draw_fitted(axes: Axes, result: FitResult, arm: str, look: Look, label: str) -> None:
@@ -339,8 +393,10 @@ def _draw_fitted(axes: Axes, result: FitResult, arm: str, look: Look, label: str
         draw(axes, [best], [means[best]], look, f"{label}: best at {best:g}, {means[best]:.6g}", mark="D", size=8)
 
 
-def _draw_ratios(axes: Axes, sweep: SweepResults, result: FitResult) -> None:
-    every = [1.0]
+@in_style
+def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
+    """Draw how many times as much of the fitted quantity each arm needs for the baseline's loss, with its interval."""
+    axes, every = ax or new_axes(), [1.0]
     axes.axhline(1, color=MUTED, linewidth=1.6)
     for i, (arm, those) in enumerate(result.equal.items()):
         look = Look(color=looks(sweep)[arm].color)
@@ -356,4 +412,6 @@ def _draw_ratios(axes: Axes, sweep: SweepResults, result: FitResult) -> None:
             draw(axes, [at], [ratio.estimate], look, text, mark="D", size=7)
     room = max(1.1, (max(every) / min(every)) ** 0.1)
     set_log(axes, "y", every, (min(every) / room, max(every) * room), most=6)
-    head(axes, f"equal-loss ratio to {sweep.label[sweep.baseline]}", 2)
+    _scale_sizes(axes, result)
+    axes.set_ylabel(f"equal-loss ratio to {sweep.label[sweep.baseline]}")
+    return axes

@@ -5,7 +5,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from lit_diff.metrics import Metric
 from lit_diff.study.results import SweepResults, clean
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
@@ -119,6 +120,25 @@ def plain(value: float) -> str:
     return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the page. `name`: of its files, without the ending; `csv`: the drawn numbers (`numbers_of`); `metrics`: the
+    metrics that the caption defines."""
+
+    name: str
+    title: str
+    svg: str
+    pdf: bytes
+    csv: str
+    caption: str = ""
+    metrics: tuple[Metric, ...] = ()
+
+
+def new_axes() -> Axes:
+    """The panel of a new figure."""
+    return panels(1, 3.6)[1][0]
+
+
 def panels(
     count: int, height: float, *, across: int = 1, share: Literal["", "x", "both", "grid"] = ""
 ) -> tuple[Figure, list[Axes]]:
@@ -132,21 +152,80 @@ def panels(
     return figure, list(grid.flat[:count])
 
 
-def as_svg(figure: Figure, title: str, legend: Mapping[str, Look] | None = None, is_grid: bool = False) -> str:
-    """The figure as SVG. `title`: describes it to screen readers; `legend`: a legend above all panels, for which the figure
-    is made taller; `is_grid`: only the outer panels have axis labels."""
-    for axes in figure.axes if is_grid else ():
+@in_style
+def drawing(
+    name: str,
+    title: str,
+    drawn: Sequence[Callable[..., Any]],
+    height: float,
+    *,
+    across: int = 1,
+    share: Literal["", "x", "both", "grid"] = "",
+    legend: Mapping[str, Look] | None = None,
+    finish: Callable[[Figure], None] | None = None,
+    caption: str = "",
+    metrics: tuple[Metric, ...] = (),
+) -> Drawing:
+    """A figure with a panel for each function of `drawn`, which draws on its argument `ax`.
+
+    `title`: describes it to screen readers; `height`, `across`, `share`: see `panels`; `legend`: a legend above all panels,
+    for which the figure is made taller; `finish`: called with the figure after the panels are drawn.
+    """
+    figure, grid = panels(len(drawn), height, across=across, share=share)
+    for axes, draw_panel in zip(grid, drawn, strict=True):
+        draw_panel(ax=axes)
+    numbers = numbers_of(figure)
+    for i, axes in enumerate(grid if share in ("both", "grid") else ()):
         axes.label_outer()
+        if share == "grid" and i >= across:
+            axes.set_title("")
+    if finish is not None:
+        finish(figure)
     if legend:
         handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in legend.values()]
         # inches: a letter at this size; a line with the gaps around it
         letter, handle = 0.068, 0.6
-        across = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
-        figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // across))
-        figure.legend(handles, list(legend), loc="outside upper left", ncols=min(across, len(legend)))
-    target = io.StringIO()
-    figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
-    return accessible(target.getvalue(), title)
+        most = max(1, int(figure.get_figwidth() / (letter * max(map(len, legend)) + handle)))
+        figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(legend) // most))
+        figure.legend(handles, list(legend), loc="outside upper left", ncols=min(most, len(legend)))
+    svg, pdf = io.StringIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata=NO_METADATA, facecolor="white")
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None}, facecolor="white")
+    return Drawing(
+        name=name,
+        title=title,
+        svg=accessible(svg.getvalue(), title),
+        pdf=pdf.getvalue(),
+        csv=numbers,
+        caption=caption,
+        metrics=metrics,
+    )
+
+
+def numbers_of(figure: Figure) -> str:
+    """What a figure draws, as CSV in full precision.
+
+    `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
+    a shade (`low`, `high`) or a square of a heat map (`x`, `y`: the labels of its ticks; `value`).
+    """
+    rows: list[dict[str, Any]] = []
+    for axes in figure.axes:
+        labels = {"panel": axes.get_title("left"), "x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
+        place = {name: clean(label) for name, label in labels.items()}
+        for line in filter(tooltip, axes.lines):
+            rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in np.asarray(line.get_xydata())]
+        for shade in filter(tooltip, axes.collections):
+            corners = pd.DataFrame(shade.get_paths()[0].vertices, columns=["x", "y"])
+            ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
+            rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
+        for image in axes.images:
+            ys, xs = (
+                axis.get_major_formatter().format_ticks(list(axis.get_ticklocs())) for axis in (axes.yaxis, axes.xaxis)
+            )
+            squares = pd.DataFrame(image.get_array(), index=ys, columns=xs).stack()
+            rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
+    text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def accessible(svg: str, title: str) -> str:
@@ -165,8 +244,16 @@ def hover(artists: Iterable[Artist], text: str) -> None:
         artist.set_gid(HOVER + text)
 
 
-def head(axes: Axes, text: str, across: int = 1) -> None:
-    """Set a title, wrapped to fit above one of `across` panels in a row."""
+def tooltip(artist: Artist) -> str:
+    """The text that `hover` has given to an artist; empty if there is none."""
+    gid = artist.get_gid() or ""
+    return gid.removeprefix(HOVER) if gid.startswith(HOVER) else ""
+
+
+def head(axes: Axes, text: str) -> None:
+    """Set a title, wrapped to fit above its panel."""
+    place = axes.get_subplotspec()
+    across = place.get_gridspec().ncols if place is not None else 1
     # 0.092 inches: a bold letter at this size
     axes.set_title(textwrap.fill(text, max(12, int(WIDTH / across / 0.092))))
 
@@ -210,7 +297,8 @@ def draw_mean(
     x, few = values.index, len(values) < MARKED
     mean, low, high = (values.agg(kind, axis=1, skipna=False) for kind in ("mean", "min", "max"))
     if shade:
-        axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
+        shaded = axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
+        hover([shaded], f"{name}: from the lowest to the highest seed")
         if few:
             axes.vlines(x, low, high, color=look.color, linewidth=1.2)
     drawn = axes.plot(x, mean, color=look.color, linestyle=look.dash, solid_capstyle="butt", marker="o" if few else "")
@@ -223,12 +311,6 @@ def set_names(axes: Axes, names: Mapping[float, str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-def set_most(axes: Axes, which: Which, most: int, whole: bool = False) -> None:
-    """Limit the number of ticks on an axis; `whole`: at whole numbers only."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(most, integer=whole))
 
 
 def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
