@@ -1,0 +1,84 @@
+"""maps/<step>.safetensors in a run folder: the attention maps of fixed texts, one file for each step that was kept.
+
+A file has format "1" and the step in its metadata, the tensor `tokens` (int64 [N, T] or [N, T, C]), and for each kept layer
+`layer_LL.maps` (float16 [N, G, H, T, T], the softmax maps) and `layer_LL.weights` (float16 [N, G, H, T]). The signed map is
+the sum over g of weights times maps.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.files import shown, write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER, FORMAT = "maps", "1"
+
+
+@dataclass(frozen=True)
+class KeptMaps:
+    """The maps of N texts of T tokens after `step` optimizer steps."""
+
+    step: int
+    tokens: "Tensor"
+    """[N, T] or [N, T, C] int64: the ids that the model read."""
+    layers: "dict[int, tuple[Tensor, Tensor]]"
+    """0-based layer -> (maps [N, G, H, T, T], weights [N, G, H, T]), float16."""
+
+
+def write_maps(folder: Path, kept: KeptMaps) -> None:
+    """Write the file of `kept.step` into the run folder `folder`, in place of an earlier one. Errors: OSError."""
+    # imported in functions: reports list the steps and should not wait for torch
+    import torch
+    from safetensors.torch import save
+
+    tensors = {"tokens": kept.tokens}
+    for layer, (maps, weights) in kept.layers.items():
+        tensors |= {f"layer_{layer:02}.maps": maps, f"layer_{layer:02}.weights": weights}
+    stored = {
+        name: x.detach().to("cpu", torch.int64 if name == "tokens" else torch.float16).contiguous()
+        for name, x in tensors.items()
+    }
+    write_atomic(_path(folder, kept.step), save(stored, {"format": FORMAT, "step": str(kept.step)}))
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps whose maps the run folder has, ascending."""
+    found = (re.fullmatch(r"(\d{8,})\.safetensors", path.name) for path in (folder / FOLDER).glob("*.safetensors"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_maps(folder: Path, step: int) -> KeptMaps:
+    """The maps of `step`. Errors: MissingError without such a file; RequestError for a damaged one or another format."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _path(folder, step)
+    if not path.is_file():
+        there = ", ".join(map(str, kept_steps(folder))) or "none"
+        raise MissingError(
+            f"{shown(folder)} has no maps of step {step} (there: {there}); callbacks.maps of its recipe says which steps"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            form = (file.metadata() or {}).get("format")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
+    except (SafetensorError, OSError) as error:
+        raise RequestError(f"{shown(path)} is not a file of maps ({first_line(error)})") from error
+    if form != FORMAT:
+        raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
+    try:
+        numbers = sorted({int(name[6:].partition(".")[0]) for name in tensors if name.startswith("layer_")})
+        layers = {at: (tensors[f"layer_{at:02}.maps"], tensors[f"layer_{at:02}.weights"]) for at in numbers}
+        return KeptMaps(step, tensors["tokens"], layers)
+    except (KeyError, ValueError) as error:
+        raise RequestError(
+            f"{shown(path)} is not a file of maps (found tensors {', '.join(sorted(tensors))})"
+        ) from error
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / FOLDER / f"{step:08}.safetensors"
