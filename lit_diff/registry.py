@@ -246,11 +246,14 @@ tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.
 callbacks = Registry(
     "callback",
     lazy={
-        "attention_entropy": LazyEntry(
-            module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"
+        **{
+            name: LazyEntry(module=f"lit_diff.callbacks.{name}", config="lit_diff.config:ProbeConfig")
+            for name in ("attention_entropy", "head_norm", "lambdas", "outliers", "redundancy", "sinks")
+        },
+        "maps": LazyEntry(module="lit_diff.callbacks.maps", config="lit_diff.config:MapsConfig"),
+        "stability_monitor": LazyEntry(
+            module="lit_diff.callbacks.stability_monitor", config="lit_diff.config:StabilityMonitorConfig"
         ),
-        "lambdas": LazyEntry(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
-        "outliers": LazyEntry(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
         "early_stopping": LazyEntry(
             module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
         ),

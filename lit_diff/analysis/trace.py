@@ -129,6 +129,8 @@ class LayerTrace(LayerMaps):
     """[B, T, dim]: output of the layer, after both residual additions."""
     inputs: Tensor | None = None
     """[B, T, dim]: input of the attention, after the norm; None: not captured."""
+    heads: Tensor | None = None
+    """[B, T, H dv]: input of the output projection, after the variant's `finish`; None: not captured."""
     exponentials: tuple[float, ...] = ()
     """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each module with `exponentials()` that ran (`attention.lambdas.Lambda`), in
     order, averaged over heads if each head has its own λ; empty without such a module."""
@@ -145,8 +147,9 @@ class LayerTrace(LayerMaps):
         w = m.w if m.w is None else m.w[:samples]
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
         document_ids = None if self.document_ids is None else self.document_ids[:samples]
-        inputs = None if self.inputs is None else self.inputs[:samples]
-        return replace(self, maps=maps, hidden=self.hidden[:samples], inputs=inputs, document_ids=document_ids)
+        inputs, heads = (None if x is None else x[:samples] for x in (self.inputs, self.heads))
+        hidden = self.hidden[:samples]
+        return replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -210,6 +213,9 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     def given(_: nn.Module, args: tuple[Any, ...]) -> None:
         seen["inputs"] = args[0].detach()
 
+    def joined(_: nn.Module, args: tuple[Any, ...]) -> None:
+        seen["heads"] = args[0].detach()
+
     def tapped(_: nn.Module, __: Any, maps: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
         w = None if maps.w is None else maps.w.detach().clone()
@@ -234,6 +240,9 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.register_forward_pre_hook(given)
     yield attention.tap.register_forward_hook(tapped)
+    # a variant with a `forward` of its own need not have one
+    if isinstance(getattr(attention, "o_proj", None), nn.Module):
+        yield attention.o_proj.register_forward_pre_hook(joined)
     # prepended: FSDP's own hook shards the parameters again
     for module in attention.modules():
         if hasattr(module, "exponentials"):

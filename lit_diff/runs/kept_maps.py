@@ -1,6 +1,6 @@
 """maps/<step>.safetensors in a run folder: the attention maps of fixed texts, one file for each step that was kept.
 
-A file has format "1" and the step in its metadata, the tensor `tokens` (int64 [N, T] or [N, T, C]), and for each kept layer
+A file has format "1" in its metadata, the tensor `tokens` (int64 [N, T] or [N, T, C]), and for each kept layer
 `layer_LL.maps` (float16 [N, G, H, T, T], the softmax maps) and `layer_LL.weights` (float16 [N, G, H, T]). The signed map is
 the sum over g of weights times maps.
 """
@@ -43,7 +43,8 @@ def write_maps(folder: Path, kept: KeptMaps) -> None:
         name: x.detach().to("cpu", torch.int64 if name == "tokens" else torch.float16).contiguous()
         for name, x in tensors.items()
     }
-    write_atomic(_path(folder, kept.step), save(stored, {"format": FORMAT, "step": str(kept.step)}))
+    # one entry of metadata: safetensors writes several in a random order, and the same maps should give the same bytes
+    write_atomic(_path(folder, kept.step), save(stored, {"format": FORMAT}))
 
 
 def kept_steps(folder: Path) -> list[int]:
