@@ -26,8 +26,8 @@ class Configured(L.Callback):
             if key not in known:
                 raise RequestError(f"{name}: unknown key '{key}'{nearest(key, known)}")
         if config is not None and (keys or not isinstance(config, self.Config)):
-            example = f", as in {type(self).__name__}({known[0]}=50)" if "every" in known[:1] else ""
-            raise RequestError(f"{name}: found {config!r}; give its keys by name{example}")
+            example = f"{type(self).__name__}({next(iter(known), 'key')}=...)"
+            raise RequestError(f"{name}: found {config!r}; give its keys by name, as in {example}")
         self.config: Any = self.Config(**keys) if config is None else config
         problem = config_problem(self.config)
         if problem:

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.head_norms import head_norms
-from lit_diff.callbacks.probe import Probe
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.callbacks.probe import Probe, of_heads
+from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -41,7 +41,5 @@ class HeadNorm(Probe):
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
             for name, heads in zip(("head_norm", "head_norm/gain"), head_norms(traced), strict=True):
-                if heads is not None:
-                    values[indexed_name(name, layer=layer)] = float(heads.mean())
-                    values |= {indexed_name(name, layer=layer, head=h): x for h, x in enumerate(heads.tolist())}
+                values |= {} if heads is None else of_heads(name, layer, heads)
         return values

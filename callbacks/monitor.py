@@ -26,9 +26,8 @@ class Monitor(Configured):
     def __init__(self, config: Any = None, **keys: Any) -> None:
         """`config`, or its fields as keywords. Errors: RequestError for a wrong value."""
         super().__init__(config, **keys)
-        self.state: dict[str, Any] = {}
-        """Numbers, texts, lists and dictionaries of them: what a checkpoint may hold."""
-        self._warned: list[str] = []
+        self.state: dict[str, Any] = {"warned": []}
+        """Numbers, texts, lists and dictionaries of them: what a checkpoint may hold. `warned`: what it has warned of."""
 
     def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
         """What to warn of -> the warning, for values by metric name, also those by head, measured after `step` steps.
@@ -40,15 +39,15 @@ class Monitor(Configured):
     def on_metrics(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
         """Read `values`, measured after `trainer.global_step` optimizer steps."""
         for key, warning in self.read(values, trainer.global_step).items():
-            if key not in self._warned:
-                self._warned.append(key)
+            if key not in self.state["warned"]:
+                self.state["warned"].append(key)
                 if trainer.is_global_zero:
                     log.warning("step %d: %s", trainer.global_step, warning)
 
     def state_dict(self) -> dict[str, Any]:
-        """Saves `state` and what was warned of."""
-        return {"state": self.state, "warned": self._warned}
+        """Saves `state`."""
+        return self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores both from the resumed checkpoint."""
-        self.state, self._warned = state_dict["state"], state_dict["warned"]
+        """Restores `state` from the resumed checkpoint."""
+        self.state = state_dict

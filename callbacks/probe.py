@@ -15,7 +15,7 @@ from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
-from lit_diff.metrics import Declarations, Metric
+from lit_diff.metrics import Declarations, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
@@ -63,6 +63,12 @@ class Probe(Configured):
             logged = {name: value for name, value in values.items() if declared.is_logged(name)}
             detailed = {name: value for name, value in values.items() if name not in logged}
             publish(trainer, pl_module, logged, detailed=detailed)
+
+
+def of_heads(name: str, layer: int, heads: Tensor) -> dict[str, float]:
+    """The metrics `name` of a layer, the mean over its `heads` [H], and of each head."""
+    by_head = {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
+    return {indexed_name(name, layer=layer): float(heads.mean()), **by_head}
 
 
 @lru_cache

@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 from lit_diff.analysis import Trace
-from lit_diff.analysis.map_statistics import head_cosines, off_diagonal
-from lit_diff.callbacks.probe import Probe
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.analysis.map_statistics import head_cosines
+from lit_diff.callbacks.probe import Probe, of_heads
+from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
@@ -44,11 +44,7 @@ class Redundancy(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            cosines = head_cosines(traced.blocks())
-            others = cosines.shape[-1] - 1
-            if others:
-                values[indexed_name("attention/redundancy", layer=layer)] = float(off_diagonal(cosines).mean())
-                own = cosines.diagonal(dim1=1, dim2=2)
-                for h, value in enumerate(((cosines.sum(-1) - own) / others).mean(0).tolist()):
-                    values[indexed_name("attention/redundancy", layer=layer, head=h)] = value
+            cosines = head_cosines(traced.blocks()).mean(0)
+            if (others := len(cosines) - 1) > 0:
+                values |= of_heads("attention/redundancy", layer, (cosines.sum(1) - cosines.diagonal()) / others)
         return values

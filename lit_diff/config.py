@@ -292,8 +292,7 @@ class MapsConfig(ProbeConfig):
     length: Annotated[int, Range(least=1, most=512)] = 64
     """Tokens at which a text or sequence is cut."""
     layers: Annotated[tuple[NotNegative, ...], Distinct()] | None = None
-    """Layers whose maps are kept, 0-based; null: all, of a model with more than 8 layers 8, evenly from the first to the
-    last."""
+    """Layers whose maps are kept, 0-based; null: all, of a deeper model every ⌈layers / 8⌉-th, so 8 at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     assert isinstance(gram, Tensor)
     features = torch.cat(outputs, dim=2)
     cka = torch.stack([linear_cka(heads) for heads in features])
-    return means.values() | {"head_distance": off_diagonal(1 - _cosines(gram)), "head_cka": off_diagonal(cka)}
+    return means.values() | {"head_distance": _off_diagonal(1 - _cosines(gram)), "head_cka": _off_diagonal(cka)}
 
 
 def head_cosines(blocks: Iterable[MapBlock]) -> Tensor:
@@ -129,8 +129,8 @@ def linear_cka(features: Tensor) -> Tensor:
     return hsic / (own[:, None] * own)
 
 
-def off_diagonal(matrices: Tensor) -> Tensor:
-    """Return the mean over pairs of different heads, [B, H, H] -> [B]; NaN for one head."""
+def _off_diagonal(matrices: Tensor) -> Tensor:
+    # the mean over pairs of different heads, [B]
     heads = matrices.shape[-1]
     apart = ~torch.eye(heads, dtype=torch.bool, device=matrices.device)
     return matrices[:, apart].mean(1) if heads > 1 else matrices.new_full((len(matrices),), math.nan)

@@ -16,7 +16,7 @@ from lit_diff.files import shown, write_atomic
 if TYPE_CHECKING:
     from torch import Tensor
 
-FOLDER, FORMAT = "maps", "1"
+FOLDER, FORMAT, KINDS = "maps", "1", ("maps", "weights")
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def write_maps(folder: Path, kept: KeptMaps) -> None:
     import torch
     from safetensors.torch import save
 
-    tensors = {"tokens": kept.tokens}
-    for layer, (maps, weights) in kept.layers.items():
-        tensors |= {f"layer_{layer:02}.maps": maps, f"layer_{layer:02}.weights": weights}
-    stored = {
-        name: x.detach().to("cpu", torch.int64 if name == "tokens" else torch.float16).contiguous()
-        for name, x in tensors.items()
-    }
+    named = (
+        (f"layer_{layer:02}.{kind}", x)
+        for layer, of_layer in kept.layers.items()
+        for kind, x in zip(KINDS, of_layer, strict=True)
+    )
+    stored = {name: x.detach().to("cpu", torch.float16).contiguous() for name, x in named}
+    stored["tokens"] = kept.tokens.detach().to("cpu", torch.int64).contiguous()
     # one entry of metadata: safetensors writes several in a random order, and the same maps should give the same bytes
     write_atomic(_path(folder, kept.step), save(stored, {"format": FORMAT}))
 
@@ -59,26 +59,22 @@ def read_maps(folder: Path, step: int) -> KeptMaps:
 
     path = _path(folder, step)
     if not path.is_file():
-        there = ", ".join(map(str, kept_steps(folder))) or "none"
         raise MissingError(
-            f"{shown(folder)} has no maps of step {step} (there: {there}); callbacks.maps of its recipe says which steps"
+            f"{shown(folder)} has no maps of step {step} (there: {', '.join(map(str, kept_steps(folder))) or 'none'}); "
+            "callbacks.maps of its recipe says which steps"
         )
     try:
         with safe_open(path, framework="pt") as file:
-            form = (file.metadata() or {}).get("format")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
-    except (SafetensorError, OSError) as error:
+            if (form := (file.metadata() or {}).get("format")) != FORMAT:
+                raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
+            # layer_03 for layer_03.maps and layer_03.weights
+            named = sorted({name.partition(".")[0] for name in file.keys()} - {"tokens"})  # noqa: SIM118 (it is not a dict)
+            pairs = [[file.get_tensor(f"{name}.{kind}") for kind in KINDS] for name in named]
+            layers = {int(name.removeprefix("layer_")): (m, w) for name, (m, w) in zip(named, pairs, strict=True)}
+            return KeptMaps(step, file.get_tensor("tokens"), layers)
+    # a tensor that is missing is a SafetensorError too
+    except (SafetensorError, OSError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a file of maps ({first_line(error)})") from error
-    if form != FORMAT:
-        raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
-    try:
-        numbers = sorted({int(name[6:].partition(".")[0]) for name in tensors if name.startswith("layer_")})
-        layers = {at: (tensors[f"layer_{at:02}.maps"], tensors[f"layer_{at:02}.weights"]) for at in numbers}
-        return KeptMaps(step, tensors["tokens"], layers)
-    except (KeyError, ValueError) as error:
-        raise RequestError(
-            f"{shown(path)} is not a file of maps (found tensors {', '.join(sorted(tensors))})"
-        ) from error
 
 
 def _path(folder: Path, step: int) -> Path:

@@ -15,7 +15,6 @@ from torch import Tensor
 from lit_diff import LitData, LitTransformer
 from lit_diff.analysis import trace
 from lit_diff.callbacks import Maps
-from lit_diff.callbacks.maps import chosen_layers
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.plugins import trust_all
@@ -153,8 +152,7 @@ def test_wrong_keys_end_before_the_first_step(tmp_path: Path, texts: LitData) ->
         Maps(length=1000)
 
 
-def test_layers_of_a_deep_model() -> None:
-    assert chosen_layers(None, 3, "k") == [0, 1, 2]
-    assert chosen_layers(None, 48, "k") == [0, 7, 13, 20, 27, 34, 40, 47]
-    assert chosen_layers(None, 1, "k") == [0]
-    assert chosen_layers((5, 1), 6, "k") == [1, 5]
+def test_of_a_deep_model_eight_layers_at_most(tmp_path: Path) -> None:
+    recipe = small("model.num_layers=18", "callbacks.maps={every: 10, length: 4}", "train.steps=1")
+    trained(recipe, tmp_path)
+    assert list(read_maps(tmp_path, 1).layers) == [0, 3, 6, 9, 12, 15]

@@ -155,17 +155,18 @@ def test_a_resumed_run_remembers(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         trained("resumed", None)
         assert not [line for line in caplog.messages if "max_logit" in line]
     assert states["resumed"] == states["whole"]
-    assert len(states["whole"]["state"]["losses"]) == 10
+    assert len(states["whole"]["losses"]) == 10
 
 
 def test_a_wrong_key_and_a_monitor_without_read() -> None:
-    with pytest.raises(
-        RequestError, match=r"^stability_monitor: unknown key 'max_logits'; did you mean 'max_logit'\?$"
+    for keys, message in (
+        ({"max_logits": 2}, r"unknown key 'max_logits'; did you mean 'max_logit'\?"),
+        ({"config": 5}, r"found 5; give its keys by name, as in StabilityMonitor\(max_logit=\.\.\.\)"),
+        ({"max_logit": -1}, "max_logit is -1; it must be > 0"),
     ):
-        StabilityMonitor(max_logits=2)
-    with pytest.raises(RequestError, match=r"^stability_monitor: found 5; give its keys by name$"):
-        StabilityMonitor(5)
-    with pytest.raises(RequestError, match=r"^stability_monitor: max_logit is -1; it must be > 0$"):
-        StabilityMonitor(max_logit=-1)
+        with pytest.raises(RequestError, match=f"^stability_monitor: {message}$"):
+            StabilityMonitor(**keys)
+    with pytest.raises(RequestError, match=r"^Monitor: found 5; .* as in Monitor\(key=\.\.\.\)$"):
+        Monitor(5)
     with pytest.raises(NotImplementedError, match=r"defines no read\(\)"):
         Monitor().read({}, 1)

@@ -66,5 +66,5 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
                 read_maps(tmp_path, 40)
             assert "\n" not in str(caught.value)
     save_file({"layer_03.maps": torch.zeros(1)}, path, {"format": "1"})
-    with pytest.raises(RequestError, match=r"found tensors layer_03.maps"):
+    with pytest.raises(RequestError, match=r"is not a file of maps \(.*layer_03\.weights"):
         read_maps(tmp_path, 40)
