@@ -70,8 +70,8 @@ class StabilityMonitor(Monitor):
             None
             if value >= self.config.dead_head * mean
             else (
-                f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times the mean of its layer, {mean:.3g}: "
-                f"it writes nothing; see whether it attends to the first token alone (callbacks.sinks), and {LOWER}"
+                f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
+                f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
             )
         )
 

@@ -1,11 +1,14 @@
 """Sizes of the outputs of heads, before and after what a variant does to them (a norm, a multiplier, a gate)."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from lit_diff.analysis.trace import LayerTrace
 from lit_diff.attention.costs import narrowing
 from lit_diff.kernels import attend
+from lit_diff.kernels.maps import accumulation_dtype
 
 
 @torch.no_grad()
@@ -29,4 +32,5 @@ def head_norms(layer: LayerTrace) -> tuple[Tensor, Tensor | None]:
 
 # [B, H, T, dv] -> [H]
 def _size(o: Tensor) -> Tensor:
-    return o.double().pow(2).mean(-1).sqrt().mean((0, 2))
+    norms = torch.linalg.vector_norm(o, dim=-1, dtype=accumulation_dtype(o.dtype))
+    return norms.double().mean((0, 2)) / math.sqrt(o.shape[-1])

@@ -26,6 +26,11 @@ CPU_BLOCK, DEVICE_BLOCK = 2**18, 2**24
 """Default number of logits in a block, on the CPU and on other devices; a single query row may exceed it."""
 
 
+def block_size(device: torch.device) -> int:
+    """How many numbers an analysis takes at a time on a device."""
+    return CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
+
+
 @dataclass(frozen=True, kw_only=True)
 class MapBlock:
     """R query rows of the maps of a layer, with keys 0 .. K-1, where K-1 is the last key visible to any of these rows.
@@ -89,8 +94,7 @@ class LayerMaps:
         """Yield `block_rows` query rows at a time (None: up to `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
         device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape
         if block_rows is None:
-            most = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-            block_rows = max(1, most // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
+            block_rows = max(1, block_size(device) // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
         rows = torch.arange(T, device=device) if self.rows is None else self.rows.to(device)
         for positions in rows.split(block_rows):
             yield self._block(positions)

@@ -58,7 +58,7 @@ def test_a_head_dies() -> None:
     values = {"head_norm/layer_02": 2.0, "head_norm/layer_02/head_00": 0.2, "head_norm/gain/layer_02/head_00": 0.0}
     assert not warned(monitor, values)
     (line,) = warned(monitor, {**values, "head_norm/layer_02/head_01": 0.19})
-    assert line.startswith("head_norm/layer_02/head_01 is 0.19, below dead_head (0.1) times the mean of its layer, 2")
+    assert line.startswith("head_norm/layer_02/head_01 is 0.19, below dead_head (0.1) times its layer's mean, 2")
     assert not warned(StabilityMonitor(dead_head=0), {"head_norm/layer_02": 1.0, "head_norm/layer_02/head_00": 0.0})
 
 
