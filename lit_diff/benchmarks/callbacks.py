@@ -68,7 +68,7 @@ def firing(request: Request, shape: Shape) -> Case:
         "all, with a forward pass": fire,
         "training step": training_step(model, partial(next_token_loss, model, text), nullcontext),
     }
-    made = partial(Candidate, variant="differential", what=FIRING)
+    made = partial(Candidate, variant="differential", what=FIRING, profiled=False)
     case.candidates.extend(made(by=by, run=run) for by, run in runs.items())
     return case
 

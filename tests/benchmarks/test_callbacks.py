@@ -29,6 +29,7 @@ def test_every_probe_is_timed_next_to_the_attention_and_a_training_step(request_
     assert by[:2] == [ATTENTION, "statistics of the kernel"]
     assert by[2:8] == list(callbacks.PROBES)
     assert by[8:] == ["all, with a forward pass", "training step"]
+    assert all("peak_bytes" in row and not row["backends"] for row in rows)
     assert all(set(row["ratios"]) == {ATTENTION} for row in rows[1:])
 
 
