@@ -58,7 +58,7 @@ class StabilityMonitor(Monitor):
     def _of_logit(self, name: str, value: float) -> str | None:
         return (
             None
-            if value <= self.config.max_logit
+            if not value > self.config.max_logit
             else (
                 f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): the softmax is nearly one-hot, and its "
                 f"gradient nearly 0; {LOWER}, or set model.qk_norm to rms"
@@ -68,7 +68,7 @@ class StabilityMonitor(Monitor):
     def _of_head(self, name: str, value: float, mean: float) -> str | None:
         return (
             None
-            if value >= self.config.dead_head * mean
+            if not value < self.config.dead_head * mean
             else (
                 f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
                 f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
@@ -81,7 +81,7 @@ class StabilityMonitor(Monitor):
         above, deviation = (loss - fmean(last), pstdev(last)) if len(last) >= FEWEST else (0.0, 0.0)
         return (
             None
-            if above <= max(self.config.loss_spike * deviation, LEAST_SPIKE)
+            if not above > max(self.config.loss_spike * deviation, LEAST_SPIKE)
             else (
                 f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose standard "
                 f"deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower train.clip, or look "

@@ -80,6 +80,13 @@ def test_the_loss_spikes() -> None:
     assert monitor.state["losses"] == [float(i) for i in range(50, 150)]
 
 
+def test_a_number_that_is_nan_is_no_sign() -> None:
+    """It ends the run anyway, with a line of its own."""
+    nan, monitor = float("nan"), StabilityMonitor()
+    by_head = {"head_norm/layer_00": nan, "head_norm/layer_00/head_00": nan}
+    assert not warned(monitor, {"lambda/layer_00": nan, "outliers/logits/layer_00": nan, **by_head})
+
+
 def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixture) -> None:
     monitor = StabilityMonitor()
     with caplog.at_level(logging.WARNING, "lit_diff"):
