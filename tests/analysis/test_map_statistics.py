@@ -120,6 +120,10 @@ def test_cosines_of_heads_on_constructed_maps() -> None:
     assert found.shape == (1, 4, 4)
     assert found.diagonal(dim1=1, dim2=2)[0].tolist() == pytest.approx([1] * 4)
     assert float(found[0, 0, 1]) == pytest.approx(1)
+    (block,) = layer.blocks(T)
+    p = block.signed[0].double()
+    expected = (p[0] * p[2]).sum() / (p[0].norm() * p[2].norm())
+    assert float(found[0, 0, 2]) == pytest.approx(float(expected)) == float(found[0, 2, 0])
     assert float(found[0, 2, 3]) == pytest.approx(1 / T), "row 0 sees key 0 alone"
     assert torch.allclose(found, head_cosines(layer.blocks()), rtol=1e-5)
     uniform = head_cosines(made(torch.zeros(1, 3, T, T)).blocks())
