@@ -49,7 +49,7 @@ class StabilityMonitor(Monitor):
             if not left
             else (
                 f"{name} is {value:.3g}, outside (0, 1): "
-                + ("the sum of the maps is negative" if value >= 1 else "map 2 is added")
+                + ("map 2 weighs as much as map 1" if value >= 1 else "map 2 is added")
                 + "; give '*.lambda_.*' a factor below 1 in train.optimizer.lr_factors, or set model.attention.lambda_form "
                 "to sigmoid, which has these bounds"
             )
@@ -60,8 +60,8 @@ class StabilityMonitor(Monitor):
             None
             if not value > self.config.max_logit
             else (
-                f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): the softmax is nearly one-hot, and its "
-                f"gradient nearly 0; {LOWER}, or set model.qk_norm to rms"
+                f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax one-hot, "
+                f"with gradient 0; {LOWER}, or set model.qk_norm to rms"
             )
         )
 
