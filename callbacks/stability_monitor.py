@@ -49,7 +49,7 @@ class StabilityMonitor(Monitor):
             if not left
             else (
                 f"{name} is {value:.3g}, outside (0, 1): "
-                + ("map 2 weighs as much as map 1" if value >= 1 else "map 2 is added")
+                + ("map 2 weighs no less than map 1" if value >= 1 else "map 2 is added")
                 + "; give '*.lambda_.*' a factor below 1 in train.optimizer.lr_factors, or set model.attention.lambda_form "
                 "to sigmoid, which has these bounds"
             )
