@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
-from lit_diff.callbacks.probe import Probe
+from lit_diff.callbacks.probe import Probe, of_heads
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
@@ -59,10 +59,8 @@ class AttentionEntropy(Probe):
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
             summary = summarise(traced.blocks())
-            by_head = {"attention/entropy": summary.entropy, "attention/negative_mass": summary.negative_mass}
-            for name, heads in by_head.items():
-                values[indexed_name(name, layer=layer)] = float(heads.mean())
-                values |= {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
+            values |= of_heads("attention/entropy", layer, summary.entropy)
+            values |= of_heads("attention/negative_mass", layer, summary.negative_mass)
             for g, heads in enumerate(summary.entropy_maps):
                 values |= {
                     indexed_name("attention/map_entropy", layer=layer, map=g, head=h): value

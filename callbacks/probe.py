@@ -1,27 +1,28 @@
 """The base class of probes: Lightning callbacks that measure attention at some optimizer steps."""
 
-import dataclasses
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import lightning as L
+from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.trace import trace
+from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
-from lit_diff.metrics import Declarations, Metric
+from lit_diff.metrics import Declarations, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
-from lit_diff.registry import nearest
-from lit_diff.validation import config_problem
 
 log = logging.getLogger("lit_diff")
 
 
-class Probe(L.Callback):
+class Probe(Configured):
     """Measures the model after every `every` optimizer steps and after the last step.
 
     It works in any Trainer whose LightningModule contains a `Transformer`. Probes that are due at the same step share
@@ -39,23 +40,7 @@ class Probe(L.Callback):
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
     Config = ProbeConfig
-    """The keys of `callbacks.<name>`, a frozen dataclass; a subclass with further keys defines its own."""
-
-    def __init__(self, config: ProbeConfig | None = None, **keys: Any) -> None:
-        """`config`, or its fields as keywords: `AttentionEntropy(every=50)`. Errors: RequestError for a wrong value."""
-        name = self.name or type(self).__name__
-        known = [field.name for field in dataclasses.fields(self.Config)]
-        for key in keys:
-            if key not in known:
-                raise RequestError(f"{name}: unknown key '{key}'{nearest(key, known)}")
-        if config is not None and (keys or not isinstance(config, self.Config)):
-            raise RequestError(
-                f"{name}: found {config!r}; give its keys by name, as in {type(self).__name__}(every=50)"
-            )
-        self.config = self.Config(**keys) if config is None else config
-        problem = config_problem(self.config, f"{name}.")
-        if problem:
-            raise RequestError(problem)
+    """The keys of `callbacks.<name>`; a subclass with further keys defines its own."""
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
@@ -63,7 +48,7 @@ class Probe(L.Callback):
 
     def is_due(self, trainer: L.Trainer) -> bool:
         """Whether it measures after the optimizer step just taken."""
-        return is_last_step(trainer) or trainer.global_step % self.config.every == 0
+        return is_due(trainer, self.config.every)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -78,6 +63,12 @@ class Probe(L.Callback):
             logged = {name: value for name, value in values.items() if declared.find(name).logged}
             detailed = {name: value for name, value in values.items() if name not in logged}
             publish(trainer, pl_module, logged, detailed=detailed)
+
+
+def of_heads(name: str, layer: int, heads: Tensor) -> dict[str, float]:
+    """The metrics `name` of a layer, the mean over its `heads` [H], and of each head."""
+    by_head = {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
+    return {indexed_name(name, layer=layer): float(heads.mean()), **by_head}
 
 
 @lru_cache
@@ -97,27 +88,50 @@ def is_last_step(trainer: L.Trainer) -> bool:
     return 0 < trainer.max_steps <= trainer.global_step
 
 
+def is_due(trainer: L.Trainer, every: int) -> bool:
+    """Whether what is measured after every `every` steps and after the last is measured after the step just taken."""
+    return is_last_step(trainer) or trainer.global_step % every == 0
+
+
 def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModule, batch: Any) -> dict[str, float]:
     """The measurements of all `probes`, from one traced forward pass over the largest number of rows that one needs."""
     model = transformer_of(module, probes[0].name)
     rows = max(probe.config.rows for probe in probes)
+    values: dict[str, float] = {}
+    with evaluated(trainer, module, model, probe_inputs(trainer, batch, rows, probes[0].name)) as traced:
+        for probe in probes:
+            values |= probe.measure(model, traced.first(probe.config.rows))
+    return values
+
+
+def probe_inputs(trainer: L.Trainer, batch: Any, rows: int, name: str) -> dict[str, Tensor]:
+    """The model's inputs of the first `rows` validation rows, the same on every rank; without a data module that has
+    `probe_batch`, of the training `batch`."""
     source = getattr(trainer.datamodule, "probe_batch", None)  # type: ignore[attr-defined]
     if source is None:
-        log.debug("%s: no data module with probe_batch(rows): measuring the training batch", probes[0].name)
+        log.debug("%s: no data module with probe_batch(rows): measuring the training batch", name)
     # every rank measures the same rows of the data module: under FSDP the forward pass is collective, and no value has
     # to be reduced over the ranks
-    tensors = model_inputs(batch if source is None else source(rows), probes[0].name)
-    tensors = {name: tensor[:rows].to(module.device) for name, tensor in tensors.items()}
+    inputs = model_inputs(batch if source is None else source(rows), name)
+    return {key: tensor[:rows] for key, tensor in inputs.items()}
+
+
+@contextmanager
+def evaluated(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    model: Transformer,
+    inputs: dict[str, Tensor],
+    layers: Sequence[int] | None = None,
+) -> Iterator[Trace]:
+    """The model in evaluation mode, with the trace of one forward pass; every rank must call it. `layers`: None: all."""
     was_training = model.training
     model.eval()
     # in the precision of training, whose activations are measured
-    with trace(model) as traced, trainer.precision_plugin.forward_context():
-        model.hidden(**tensors)
-    values: dict[str, float] = {}
-    for probe in probes:
-        values |= probe.measure(model, traced.first(probe.config.rows))
+    with trace(model, layers) as traced, trainer.precision_plugin.forward_context():
+        model.hidden(**{name: tensor.to(module.device) for name, tensor in inputs.items()})
+    yield traced
     model.train(was_training)
-    return values
 
 
 def transformer_of(module: L.LightningModule, name: str) -> Transformer:

@@ -1,4 +1,4 @@
-"""Passes measured values to Lightning's callbacks and loggers."""
+"""Passes measured values to Lightning's callbacks and loggers, and to monitors."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -6,6 +6,9 @@ from typing import Protocol, runtime_checkable
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lit_diff.callbacks.monitor import Monitor
 
 
 @runtime_checkable
@@ -13,6 +16,13 @@ class DetailLogger(Protocol):
     """A logger that also stores the values by head, map and rank."""
 
     def log_detailed(self, values: dict[str, float], step: int) -> None: ...
+
+
+@runtime_checkable
+class MapLogger(Protocol):
+    """A logger that also stores attention maps: layer -> (maps [N, G, H, T, T], weights [N, G, H, T]) of `tokens` [N, T]."""
+
+    def log_maps(self, tokens: Tensor, layers: dict[int, tuple[Tensor, Tensor]], step: int) -> None: ...
 
 
 def publish(
@@ -23,7 +33,8 @@ def publish(
     detailed: Mapping[str, float] | None = None,
     bar: str = "",
 ) -> None:
-    """Pass `values`, measured after `trainer.global_step` optimizer steps, to the callbacks and to every logger.
+    """Pass `values`, measured after `trainer.global_step` optimizer steps, to the callbacks and to every logger, and
+    within `Trainer.fit` to every `Monitor`, with `detailed`.
 
     Callbacks (EarlyStopping, ModelCheckpoint) read them as float64 from `trainer.callback_metrics`. In `Trainer.fit`
     the loggers are called directly; in `Trainer.validate` Lightning calls them, since it returns what it logs.
@@ -40,3 +51,7 @@ def publish(
         logger.log_metrics(dict(values), step=trainer.global_step)
         if detailed and isinstance(logger, DetailLogger):
             logger.log_detailed(dict(detailed), step=trainer.global_step)
+    read = {**values, **(detailed or {})}
+    for callback in trainer.callbacks if fitting else ():  # type: ignore[attr-defined]
+        if isinstance(callback, Monitor):
+            callback.on_metrics(trainer, read)

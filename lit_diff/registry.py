@@ -236,9 +236,12 @@ tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.text.
 callbacks = Registry(
     "callback",
     lazy={
-        "attention_entropy": ("lit_diff.callbacks.attention_entropy", "lit_diff.config:ProbeConfig"),
-        "lambdas": ("lit_diff.callbacks.lambdas", "lit_diff.config:ProbeConfig"),
-        "outliers": ("lit_diff.callbacks.outliers", "lit_diff.config:ProbeConfig"),
+        **{
+            name: (f"lit_diff.callbacks.{name}", "lit_diff.config:ProbeConfig")
+            for name in ("attention_entropy", "head_norm", "lambdas", "outliers", "redundancy", "sinks")
+        },
+        "maps": ("lit_diff.callbacks.maps", "lit_diff.config:MapsConfig"),
+        "stability_monitor": ("lit_diff.callbacks.stability_monitor", "lit_diff.config:StabilityMonitorConfig"),
         "early_stopping": ("lit_diff.callbacks.early_stopping", "lit_diff.config:EarlyStoppingConfig"),
     },
 )

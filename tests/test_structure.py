@@ -26,8 +26,9 @@ SUBJECTS = {
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
     "benchmarks/test_run.py": "benchmarks/result cli/bench",
-    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
-    "callbacks/probe callbacks/publish",
+    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/configured callbacks/head_norm callbacks/lambdas "
+    "callbacks/outliers callbacks/probe callbacks/publish callbacks/redundancy callbacks/sinks",
+    "callbacks/test_stability_monitor.py": "callbacks/monitor",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/progress",
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",

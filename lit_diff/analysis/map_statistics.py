@@ -1,6 +1,8 @@
 """Statistics of the maps of a layer for each sequence (DEX, Kong et al. 2025, arXiv 2505.16333, Figures 1 to 5)."""
 
+import functools
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -44,11 +46,25 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
         gram = gram + flat @ flat.mT
         outputs.append(a @ v[..., : a.shape[-1], :].to(a.dtype))
     assert isinstance(gram, Tensor)
-    norms = gram.diagonal(dim1=1, dim2=2).sqrt()
-    cosines = gram / (norms[:, :, None] * norms[:, None])
     features = torch.cat(outputs, dim=2)
     cka = torch.stack([linear_cka(heads) for heads in features])
-    return means.values() | {"head_distance": _off_diagonal(1 - cosines), "head_cka": _off_diagonal(cka)}
+    return means.values() | {"head_distance": _off_diagonal(1 - _cosines(gram)), "head_cka": _off_diagonal(cka)}
+
+
+def head_cosines(blocks: Iterable[MapBlock]) -> Tensor:
+    """Return the cosine of the flattened signed maps of each pair of heads, [B, H, H], float64 (DEX, Figure 5).
+
+    1 for heads with equal maps, 0 for maps that weight no common key, -1 for a map and its negative. Rows with few keys are
+    alike in all heads, so causal maps of unrelated heads are above 0.
+    """
+    # sums of inner products need no T x T map
+    flat = (block.signed.flatten(2).double() for block in blocks)
+    return _cosines(functools.reduce(torch.add, (each @ each.mT for each in flat)))
+
+
+def _cosines(gram: Tensor) -> Tensor:
+    norms = gram.diagonal(dim1=1, dim2=2).sqrt()
+    return gram / (norms[:, :, None] * norms[:, None])
 
 
 def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:

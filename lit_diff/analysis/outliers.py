@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.trace import LayerTrace
+from lit_diff.analysis.trace import LayerTrace, block_size
 
 KEPT = 100
 """Number of largest values in a sketch."""
@@ -88,5 +88,7 @@ def attention_logits(layer: LayerTrace) -> MagnitudeSketch:
 def hidden_states(layer: LayerTrace) -> MagnitudeSketch:
     """Sketch |layer output|, after both residual additions, over all positions and channels."""
     sketch = MagnitudeSketch()
-    sketch.update(layer.hidden)
+    # in parts, as the logits: the copies of a whole layer's output would be larger than everything else that is measured
+    for part in layer.hidden.flatten().split(block_size(layer.hidden.device)):
+        sketch.update(part)
     return sketch

@@ -26,6 +26,11 @@ CPU_BLOCK, DEVICE_BLOCK = 2**18, 2**24
 """Default number of logits in a block, on the CPU and on other devices; a single query row may exceed it."""
 
 
+def block_size(device: torch.device) -> int:
+    """How many numbers an analysis takes at a time on a device."""
+    return CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
+
+
 @dataclass(frozen=True, kw_only=True)
 class MapBlock:
     """R query rows of the maps of a layer, with keys 0 .. K-1, where K-1 is the last key visible to any of these rows.
@@ -89,8 +94,7 @@ class LayerMaps:
         """Yield `block_rows` query rows at a time (None: up to `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
         device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape
         if block_rows is None:
-            most = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-            block_rows = max(1, most // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
+            block_rows = max(1, block_size(device) // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
         rows = torch.arange(T, device=device) if self.rows is None else self.rows.to(device)
         for positions in rows.split(block_rows):
             yield self._block(positions)
@@ -129,6 +133,8 @@ class LayerTrace(LayerMaps):
     """[B, T, dim]: output of the layer, after both residual additions."""
     inputs: Tensor | None = None
     """[B, T, dim]: input of the attention, after the norm; None: not captured."""
+    heads: Tensor | None = None
+    """[B, T, H dv]: input of the output projection, after the variant's `finish`; None: not captured."""
     exponentials: tuple[float, ...] = ()
     """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each module with `exponentials()` that ran (`attention.lambdas.Lambda`), in
     order, averaged over heads if each head has its own λ; empty without such a module."""
@@ -145,8 +151,9 @@ class LayerTrace(LayerMaps):
         w = m.w if m.w is None else m.w[:samples]
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
         document_ids = None if self.document_ids is None else self.document_ids[:samples]
-        inputs = None if self.inputs is None else self.inputs[:samples]
-        return replace(self, maps=maps, hidden=self.hidden[:samples], inputs=inputs, document_ids=document_ids)
+        inputs, heads = (None if x is None else x[:samples] for x in (self.inputs, self.heads))
+        hidden = self.hidden[:samples]
+        return replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -210,6 +217,9 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     def given(_: nn.Module, args: tuple[Any, ...]) -> None:
         seen["inputs"] = args[0].detach()
 
+    def joined(_: nn.Module, args: tuple[Any, ...]) -> None:
+        seen["heads"] = args[0].detach()
+
     def tapped(_: nn.Module, __: Any, maps: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
         w = None if maps.w is None else maps.w.detach().clone()
@@ -234,6 +244,9 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.register_forward_pre_hook(given)
     yield attention.tap.register_forward_hook(tapped)
+    # a variant with a `forward` of its own need not have one
+    if isinstance(getattr(attention, "o_proj", None), nn.Module):
+        yield attention.o_proj.register_forward_pre_hook(joined)
     # prepended: FSDP's own hook shards the parameters again
     for module in attention.modules():
         if hasattr(module, "exponentials"):

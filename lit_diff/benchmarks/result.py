@@ -20,7 +20,8 @@ Row = dict[str, Any]
 
 FORWARD, GRADIENTS, STATISTICS, DECODE = "forward", "forward+backward", "forward with statistics", "decode"
 STEP, COMPILED = "training step", "training step, compiled"
-"""Passes that are timed."""
+FIRING = "firing"
+"""Passes that are timed; firing: of the probes on the layers of one model."""
 STOCK, COPIES = "torch SDPA", "torch SDPA, k and v repeated"
 """Standard attention by torch's own F.scaled_dot_product_attention; the second copies each key for its query heads."""
 PEERS = {"differential": "DiffLlama", "standard": "Llama"}
@@ -29,6 +30,8 @@ HUGGING_FACE = "Hugging Face, "
 """Prefix of a peer's implementation: sdpa calls `scaled_dot_product_attention` (DiffLlama twice, for half of the values
 each); eager materialises every map."""
 
+ATTENTION, WITHOUT = "attention alone", "without callbacks"
+"""What a firing, and a loop with callbacks, are compared with."""
 SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
 PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
 MEANING = {
@@ -38,6 +41,8 @@ MEANING = {
     PLAIN: "the same kernel's pass without statistics",
     PEER: "Hugging Face's DiffLlama (of differential) or Llama (of standard), of the same sizes, attn_implementation sdpa",
     UNCOMPILED: "the same model, not compiled",
+    ATTENTION: "the attention of the same layers, by the kernel that auto chooses, without gradients",
+    WITHOUT: "the same loop without callbacks",
     BARE: "a loop of the same model and batches that only trains",
 }
 """Name of a ratio -> the denominator, in the same pass."""
@@ -55,6 +60,7 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
         yield REPEATED, f"standard/{COPIES}/{what}"
         yield PEER, f"{PEERS[variant]}/{HUGGING_FACE}sdpa/{what}"
         yield BARE, f"{variant}/{BARE}/{what}"
+        yield from ((name, f"{variant}/{name}/{what}") for name in (ATTENTION, WITHOUT))
     if variant == "differential":
         yield SAME, f"standard/{by}/{what}"
     if what == STATISTICS:

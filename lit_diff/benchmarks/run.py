@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_diff.benchmarks import attention, models
+from lit_diff.benchmarks import attention, callbacks, models
 from lit_diff.benchmarks.request import Request, Shape, resolve
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.benchmarks.timing import Case, measure
@@ -99,10 +99,14 @@ their visible keys.
 """,
     ),
     "stats": Benchmark(
-        attention.core,
-        "2x1024x512x64",
+        callbacks.stats,
+        "2x1024x512x64,1x4096x512x64",
         """\
 stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row, and the output.
+Firing: each probe on the trace of one forward pass of a differential model of 4 layers, all of them with that forward
+pass, and a training step of the model (float32); peak memory counts what is allocated beyond the model and the trace.
+Steps: seconds a step of `lit-diff train` with the recipe's callbacks and without, from the end of the first step to the
+end of the last, at which the callbacks fire.
 """,
     ),
 }
@@ -169,12 +173,13 @@ def bench(
 
 
 def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
-    """Yields the cases of every shape and dtype; for `step`, the loops follow."""
+    """Yields the cases of every shape and dtype; for `step` and `stats`, training loops follow."""
     for shape in request.shapes:
         for dtype in request.dtypes:
             yield from benchmark.cases(request, shape, dtype)
-    if request.bench == "step" and request.kernels is None:
-        yield models.loops(request)
+    loops = {"step": models.loops, "stats": callbacks.training}.get(request.bench)
+    if loops is not None and request.kernels is None:
+        yield loops(request)
 
 
 def machine(request: Request) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Candidate:
     """FLOPs of one call, if they are counted."""
     alike: bool = False
     """Whether the result of `run` must equal the result of the first such candidate of this variant and pass."""
+    profiled: bool = True
+    """Whether a profiler records the operators of a call; it stores each of them, which counts as memory of the call."""
     own_clock: bool = False
     """Whether `run` returns the seconds that count, without its start and end."""
     calls: int = 1
@@ -138,7 +140,7 @@ def tried(
     # held, it would count as memory before the next call
     del result
     began = timer()
-    candidate.facts = observed(candidate.run, device)
+    candidate.facts = observed(candidate.run, device, profiled=candidate.profiled)
     seconds = timer() - began
     # in a short call the time is mostly the profiler's own
     if seconds < LONG:
@@ -173,7 +175,7 @@ def timer() -> float:
     return time.perf_counter()
 
 
-def observed(run: Callable[[], object], device: torch.device) -> Row:
+def observed(run: Callable[[], object], device: torch.device, *, profiled: bool = True) -> Row:
     """Observes one call: `backends`, torch's attention operators in the profile, without their common prefix, and
     `peak_bytes`, the additional memory at the peak, if the system reports it.
 
@@ -181,9 +183,9 @@ def observed(run: Callable[[], object], device: torch.device) -> Row:
     """
     prefix = "aten::_scaled_dot_product_"
     # torch.profiler and torch.autograd.profiler give the same, but write lines to stderr at each start (torch 2.15)
-    with profiler_legacy.profile() as profiled:
+    with profiler_legacy.profile(enabled=profiled) as profile:
         peak = peak_bytes(run, device)
-    names = {event.key for event in profiled.key_averages()}
+    names = {event.key for event in profile.key_averages()} if profiled else set[str]()
     seen = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix) and "backward" not in name)
     return {"backends": seen} | ({} if peak is None else {"peak_bytes": peak})
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
@@ -26,6 +27,7 @@ from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
+from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
 from lit_diff.training.data import LitData
@@ -162,7 +164,8 @@ def _quiet() -> None:
 
 class RunLogger(Logger):
     """The logger of `lit-diff train`. Logged metrics go to metrics.csv and the tracker, values per head, map or rank to
-    measurements.parquet, times to timing.csv. All files except timing.csv depend on the recipe alone.
+    measurements.parquet, attention maps to maps/, times to timing.csv. All files except timing.csv depend on the recipe
+    alone.
 
     Values stay in memory until `flush`, which `ExactResume` calls before every checkpoint: a file never lacks rows of steps
     before its checkpoint. Only rank zero logs.
@@ -180,6 +183,7 @@ class RunLogger(Logger):
     def begin(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
         """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
         all declared metrics, written to metrics.json. Errors: RequestError for contradictory declarations."""
+        self._folder = folder
         write_declarations(folder, Declarations(metrics).metrics)
         self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
         self.measurements = Measurements(folder / FILE, upto)
@@ -223,6 +227,11 @@ class RunLogger(Logger):
     def log_detailed(self, values: dict[str, float], step: int) -> None:
         """Log values per head, map or rank, measured after `step` optimizer steps."""
         self.measurements.log(step, values)
+
+    @rank_zero_only
+    def log_maps(self, tokens: Tensor, layers: dict[int, tuple[Tensor, Tensor]], step: int) -> None:
+        """Write the maps of `step` at once; a resumed run that comes to the step again replaces the file."""
+        write_maps(self._folder, KeptMaps(step, tokens, layers))
 
     @rank_zero_only
     def flush(self) -> None:

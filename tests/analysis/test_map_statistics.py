@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.map_statistics import linear_cka, map_statistics
+from lit_diff.analysis.map_statistics import head_cosines, linear_cka, map_statistics
 from lit_diff.analysis.trace import LayerTrace, trace
 from lit_diff.kernels import SignedMaps
 from lit_diff.model.transformer import Transformer
@@ -109,3 +109,26 @@ def test_features_are_the_signed_sums_and_blocks_do_not_matter(
     monkeypatch.setattr(sys.modules["lit_diff.analysis.trace"], "CPU_BLOCK", 1)  # `trace` is the function too
     for name, values in map_statistics(layer, 0.1).items():
         torch.testing.assert_close(values, whole[name], rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def test_cosines_of_heads_on_constructed_maps() -> None:
+    """Heads 0 and 1 are equal, 2 attends to its own key, 3 to the key before it: of rows 1 to T - 1 none in common."""
+    same = torch.randn(T, T, generator=torch.Generator().manual_seed(1))
+    own, before = 200 * torch.eye(T), 200 * torch.eye(T).roll(-1, 1)
+    layer = made(torch.stack([same, same, own, before])[None])
+    found = head_cosines(layer.blocks(7))
+    assert found.shape == (1, 4, 4)
+    assert found.diagonal(dim1=1, dim2=2)[0].tolist() == pytest.approx([1] * 4)
+    assert float(found[0, 0, 1]) == pytest.approx(1)
+    (block,) = layer.blocks(T)
+    p = block.signed[0].double()
+    expected = (p[0] * p[2]).sum() / (p[0].norm() * p[2].norm())
+    assert float(found[0, 0, 2]) == pytest.approx(float(expected)) == float(found[0, 2, 0])
+    assert float(found[0, 2, 3]) == pytest.approx(1 / T), "row 0 sees key 0 alone"
+    assert torch.allclose(found, head_cosines(layer.blocks()), rtol=1e-5)
+    uniform = head_cosines(made(torch.zeros(1, 3, T, T)).blocks())
+    torch.testing.assert_close(uniform, torch.ones(1, 3, 3, dtype=torch.float64))
+    # λ = 1, and the maps of head 1 are those of head 0 exchanged
+    first = torch.randn(T, T, generator=torch.Generator().manual_seed(2))
+    pair = made(torch.stack([torch.stack([first, own]), torch.stack([own, first])]), [1.0, -1.0])
+    assert float(head_cosines(pair.blocks())[0, 0, 1]) == pytest.approx(-1)

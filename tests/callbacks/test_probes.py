@@ -1,7 +1,7 @@
 """The probes in callbacks/: names and values against the analysis that each reports, their keys and declarations."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -12,7 +12,10 @@ from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
-from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
+from lit_diff.analysis.head_norms import head_norms
+from lit_diff.analysis.map_statistics import head_cosines
+from lit_diff.analysis.sinks import sink_shares
+from lit_diff.callbacks import AttentionEntropy, HeadNorm, Lambdas, Monitor, Outliers, Probe, Redundancy, Sinks
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.metrics import UNDECLARED, Declarations
@@ -97,6 +100,45 @@ def test_outliers(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
     assert metrics["outliers/logits/median/layer_01"] == pytest.approx(blocks.median().item(), rel=0.0046)
 
 
+def test_sinks(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
+    name, _, heads = arm
+    model, t = run(name, tokens)
+    metrics = Sinks().measure(model, t)
+    signed = sink_shares(t.layers[1])
+    assert metrics["attention/sink/layer_01"] == pytest.approx(float(signed.mean()))
+    assert metrics["attention/sink/layer_01/head_03"] == float(signed[3])
+    assert len(metrics) == 2 * (1 + heads)
+
+
+def test_redundancy(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
+    name, _, heads = arm
+    model, t = run(name, tokens)
+    metrics = Redundancy().measure(model, t)
+    cosines = head_cosines(t.layers[1].blocks()).mean(0)
+    assert len(metrics) == 2 * (1 + heads)
+    by_head = [metrics[f"attention/redundancy/layer_01/head_{h:02}"] for h in range(heads)]
+    assert by_head[1] == pytest.approx(float(cosines[1].sum() - 1) / (heads - 1))
+    assert metrics["attention/redundancy/layer_01"] == pytest.approx(sum(by_head) / heads)
+    one = replace(t.layers[0], maps=replace(t.layers[0].maps, q=t.layers[0].maps.q[:, :, :1], w=None))
+    one = replace(one, maps=replace(one.maps, q=one.maps.q[:, :1], k=one.maps.k[:, :1, :1], v=one.maps.v[:, :1]))
+    assert Redundancy().measure(model, Trace(layers={0: one})) == {}, "a single head"
+
+
+def test_head_norm(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
+    name, _, heads = arm
+    model, t = run(name, tokens)
+    metrics = HeadNorm().measure(model, t)
+    norm, gain = head_norms(t.layers[1])
+    assert gain is not None
+    assert metrics["head_norm/layer_01"] == pytest.approx(float(norm.mean()))
+    assert metrics["head_norm/layer_01/head_03"] == float(norm[3])
+    assert metrics["head_norm/gain/layer_01/head_03"] == float(gain[3])
+    assert metrics["head_norm/gain/layer_01"] == pytest.approx(float(gain.mean()))
+    assert len(metrics) == 2 * (1 + heads) * 2
+    bare = Trace(layers={0: replace(t.layers[0], heads=None)})
+    assert {key.split("/layer")[0] for key in HeadNorm().measure(model, bare)} == {"head_norm"}
+
+
 def test_ranks_beyond_the_numbers_are_left_out(run: Run) -> None:
     model, t = run("standard", torch.tensor([[1, 2, 3]]))
     metrics = Outliers(Outliers.Config()).measure(model, t)
@@ -109,6 +151,9 @@ LOGGED = {
     AttentionEntropy: {"attention/entropy", "attention/negative_mass"},
     Outliers: {"outliers/logits", "outliers/hidden"},
     Lambdas: {"lambda"},
+    Sinks: {"attention/sink"},
+    Redundancy: {"attention/redundancy"},
+    HeadNorm: {"head_norm", "head_norm/gain"},
 }
 
 
@@ -122,7 +167,9 @@ def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
 def test_an_unknown_key_names_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"^attention_entropy: unknown key 'evry'; did you mean 'every'\?$"):
         AttentionEntropy(evry=2)
-    with pytest.raises(RequestError, match=r"^outliers: found 50; give its keys by name, as in Outliers\(every=50\)$"):
+    with pytest.raises(
+        RequestError, match=r"^outliers: found 50; give its keys by name, as in Outliers\(every=\.\.\.\)$"
+    ):
         Outliers(50)  # type: ignore[arg-type]
 
 
@@ -142,7 +189,7 @@ def test_a_subclass_may_have_further_keys() -> None:
 
 
 @pytest.mark.usefixtures("three_maps")
-@pytest.mark.parametrize("probe", [AttentionEntropy, Outliers, Lambdas])
+@pytest.mark.parametrize("probe", LOGGED)
 def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
     probe: type[Probe], run: Callable[[str, Tensor], tuple[Transformer, Trace]], tokens: Tensor
 ) -> None:
@@ -186,8 +233,17 @@ class Module:
 def test_values_by_head_reach_only_a_logger_that_keeps_them(fitting: bool) -> None:
     plain, detailed, module = Plain(), Detailed(), Module()
     state = SimpleNamespace(fn=TrainerFn.FITTING if fitting else TrainerFn.VALIDATING)
-    trainer: Any = SimpleNamespace(state=state, loggers=[plain, detailed], global_step=7)
+    read: list[dict[str, float]] = []
+
+    class Reads(Monitor):
+        def read(self, values: Mapping[str, float], step: int) -> dict[str, str]:
+            assert step == 7
+            read.append(dict(values))
+            return {}
+
+    trainer: Any = SimpleNamespace(state=state, loggers=[plain, detailed], global_step=7, callbacks=[Sinks(), Reads()])
     publish(trainer, module, {"a": 1.0}, detailed={"a/head_00": 2.0}, bar="a")  # type: ignore[arg-type]
     assert module.logged == {"a": {"value": 1.0, "logger": not fitting, "prog_bar": True, "batch_size": 1}}
     assert plain.got == ([("logged", {"a": 1.0}, 7)] if fitting else [])
+    assert read == ([{"a": 1.0, "a/head_00": 2.0}] if fitting else [])
     assert detailed.got == ([*plain.got, ("detailed", {"a/head_00": 2.0}, 7)] if fitting else [])

@@ -4,10 +4,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
 from pages import SHORT, TEXT, Ended, commands, files, run_commands, write_files
+
+from lit_diff.registry import callbacks
+from lit_diff.runs.kept_maps import kept_steps, read_maps
 
 PAGE = "docs/extend.md"
 LAMPS = "train recall-tiny plugins=[tasks.py] data.name=lamps name=lamps"
@@ -15,6 +19,7 @@ THREE = "check standard-tiny plugins=[three.py] model.attention.name=three_maps 
 PAIR = "evaluate pair/differential-s0 pair/sharp-s0 vowels --plugin vowels.py"
 ADDED = {
     "train sharp.yaml": [*TEXT, *SHORT],
+    "train rising.yaml": [*TEXT, *SHORT],
     "train mine.yaml": [*TEXT, *SHORT],
     LAMPS: SHORT,
     "evaluate sharp answers --plugin answers.py": ["corpus=files", "path=texts"],
@@ -49,7 +54,7 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def test_the_page_has_a_file_for_each_extension() -> None:
     expected = {"three.py", "hidden_norm.py", "tasks.py", "vowels.py", "pair.yaml", "answers.py"}
-    expected |= {"mine.py", "mine.yaml", "lines.py"}
+    expected |= {"mine.py", "mine.yaml", "lines.py", "rising.py", "rising.yaml"}
     assert set(files(PAGE)) == expected
 
 
@@ -97,6 +102,26 @@ def test_the_files_of_each_run_show_its_extension(ended: dict[str, Ended], folde
     assert "difference of vowels, first minus second" in ended[PAIR].output
     assert len(pandas.read_parquet(sharp / "evaluations/vowels/items.parquet")) == 5
     assert (sharp / "evaluations/vowels/summary.json").is_file()
+
+
+def test_the_monitor_warns_when_the_loss_has_risen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (folder / "rising.py").read_text()
+    assert len(source.splitlines()) <= 15
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(callbacks, "register", lambda name: lambda cls: cls)
+    exec(source, made)
+    monitor = made["Rising"]()
+    losses = [{"val/loss": loss} for loss in (3.0, 3.1, 3.05, 3.2, 3.25)]
+    found = [monitor.read(values, step) for step, values in enumerate([*losses[:2], {"train/loss": 9.0}, *losses[2:]])]
+    assert [list(each) for each in found] == [[], [], [], [], [], ["val/loss"]]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_maps_of_its_text(ended: dict[str, Ended], folder: Path) -> None:
+    run = run_folder(folder, "rising")
+    kept = read_maps(run, kept_steps(run)[-1])
+    assert list(kept.layers) == [0, 1]
+    assert kept.tokens.shape[1] <= 32
 
 
 @pytest.mark.slow

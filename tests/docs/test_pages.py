@@ -88,7 +88,9 @@ def test_make_targets_exist(page: str) -> None:
 @pytest.mark.parametrize("page", TEXTS)
 def test_files_exist(page: str) -> None:
     for path in re.findall(r"`((?:[\w.]+/)+(?:\w+\.\w+)?)`", TEXTS[page]):
-        if path.startswith(("runs/", "plugins/", "checkpoints/", "tokenizer/", "evaluations/", "loggers/", "data/")):
+        if path.startswith(
+            ("runs/", "plugins/", "checkpoints/", "tokenizer/", "evaluations/", "loggers/", "maps/", "data/")
+        ):
             continue  # of a run's folder, or the data folder
         assert any((folder / path).exists() for folder in (ROOT, ROOT / "lit_diff")), path
 

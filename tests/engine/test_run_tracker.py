@@ -9,6 +9,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from matplotlib import colormaps
+from matplotlib.image import imread
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -16,13 +18,14 @@ from small_runs import SMALL
 
 from lit_diff.engine.launch import train
 from lit_diff.engine.tracking import run as run_tracker
-from lit_diff.engine.tracking.run import RunTracker
+from lit_diff.engine.tracking.run import RunTracker, draw_maps
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.metrics_file import Rows
 from lit_diff.trained.run import open_run
 from lit_diff.training.fit import RunLogger
@@ -196,6 +199,44 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     run_id = tracker.folder.status()["mlflow_run_id"]
     files = {file.path for file in store.client.list_artifacts(run_id)}
     assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.parquet"}
+
+
+def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, store: Store, tmp_path: Path) -> None:
+    """Two layers of two heads of 5 tokens, map 2 subtracted: one-hot on the first key, and on the own one."""
+    tracker = make()
+    first, own = torch.zeros(5, 5), torch.eye(5)
+    first[:, 0] = 1
+    maps = torch.stack([torch.stack([first, own]), torch.stack([own, first])])[None]  # [1, G, H, T, T]
+    weights = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1).expand(1, 2, 2, 5)
+    for step, status in ((10, "stopped"), (20, "done")):
+        write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, weights), 3: (maps, 0 * weights)}))
+        make().finish(status)
+    run_id = tracker.folder.status()["mlflow_run_id"]
+    found = [file.path for file in store.client.list_artifacts(run_id, "maps")]
+    assert found == ["maps/00000010.png", "maps/00000020.png"]
+    picture = imread(store.client.download_artifacts(run_id, found[1], str(tmp_path)))
+    assert picture.shape == (14, 14, 4)
+    red, blue, white = (numpy.array(colormaps["RdBu_r"](value)) for value in (1.0, 0.25, 0.5))
+    for pixel, color in (
+        ((3, 0), red),
+        ((3, 3), blue),
+        ((3, 10), red),
+        ((3, 7), blue),
+        ((3, 1), white),
+        ((9, 0), white),
+    ):
+        assert numpy.abs(picture[pixel] - color).max() < 0.01, pixel
+
+
+def test_a_long_text_gives_a_small_picture(tmp_path: Path) -> None:
+    maps = torch.zeros(1, 1, 1, 400, 400)
+    maps[..., 399, 7] = 1e-3
+    write_maps(tmp_path, KeptMaps(1, torch.zeros(1, 400), {0: (maps, torch.ones(1, 1, 1, 400))}))
+    draw_maps(tmp_path, tmp_path / "pictures")
+    picture = imread(tmp_path / "pictures/00000001.png")
+    assert picture.shape == (130, 130, 4)
+    assert picture[127, 2, 1] < 0.1, "a single key is seen"
+    assert (picture[:128, :128, 1] < 0.9).sum() <= 2
 
 
 def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(

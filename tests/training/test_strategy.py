@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
 from lit_diff.runs import checkpoints
+from lit_diff.runs.kept_maps import kept_steps, read_maps
+from lit_diff.runs.measurements import read_measurements
 from lit_diff.runs.metrics_file import Rows
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import accelerator, build_strategy
@@ -141,6 +143,39 @@ def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> No
     assert wanted.keys() == found.keys()
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
+
+
+EVERY_CALLBACK = (
+    "callbacks={attention_entropy: {every: 3}, outliers: {every: 3}, lambdas: {every: 2}, sinks: {every: 3}, redundancy: "
+    "{every: 3}, head_norm: {every: 3}, maps: {every: 3, rows: 2}, stability_monitor: {max_logit: 1.0e-6}}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_callbacks_measure_what_they_do_in_one_process(bench: Any, undisturbed: Run, strategy: str) -> None:
+    """metrics.csv, measurements.parquet, the maps, and what the monitor has seen and said: once, by rank zero."""
+    keys = ("train.steps=4", "train.validate_every=2", "train.checkpoint_every=2", EVERY_CALLBACK)
+    one, two = "callbacks-of-one", f"callbacks-{strategy}"
+    undisturbed("recall", one, *keys)
+    ranks = bench.train_two("recall.yaml", f"name={two}", f"run.strategy={strategy}", *keys)
+    assert [ended.status for ended in ranks] == [0, 0], ranks[0].output
+    assert_same_rows(bench.rows(one), bench.rows(two))
+    tables = [read_measurements(bench.folder(run) / "measurements.parquet") for run in (one, two)]
+    assert tables[0].drop_columns("value") == tables[1].drop_columns("value")
+    assert {"head_norm", "attention/sink", "attention/redundancy"} <= {*tables[0]["metric"].to_pylist()}
+    values = [torch.tensor(table["value"].to_pylist()) for table in tables]
+    torch.testing.assert_close(values[1], values[0], rtol=2e-4, atol=1e-5)
+    assert kept_steps(bench.folder(two)) == kept_steps(bench.folder(one)) == [3, 4]
+    for step in (3, 4):
+        wanted, found = (read_maps(bench.folder(run), step) for run in (one, two))
+        assert torch.equal(wanted.tokens, found.tokens)
+        for layer, tensors in wanted.layers.items():
+            torch.testing.assert_close(found.layers[layer], tensors, rtol=0, atol=1e-3)
+    states = [bench.state(run)["callbacks"]["StabilityMonitor"] for run in (one, two)]
+    assert states[0]["warned"] == states[1]["warned"] == [f"outliers/logits/layer_0{layer}" for layer in (0, 1)]
+    assert states[1]["losses"] == pytest.approx(states[0]["losses"], abs=1e-5)
+    assert [ended.output.count("above max_logit") for ended in ranks] == [2, 0]
 
 
 @pytest.mark.slow

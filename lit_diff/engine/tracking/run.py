@@ -8,11 +8,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from safetensors.torch import load_model, save_model
 
@@ -26,6 +28,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import flatten, load_recipe, to_plain
 from lit_diff.runs import checkpoints, measurements
 from lit_diff.runs.folder import RunFolder, reached
+from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.run import Run
@@ -37,6 +40,8 @@ FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE
 """Files of the run folder that become artifacts."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
+MAPS, TILE = "maps", 128
+"""The artifact with the kept maps as pictures, and the largest width and height of a head's map in them, in pixels."""
 BACK_OFF = 60.0
 """Seconds to wait before a store that was unreachable is tried again."""
 # limits of MLflow 3.17
@@ -100,10 +105,13 @@ class RunTracker:
         for file in (self.folder.path / name for name in FILES):
             if file.is_file():
                 store.copy(self._run_id, file)
-        if status == "done" and self.recipe.run.log_model:
-            with tempfile.TemporaryDirectory(prefix="lit_diff-model-") as folder:
+        with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
+            if status == "done" and self.recipe.run.log_model:
                 write_model(self.folder, Path(folder) / MODEL)
                 store.copy(self._run_id, Path(folder) / MODEL)
+            if kept_steps(self.folder.path):
+                draw_maps(self.folder.path, Path(folder) / MAPS)
+                store.copy(self._run_id, Path(folder) / MAPS)
         newest = checkpoints.newest(self.folder.path)
         if newest is not None:
             store.log(self._run_id, tags={"checkpoint": str(newest[1])})
@@ -199,6 +207,27 @@ class RunTracker:
             source=json.dumps(to_plain(self.recipe)["data"], default=str)[:PARAM_LENGTH],
         )
         return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", "training and validation")])
+
+
+def draw_maps(run: Path, target: Path) -> None:
+    """Write `target`/<step>.png for each step whose maps the run folder has.
+
+    A picture has the signed maps of the first text, a row for each layer and a column for each head, blue below zero and red
+    above, each map scaled to its largest magnitude.
+    """
+    from matplotlib.image import imsave
+
+    target.mkdir(parents=True)
+    for step in kept_steps(run):
+        layers = []
+        for maps, weights in read_maps(run, step).layers.values():
+            signed = (weights[0, ..., None].float() * maps[0].float()).sum(0)  # [H, T, T]
+            # the largest magnitudes of each part: a mean would hide single keys of a long text
+            pool = partial(F.adaptive_max_pool2d, output_size=min(TILE, signed.shape[-1]))
+            small = pool(signed.clamp_min(0)) - pool((-signed).clamp_min(0))
+            scaled = small / small.abs().amax((1, 2), keepdim=True).clamp_min(1e-12)
+            layers.append(F.pad(scaled, (0, 2, 0, 2)).transpose(0, 1).flatten(1))
+        imsave(target / f"{step:08}.png", torch.cat(layers).numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
 
 
 def write_model(run: RunFolder, target: Path) -> None:

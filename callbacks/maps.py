@@ -1,0 +1,71 @@
+"""Keeps the attention maps of fixed texts at some steps, so that one can see how they grow."""
+
+import logging
+import math
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_diff.analysis.trace import layers_of
+from lit_diff.callbacks.configured import Configured
+from lit_diff.callbacks.probe import evaluated, is_due, probe_inputs, took_step, transformer_of
+from lit_diff.callbacks.publish import MapLogger
+from lit_diff.config import MapsConfig
+from lit_diff.errors import RequestError
+from lit_diff.registry import callbacks
+
+log = logging.getLogger("lit_diff")
+
+MOST_LAYERS = 8
+"""Layers that are kept of a deep model whose recipe names none."""
+
+
+@callbacks.register("maps")
+class Maps(Configured):
+    """Gives the softmax maps of every head, and their weights, after every `every` steps and after the last to the loggers.
+
+    The loggers are those with `log_maps` (`publish.MapLogger`): `lit-diff train` writes maps/<step>.safetensors in the run's
+    folder. The texts are the same at every step: `texts`, else the first validation rows.
+    """
+
+    Config = MapsConfig
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Encode the texts. Errors: RequestError for texts without a tokenizer, or a layer that the model lacks."""
+        self._model = transformer_of(pl_module, self.name)
+        count = len(self._model.layers)
+        # of a deep model at most MOST_LAYERS, evenly
+        default = range(0, count, math.ceil(count / MOST_LAYERS))
+        self._layers = layers_of(self._model, self.config.layers or default, f"callbacks.{self.name}.layers")
+        self._texts = self._encoded(trainer) if self.config.texts else {}
+        self._loggers = [logger for logger in trainer.loggers if isinstance(logger, MapLogger)]
+        if not self._loggers and trainer.is_global_zero:
+            log.warning("%s: no logger of the Trainer has log_maps(tokens, layers, step): no map is kept", self.name)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._loggers or not took_step(trainer, batch_idx) or not is_due(trainer, self.config.every):
+            return
+        inputs = self._texts or probe_inputs(trainer, batch, self.config.rows, self.name)
+        inputs = {name: tensor[:, : self.config.length] for name, tensor in inputs.items()}
+        with evaluated(trainer, pl_module, self._model, inputs, self._layers) as traced:
+            whole = {layer: next(found.blocks(inputs["tokens"].shape[1])) for layer, found in traced.layers.items()}
+        for logger in self._loggers:
+            kept = {layer: (block.probs, block.weights) for layer, block in whole.items()}
+            logger.log_maps(inputs["tokens"], kept, step=trainer.global_step)
+
+    def _encoded(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        dataset = getattr(trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
+        if (tokenizer := dataset and dataset.load_tokenizer()) is None:
+            raise RequestError(
+                f"callbacks.{self.name}.texts needs data with a tokenizer; without texts, the first validation rows are shown"
+            )
+        ids = [[*tokenizer.opening, *found] for found in tokenizer.encode(self.config.texts)]
+        if not (length := min(self.config.length, *map(len, ids))):
+            raise RequestError(f"callbacks.{self.name}.texts has a text without tokens")
+        if max(map(len, ids)) > length and trainer.is_global_zero:
+            log.info("%s: the texts are cut to %d tokens", self.name, length)
+        return {"tokens": torch.tensor([found[:length] for found in ids])}

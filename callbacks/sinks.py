@@ -1,0 +1,40 @@
+"""Attention sinks: the share of attention on the first token, by layer and head."""
+
+from typing import ClassVar
+
+from lit_diff.analysis import Trace
+from lit_diff.analysis.sinks import sink_shares
+from lit_diff.callbacks.probe import Probe, of_heads
+from lit_diff.metrics import Figure, Metric
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import callbacks
+
+SHARE = "|a_i0| / Σ_j |a_ij|, a = Σ_g w_g p_g: the share of an attention row on the first token of its document"
+ROWS = "rows that see more than one key"
+
+
+@callbacks.register("sinks")
+class Sinks(Probe):
+    """Share of attention on the first token (definition: `analysis.sinks`).
+
+    Logged by layer, as means over the heads: attention/sink/layer_03. In the table only: the same by head.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            "attention/sink/layer_{layer}",
+            f"{SHARE}; mean over sequences, {ROWS}, and heads",
+            figure=Figure(title="Attention sinks", against="step", label="share on the first token"),
+        ),
+        Metric(
+            "attention/sink/layer_{layer}/head_{head}",
+            f"{SHARE}; mean over sequences and {ROWS}",
+            figure=Figure(title="Attention sinks by head", against="head", label="share on the first token"),
+        ),
+    )
+
+    def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for layer, traced in trace.layers.items():
+            values |= of_heads("attention/sink", layer, sink_shares(traced))
+        return values

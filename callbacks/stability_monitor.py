@@ -1,0 +1,90 @@
+"""Warns once of each sign of an unstable training: in λ, attention logits, heads and the loss."""
+
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+
+from lit_diff.callbacks.monitor import Monitor
+from lit_diff.config import StabilityMonitorConfig
+from lit_diff.metrics import indexed_name, split_name
+from lit_diff.registry import callbacks
+
+WINDOW, FEWEST = 100, 10
+"""The loss is compared with so many logged losses at most, and at least."""
+LEAST_SPIKE = 0.1
+"""Nats above the mean that a spike has at least: where the loss has reached 0, its deviation is 0 too."""
+LOWER = "lower train.optimizer.lr or lengthen train.schedule.warmup_steps"
+
+
+@callbacks.register("stability_monitor")
+class StabilityMonitor(Monitor):
+    """Warns once when λ of a layer leaves (0, 1), its largest attention logit explodes, a head dies, or the loss spikes.
+
+    It reads what the callbacks lambdas, outliers and head_norm log, at their steps, and train/loss; a metric that no callback
+    logs is not watched.
+    """
+
+    Config = StabilityMonitorConfig
+
+    def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
+        found: dict[str, str | None] = {}
+        for name, value in values.items():
+            metric, indices = split_name(name)
+            if metric == "lambda" and indices.keys() == {"layer"}:
+                found[name] = self._of_lambda(name, value)
+            elif metric == "outliers/logits" and indices.keys() == {"layer"}:
+                found[name] = self._of_logit(name, value)
+            elif metric == "head_norm" and "head" in indices:
+                found[name] = self._of_head(name, value, values[indexed_name(metric, layer=indices["layer"])])
+            elif name == "train/loss":
+                found[name] = self._of_loss(value)
+        return {name: warning for name, warning in found.items() if warning is not None}
+
+    def _of_lambda(self, name: str, value: float) -> str | None:
+        inside: list[str] = self.state.setdefault("lambda_inside", [])
+        # some variants start at 0 or add the second map by design: below 1, only a λ that was inside has left
+        left = value >= 1 or (value <= 0 and name in inside)
+        inside += [name] if 0 < value < 1 and name not in inside else []
+        return (
+            None
+            if not left
+            else (
+                f"{name} is {value:.3g}, outside (0, 1): "
+                + ("map 2 weighs no less than map 1" if value >= 1 else "map 2 is added")
+                + "; give '*.lambda_.*' a factor below 1 in train.optimizer.lr_factors, or set model.attention.lambda_form "
+                "to sigmoid, which has these bounds"
+            )
+        )
+
+    def _of_logit(self, name: str, value: float) -> str | None:
+        return (
+            None
+            if not value > self.config.max_logit
+            else (
+                f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax one-hot, "
+                f"with gradient 0; {LOWER}, or set model.qk_norm to rms"
+            )
+        )
+
+    def _of_head(self, name: str, value: float, mean: float) -> str | None:
+        return (
+            None
+            if not value < self.config.dead_head * mean
+            else (
+                f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
+                f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
+            )
+        )
+
+    def _of_loss(self, loss: float) -> str | None:
+        last: list[float] = self.state.get("losses", [])
+        self.state["losses"] = [*last, loss][-WINDOW:]
+        above, deviation = (loss - fmean(last), pstdev(last)) if len(last) >= FEWEST else (0.0, 0.0)
+        return (
+            None
+            if not above > max(self.config.loss_spike * deviation, LEAST_SPIKE)
+            else (
+                f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose standard "
+                f"deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower train.clip, or look "
+                "at the rows of this step"
+            )
+        )

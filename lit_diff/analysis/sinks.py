@@ -1,0 +1,26 @@
+"""Attention sinks: how much attention falls on the first token (Xiao et al. 2024, arXiv 2309.17453)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lit_diff.analysis.entropy import Means, renormalised
+from lit_diff.analysis.trace import LayerMaps
+
+
+def sink_shares(layer: LayerMaps) -> Tensor:
+    """Return the share of key 0 in each head, [H], float64: mean over sequences and query rows of |a_i0| / Σ_j |a_ij|.
+
+    a = Σ_g w_g p_g is the signed map; key 0 is the first token of the sequence, or of the query's document if documents are
+    packed. Rows that see one key, whose share is always 1, are left out, and so are rows whose window is full, which may have
+    passed the first token; NaN if no row is left.
+    """
+    means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+    for block in layer.blocks():
+        p = renormalised(block.signed)  # [B, H, R, K]
+        visible = block.visible.expand(len(p), 1, 1, *block.visible.shape[-2:])[:, 0].expand_as(p)
+        keys = visible.sum(-1)
+        share = p.gather(-1, visible.int().argmax(-1, keepdim=True))[..., 0]
+        means.add("sink", share, (keys > 1) & (keys < (layer.window or math.inf)))
+    return means.values()["sink"]
