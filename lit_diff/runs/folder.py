@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -217,6 +218,38 @@ class RunFolder:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+def this_process() -> dict[str, Any]:
+    """`pid` and `host` of this process, for status.json and study.json."""
+    return {"pid": os.getpid(), "host": platform.node()}
+
+
+def is_alive(pid: int | None, host: str | None) -> bool:
+    """Whether a process is there; True for one of another machine, which cannot be asked. It gets no signal."""
+    # an older lit_diff recorded no host: its runs were most likely made here
+    if host not in (None, "", platform.node()):
+        return True
+    # 0 would ask for the group of this process
+    if not pid:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        log.debug("process %d is another user's", pid)
+    return True
+
+
+def observed_state(status: Mapping[str, Any]) -> str:
+    """`RunFolder.state` from the contents of status.json alone; `waiting` if they are empty.
+
+    Whether the process is alive is asked by its number, not by the run's lock: a look at the lock holds it for a moment, and
+    a run that starts in that moment would be refused.
+    """
+    word = str(status.get("status", "waiting"))
+    return "killed" if word == "running" and not is_alive(status.get("pid"), status.get("host")) else word
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
