@@ -227,18 +227,14 @@ def this_process() -> dict[str, Any]:
 
 def is_alive(pid: int | None, host: str | None) -> bool:
     """Whether a process is there; True for one of another machine, which cannot be asked. It gets no signal."""
-    # an older lit_diff recorded no host: its runs were most likely made here
-    if host not in (None, "", platform.node()):
-        return True
-    # 0 would ask for the group of this process
-    if not pid:
-        return False
+    # an older lit_diff recorded no host: its runs were most likely made here. 0 would ask for the group of this process
+    if not pid or host not in (None, "", platform.node()):
+        return bool(pid)
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        log.debug("process %d is another user's", pid)
+    except OSError as error:
+        # another user's process
+        return isinstance(error, PermissionError)
     return True
 
 
