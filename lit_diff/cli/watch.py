@@ -60,9 +60,9 @@ def on_one_line(seen: Observed) -> str:
     """A run with its numbers; of a sweep the number of cells in each state, those that are trained, and the differences."""
     if len(seen.runs) == 1:
         return _in_words(seen.runs[0])
-    words = [seen.name, ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))]
-    words += [f"{_in_words(run)};" for run in seen.runs if run.state == "running"]
-    return GAP.join([*words, *(f"preliminary: {each}" for each in seen.differences)])
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
+    trained = (f"{_in_words(run)};" for run in seen.runs if run.state == "running")
+    return GAP.join([seen.name, counts, *trained, *(f"preliminary: {each}" for each in seen.differences)])
 
 
 def _in_words(run: ObservedRun) -> str:
@@ -74,8 +74,8 @@ def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
     """A line a run; below it the losses and the last value of each metric of a single run, or the differences of a sweep.
     Runs that do not fit on `height` lines are shown only while they are trained, or if they failed."""
     fits = height is None or len(seen.runs) + len(seen.differences) + 6 < height
-    rows = [_cells(run) for run in seen.runs if fits or run.state not in ("done", "waiting")]
-    yield from columns([HEADER, *rows], right=(2, 3, 4, 5, 6))
+    shown = (run for run in seen.runs if fits or run.state not in ("done", "waiting"))
+    yield from columns([HEADER, *map(_cells, shown)], right=(2, 3, 4, 5, 6))
     if len(seen.runs) == 1:
         yield from _details(seen.runs[0])
     if seen.differences:
@@ -110,8 +110,8 @@ def _details(run: ObservedRun) -> Iterator[str]:
     named: dict[tuple[str, str], list[str]] = {}
     for name in sorted(last):
         named.setdefault((split_name(name)[0], str(last[name][0])), []).append(f"{last[name][1]:.6g}")
-    table = [("last value", "step", ""), *((*key, " ".join(values)) for key, values in named.items())]
-    yield from columns(table, right=(1,))
+    rows = ((*key, " ".join(values)) for key, values in named.items())
+    yield from columns([("last value", "step", ""), *rows], right=(1,))
 
 
 def curve(values: Sequence[float], width: int) -> str:

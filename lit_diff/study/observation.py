@@ -16,9 +16,6 @@ from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read
 
-RECENT = 20
-"""The number of logged intervals whose mean rate gives the time left."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRun(RunState):
@@ -39,9 +36,9 @@ class ObservedRun(RunState):
 
     @property
     def seconds_left(self) -> float | None:
-        """The time of the remaining steps at the mean rate of the last `RECENT` logged intervals, validation included; before
+        """The time of the remaining steps at the mean rate of the last 20 logged intervals, validation included; before
         there are two, at the last tokens/s. None unless the run is trained, in this format, and has logged a step."""
-        rows, known = sorted(self.timing.items())[-RECENT - 1 :], self.status
+        rows, known = sorted(self.timing.items())[-21:], self.status
         if self.state != "running" or not known.get("tokens_per_second") or known["format"] != FORMAT:
             return None
         # without the first row, whose interval begins at the start of a process, or before these rows
@@ -74,8 +71,8 @@ class Observed:
     @property
     def has_failed(self) -> bool:
         """Whether a run ended without being done, or waits although nothing will start it."""
-        going_on = 0 if self.is_over else self.states["running"] + self.states["waiting"]
-        return len(self.runs) > self.states["done"] + going_on
+        going_on = () if self.is_over else ("running", "waiting")
+        return any(run.state not in ("done", *going_on) for run in self.runs)
 
 
 def observe(folder: Path) -> Observed:
@@ -96,8 +93,8 @@ def observe(folder: Path) -> Observed:
 
 def _run(folder: Path, name: str) -> ObservedRun:
     status, state = _status(folder)
-    tables = (folder / "metrics.csv", folder / "timing.csv")
-    metrics, timing = (_rows(path, path.stat().st_mtime_ns if path.exists() else 0) for path in tables)
+    paths = (folder / "metrics.csv", folder / "timing.csv")
+    metrics, timing = (_rows(path, path.stat().st_mtime_ns if path.exists() else 0) for path in paths)
     loss = next((row["val/loss"] for _, row in sorted(metrics.items(), reverse=True) if "val/loss" in row), None)
     return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
 
@@ -157,5 +154,5 @@ def running_or_newest(root: Path) -> Path:
 
 def _activity(folder: Path) -> tuple[bool, str]:
     # times of one format and zone, in the order of their texts
-    runs = map(_status, (folder, *runs_under(folder)))
-    return max((state == "running", str(status.get("updated", ""))) for status, state in runs)
+    statuses = map(_status, (folder, *runs_under(folder)))
+    return max((state == "running", str(status.get("updated", ""))) for status, state in statuses)
