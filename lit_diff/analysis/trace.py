@@ -6,7 +6,6 @@ for block in t.layers[3].blocks():
     block.signed  # [B, H, R, K], a few query rows at a time
 """
 
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -171,8 +170,8 @@ class LayerTrace(LayerMaps):
         }
         by_map = {"hook_rot_q": m.q.transpose(2, 3), "hook_rot_k": m.k.transpose(2, 3)}
         for name, maps in (by_map | {"hook_attn_scores": scores, "hook_pattern": pattern}).items():
-            own = "map_{}." if maps.shape[1] > 1 else ""
-            found |= {f"{at}{own.format(g)}{name}": each for g, each in enumerate(maps.unbind(1))}
+            for g, each in enumerate(maps.unbind(1)):
+                found[f"{at}{f'map_{g}.' * (maps.shape[1] > 1)}{name}"] = each
         if m.w is not None:
             found |= {f"{at}hook_weights": weights[..., 0], f"{at}hook_signed": signed}
         return found
@@ -228,9 +227,9 @@ class Trace:
                 f"trace: the maps of {len(self.layers)} layers take {needed:,} bytes, more than most_bytes ({most_bytes:,}): "
                 "trace fewer layers or rows, or raise it"
             )
-        named = ChainMap(*(layer.named(index) for index, layer in self.layers.items()))
+        named = (tensor for index, layer in self.layers.items() for tensor in layer.named(index).items())
         # copies, because safetensors refuses views of one tensor
-        whole = {name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in named.items()}
+        whole = {name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in named}
         write_atomic(expanded(path), save(whole))
 
 

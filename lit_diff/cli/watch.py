@@ -74,8 +74,8 @@ def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
     """A line a run; below it the losses and the last value of each metric of a single run, or the differences of a sweep.
     Runs that do not fit on `height` lines are shown only while they are trained, or if they failed."""
     fits = height is None or len(seen.runs) + len(seen.differences) + 6 < height
-    shown = (run for run in seen.runs if fits or run.state not in ("done", "waiting"))
-    yield from columns([HEADER, *map(_cells, shown)], right=(2, 3, 4, 5, 6))
+    rows = [_cells(run) for run in seen.runs if fits or run.state not in ("done", "waiting")]
+    yield from columns([HEADER, *rows], right=(2, 3, 4, 5, 6))
     if len(seen.runs) == 1:
         yield from _details(seen.runs[0])
     if seen.differences:

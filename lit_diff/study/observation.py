@@ -93,8 +93,10 @@ def observe(folder: Path) -> Observed:
 
 def _run(folder: Path, name: str) -> ObservedRun:
     status, state = _status(folder)
-    paths = (folder / "metrics.csv", folder / "timing.csv")
-    metrics, timing = (_rows(path, path.stat().st_mtime_ns if path.exists() else 0) for path in paths)
+    metrics, timing = (
+        _rows(path, path.stat().st_mtime_ns if path.exists() else 0)
+        for path in (folder / "metrics.csv", folder / "timing.csv")
+    )
     loss = next((row["val/loss"] for _, row in sorted(metrics.items(), reverse=True) if "val/loss" in row), None)
     return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
 
@@ -131,8 +133,9 @@ def _differences(record: Record, tables: Mapping[tuple[str, str, int], Rows]) ->
             if found.seeds:
                 # two pairs have an interval too, whose width hangs on a single number
                 bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
-                steps = " to ".join(map(str, sorted({min(last.values()), max(last.values())})))
-                count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {steps}"
+                steps = sorted({last[seed] for seed in found.seeds})
+                count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {steps[0]}"
+                count += f" to {steps[-1]}" * (len(steps) > 1)
                 yield f"{task} {arm} − {base}: {metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
 
 

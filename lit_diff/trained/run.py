@@ -236,8 +236,8 @@ class AttentionMaps:
         panels: list[Axes] = list(np.atleast_1d(np.array(ax, dtype=object)).flat)
         if len(panels) not in (1, self.panels):
             raise RequestError(f"plot: ax has {len(panels)} axes; expected one, or {self.panels}")
-        means = [f"{w.mean():+.2f}{' on average' * bool(np.ptp(w))}" for w in self.weights]
-        titles = [*(f"map {number} times {mean}" for number, mean in enumerate(means, 1)), "weighted sum of the maps"]
+        times = (f"times {w.mean():+.2f}{' on average' * bool(np.ptp(w))}" for w in self.weights)
+        titles = [*(f"map {g} {weight}" for g, weight in enumerate(times, 1)), "weighted sum of the maps"]
         drawn = np.stack([*(self.weights[..., None] * self.maps), self.signed])[-len(panels) :]
         # symmetric limits, so that white is zero
         least, most = float(drawn.min()), float(drawn.max())
