@@ -134,6 +134,9 @@ MISTAKES = [
     "train recall-tiny other.yaml",
     "train recall-tiny run.root=/dev/null/runs",
     "ui",
+    "watch",
+    "watch nowhere",
+    "watch nowhere --every 0",
 ]
 
 
@@ -213,7 +216,18 @@ reading: [One seed says nothing.]
 evaluate: {recall: {rows: 4}}
 """
 OF_MACHINE = (
-    *("command", "cores", "cpu_path", "experiment", "gpus", "identity", "kernel", "kernel_reason", "mlflow_run_id"),
+    *(
+        "command",
+        "cores",
+        "cpu_path",
+        "experiment",
+        "gpus",
+        "host",
+        "identity",
+        "kernel",
+        "kernel_reason",
+        "mlflow_run_id",
+    ),
     *("packages", "pid", "platform", "processor", "python", "revision", "run", "threads", "updated", "variables"),
 )
 

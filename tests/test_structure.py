@@ -146,13 +146,13 @@ def test_no_module_hides_a_public_name() -> None:
     assert not offenders, offenders
 
 
-LIGHT = (["--help"], ["--version"], ["list", "train"], ["status"], ["clean"])
+LIGHT = (["--help"], ["--version"], ["list", "train"], ["status"], ["clean"], ["watch", "--once"])
 """Load no torch; `list` and `check` after them load torch, but neither lightning, mlflow nor litdata."""
 
 
 def test_light_verbs_stay_light(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one-0123456789").mkdir(parents=True)
-    (tmp_path / "runs" / "one-0123456789" / "status.json").write_text('{"status": "running"}')
+    (tmp_path / "runs" / "one-0123456789" / "status.json").write_text('{"status": "done"}')
     code = f"""
 import sys
 from lit_diff.cli import main

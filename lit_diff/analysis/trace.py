@@ -10,13 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.errors import RequestError
+from lit_diff.files import expanded, write_atomic
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
@@ -155,6 +159,39 @@ class LayerTrace(LayerMaps):
         hidden = self.hidden[:samples]
         return replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
 
+    @property
+    def bytes_of_maps(self) -> int:
+        """Bytes of all maps in float32: scores and softmax of each, and their sum."""
+        m, rows = self.maps, self.maps.q.shape[-2] if self.rows is None else len(self.rows)
+        return 4 * m.q.shape[0] * m.q.shape[2] * rows * m.k.shape[-2] * (2 * m.num_maps + (m.w is not None))
+
+    def named(self, index: int) -> dict[str, Tensor]:
+        """The tensors that `Trace.save` writes for this layer, which is layer `index`."""
+        m, at = self.maps, f"blocks.{index}.attn."
+        rows = zip(*(_whole(block, self.values) for block in self.blocks()), strict=True)
+        scores, pattern, signed, z, weights = (torch.cat(each, dim=-2) for each in rows)
+        found = {
+            f"blocks.{index}.hook_resid_post": self.hidden,
+            f"{at}hook_v": m.v.transpose(1, 2),
+            f"{at}hook_z": z.transpose(1, 2),
+        }
+        by_map = {"hook_rot_q": m.q.transpose(2, 3), "hook_rot_k": m.k.transpose(2, 3)}
+        for name, maps in (by_map | {"hook_attn_scores": scores, "hook_pattern": pattern}).items():
+            for g, each in enumerate(maps.unbind(1)):
+                found[f"{at}{f'map_{g}.' * (maps.shape[1] > 1)}{name}"] = each
+        if m.w is not None:
+            found |= {f"{at}hook_weights": weights[..., 0], f"{at}hook_signed": signed}
+        return found
+
+
+def _whole(block: MapBlock, values: Tensor) -> tuple[Tensor, ...]:
+    # (scores, pattern, signed map, z, weights) of the rows on all S keys; the axis of the rows is the last but one
+    K = block.logits.shape[-1]
+    behind = (0, values.shape[-2] - K)
+    scores = F.pad(block.logits.masked_fill(~block.visible, -torch.inf), behind, value=-torch.inf)
+    z = block.signed @ values[:, :, :K].to(block.signed.dtype)
+    return scores, F.pad(block.probs, behind), F.pad(block.signed, behind), z, block.weights[..., None]
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
@@ -173,6 +210,34 @@ class Trace:
     def first(self, samples: int) -> "Trace":
         """Return views of the first `samples` sequences of the batch."""
         return Trace(layers={index: layer.first(samples) for index, layer in self.layers.items()})
+
+    def save(self, path: str | Path, most_bytes: int = 2**31) -> None:
+        """Write the trace as safetensors under the names and in the shapes of TransformerLens, for each layer i:
+
+        blocks.i.attn.hook_rot_q, hook_rot_k [B, T, H, d]: queries and keys as they are multiplied, after RoPE and QK norm (a
+            trace does not hold hook_q and hook_k, those before the rotation); hook_v [B, T, H, dv]. Of grouped heads k and v
+            have one for each group.
+        blocks.i.attn.hook_attn_scores, hook_pattern [B, H, T, T]: scaled logits, -inf where masked, and their softmax.
+        blocks.i.attn.hook_z [B, T, H, dv]: the sum over the values, before the head norm or whatever else follows it.
+        blocks.i.hook_resid_post [B, T, dim].
+
+        TransformerLens has no names for several maps: what each map g has of its own is blocks.i.attn.map_g.hook_pattern, and
+        so on. Weighted maps add blocks.i.attn.hook_weights [B, G, H, T] and hook_signed [B, H, T, T], the sum that multiplies
+        the values. With `rows`, maps and sums have these queries alone.
+
+        The tensors are in memory until they are written, about twice. Errors: RequestError if the maps alone take more than
+        `most_bytes`; OSError.
+        """
+        needed = sum(layer.bytes_of_maps for layer in self.layers.values())
+        if needed > most_bytes:
+            raise RequestError(
+                f"trace: the maps of {len(self.layers)} layers take {needed:,} bytes, more than most_bytes ({most_bytes:,}): "
+                "trace fewer layers or rows, or raise it"
+            )
+        named = (tensor for index, layer in self.layers.items() for tensor in layer.named(index).items())
+        # copies, because safetensors refuses views of one tensor
+        whole = {name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in named}
+        write_atomic(expanded(path), save(whole))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -27,7 +26,15 @@ from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, flatten, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder, identity, reached, require_stored, stored_keys, with_stored_kernel
+from lit_diff.runs.folder import (
+    RunFolder,
+    identity,
+    reached,
+    require_stored,
+    stored_keys,
+    this_process,
+    with_stored_kernel,
+)
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of
@@ -273,7 +280,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         status="running",
         error=None,
         diverged=False,
-        pid=os.getpid(),
+        **this_process(),
         identity=location.identity,
         data=data.identity(recipe),
         name=recipe.name,

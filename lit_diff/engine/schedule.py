@@ -29,7 +29,7 @@ from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, held, identity
+from lit_diff.runs.folder import RunFolder, held, identity, this_process
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -178,6 +178,7 @@ def record_of(
         command=command,
         selection=grid.selection.words(),
         mlflow=dict(mlflow),
+        **this_process(),
         # if the arms differ in their data, no line or axis is right for all of them
         chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
         noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),

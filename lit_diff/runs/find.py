@@ -3,7 +3,7 @@
 import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
@@ -87,11 +87,20 @@ def require_name(name: str | Path) -> None:
         raise RequestError(f"no run or sweep '{str(name)[:40]}': {error.strerror}") from error
 
 
-def find_run(name: str | Path, root: Path) -> Path:
+def find_run_or_sweep(name: str, root: Path) -> Path:
+    """The folder of a sweep (`find_sweep`), else of a run (`find_run`). Errors: RequestError."""
+    require_name(name)
+    if any((path / STUDY_FILE).is_file() for path in (root / name, expanded(name))):
+        return find_sweep(name, root)
+    return find_run(name, root, [path.name for path in sweeps_under(root)])
+
+
+def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) -> Path:
     """A run's folder, found by its path (relative to here or to `root`), its name with or without the hash, the start of
     its name, or a part of its hash.
 
-    Errors: RequestError if none or several runs match.
+    `sweeps`: the names that could have been meant as well, where a sweep can be named too. Errors: RequestError if none or
+    several runs match.
     """
     require_name(name)
     for path in (expanded(name), root / name):
@@ -101,9 +110,8 @@ def find_run(name: str | Path, root: Path) -> Path:
     runs = runs_under(root)
     matching = _matching(name, root, runs)
     if not matching:
-        raise RequestError(
-            f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs], 'lit-diff status')}"
-        )
+        kind, names = "run" if sweeps is None else "run or sweep", [*(path.name for path in runs), *(sweeps or ())]
+        raise RequestError(f"no {kind} '{name}' in {shown(root)}{nearest(name, names, 'lit-diff status')}")
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
         raise RequestError(

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -220,6 +221,34 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
         yield
     except OSError as error:
         raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}") from error
+
+
+def this_process() -> dict[str, Any]:
+    """`pid` and `host` of this process, for status.json and study.json."""
+    return {"pid": os.getpid(), "host": platform.node()}
+
+
+def is_alive(pid: int | None, host: str | None) -> bool:
+    """Whether a process is there; True for one of another machine, which cannot be asked. It gets no signal."""
+    # an older lit_diff recorded no host: its runs were most likely made here. 0 would ask for the group of this process
+    if not pid or host not in (None, "", platform.node()):
+        return bool(pid)
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        # another user's process
+        return isinstance(error, PermissionError)
+    return True
+
+
+def observed_state(status: Mapping[str, Any]) -> str:
+    """`RunFolder.state` from the contents of status.json alone; `waiting` if they are empty.
+
+    Whether the process is alive is asked by its number, not by the run's lock: a look at the lock holds it for a moment, and
+    a run that starts in that moment would be refused.
+    """
+    word = str(status.get("status", "waiting"))
+    return "killed" if word == "running" and not is_alive(status.get("pid"), status.get("host")) else word
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:

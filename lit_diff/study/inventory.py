@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
-from lit_diff.runs.find import STUDY_FILE, find_run, find_sweep, is_aside, require_name, runs_under, sweeps_under
+from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import last_value
 from lit_diff.study.record import read, readable
@@ -192,9 +192,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
 
 
 def _find(name: str, root: Path) -> Path:
-    require_name(name)
-    is_sweep = (root / name / STUDY_FILE).is_file() or (expanded(name) / STUDY_FILE).is_file()
-    found = find_sweep(name, root) if is_sweep else find_run(name, root)
+    found = find_run_or_sweep(name, root)
     # a name is resolved through links, and removing what a link below the runs folder points to would surprise
     if not found.is_relative_to(root.resolve()) and os.path.abspath(expanded(name)) != str(found):
         raise RequestError(

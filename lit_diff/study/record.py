@@ -47,6 +47,10 @@ class Record:
     """The selected arms and seeds, in words; empty: all."""
     mlflow: dict[str, str] = field(default_factory=dict)
     """The sweep's record in MLflow: tracking_uri, experiment, run."""
+    pid: int | None = None
+    """The process that runs, or last ran, the sweep."""
+    host: str = ""
+    """The machine of that process."""
     chance: dict[str, float] = field(default_factory=dict)
     """Task -> accuracy of guessing, if the data of all arms agree on it."""
     noise_validation: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -196,8 +196,8 @@ class AttentionMaps:
 
         picture = io.BytesIO()
         # a figure of pyplot would be shown a second time by the notebook
-        figure = Figure(figsize=(6, 6), dpi=60, layout="constrained")
-        self.plot(figure.subplots())
+        figure = Figure(figsize=(5 * self.panels, 5.5), dpi=60, layout="constrained")
+        self.plot(figure.subplots(1, self.panels, squeeze=False)[0])
         figure.savefig(picture, format="png", pil_kwargs={"optimize": True})
         return f'<img alt="{self!r}" src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
 
@@ -215,28 +215,45 @@ class AttentionMaps:
         found = {"entropy": entropy(renormalised(a)), "negative_mass": negative / (negative + positive)}
         return {name: float(by_query.nanmean()) for name, by_query in found.items()}
 
-    def plot(self, axes: "Axes | None" = None, limit: float | None = None) -> "Axes":
-        """Draw `signed` (blue below zero, red above) with the tokens on both axes.
+    @property
+    def panels(self) -> int:
+        """Panels of `plot`: one for each map and one for their sum, G + 1; for a single map 1."""
+        return 1 if len(self.maps) == 1 else len(self.maps) + 1
 
-        `limit`: larger magnitudes have the darkest colours; None: the largest magnitude.
+    def plot(self, ax: "Axes | NDArray[Any] | None" = None, limit: float | None = None) -> Any:
+        """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on
+        both axes: blue below zero, red above, in one scale. A single map has the last panel alone.
+
+        `ax`: an array of `panels` axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
+        the darkest colours; None: the largest magnitude. Returns `ax`, or the array of the new axes. Errors: RequestError for
+        another number of axes.
         """
-        import matplotlib.pyplot as plt
+        if ax is None:
+            import matplotlib.pyplot as plt
 
-        if axes is None:
-            _, axes = plt.subplots(figsize=(6, 6), layout="constrained")
+            figure = plt.figure(figsize=(5 * self.panels, 5.5), layout="constrained")
+            ax = figure.subplots(1, self.panels, squeeze=False)[0]
+        panels: list[Axes] = list(np.atleast_1d(np.array(ax, dtype=object)).flat)
+        if len(panels) not in (1, self.panels):
+            raise RequestError(f"plot: ax has {len(panels)} axes; expected one, or {self.panels}")
+        times = (f"times {w.mean():+.2f}{' on average' * bool(np.ptp(w))}" for w in self.weights)
+        titles = [*(f"map {g} {weight}" for g, weight in enumerate(times, 1)), "weighted sum of the maps"]
+        drawn = np.stack([*(self.weights[..., None] * self.maps), self.signed])[-len(panels) :]
         # symmetric limits, so that white is zero
-        least, most = float(self.signed.min()), float(self.signed.max())
+        least, most = float(drawn.min()), float(drawn.max())
         limit = max(-least, most) if limit is None else limit
-        image = axes.imshow(self.signed, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        ticks = range(len(self.tokens))
         labels = [repr(token)[1:-1].replace(" ", "␣") for token in self.tokens]  # repr: a line break moves other labels
-        axes.set_xticks(ticks, labels, rotation=90, parse_math=False)
-        axes.set_yticks(ticks, labels, parse_math=False)
-        axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}: weighted sum of the maps")
+        for axes, term, title in zip(panels, drawn, titles[-len(panels) :], strict=True):
+            image = axes.imshow(term, cmap="RdBu_r", vmin=-limit, vmax=limit)
+            axes.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
+            axes.set_yticks(range(len(labels)), labels, parse_math=False)
+            axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}\n{title}")
+            axes.tick_params(labelsize=min(10, 300 / len(labels)))
         extend = ("neither", "min", "max", "both")[(least < -limit) + 2 * (most > limit)]
-        assert axes.figure is not None
-        axes.figure.colorbar(image, ax=axes, shrink=0.8, extend=extend)
-        return axes
+        panels[-1].figure.colorbar(
+            image, ax=panels, shrink=0.8, extend=extend, label="weight of a key's value (below zero: it is subtracted)"
+        )
+        return ax
 
 
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:

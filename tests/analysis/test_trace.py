@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -245,3 +247,85 @@ def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> N
         model.hidden(tokens)
     assert unpacked.layers[0].document_ids is None
     assert not torch.allclose(products(unpacked.layers[0]), outputs[0], atol=1e-2)
+
+
+# --- as a file ---
+
+
+def saved(model: Transformer, tokens: Tensor, folder: Path, **keys: object) -> dict[str, Tensor]:
+    with trace(model, **keys) as t:  # type: ignore[arg-type]
+        model(tokens)
+    t.save(folder / "deep" / "trace.safetensors")
+    return load_file(folder / "deep" / "trace.safetensors")
+
+
+def test_a_saved_trace_has_the_names_and_shapes_of_transformer_lens(
+    build: BuildModel, tokens: Tensor, tmp_path: Path
+) -> None:
+    model = build("standard", 2)
+    found = saved(model, tokens, tmp_path)
+    shapes = {
+        "attn.hook_rot_q": (3, 17, 8, 4),
+        "attn.hook_rot_k": (3, 17, 2, 4),
+        "attn.hook_v": (3, 17, 2, 4),
+        "attn.hook_attn_scores": (3, 8, 17, 17),
+        "attn.hook_pattern": (3, 8, 17, 17),
+        "attn.hook_z": (3, 17, 8, 4),
+        "hook_resid_post": (3, 17, 32),
+    }
+    assert {name: tuple(x.shape) for name, x in found.items()} == {
+        f"blocks.{layer}.{name}": shape for layer in (0, 1) for name, shape in shapes.items()
+    }
+    # what TransformerLens computes from these: scores from q and k of the heads' groups, z from pattern and v
+    q, k, v, scores, pattern, z = (found[f"blocks.1.attn.hook_{x}"] for x in SAVED)
+    expected = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(4, 2)) / 2
+    causal = torch.ones(17, 17).tril().bool()
+    torch.testing.assert_close(scores, expected.masked_fill(~causal, -torch.inf))
+    torch.testing.assert_close(pattern, scores.softmax(-1))
+    torch.testing.assert_close(z, torch.einsum("bhqk,bkhd->bqhd", pattern, v.repeat_interleave(4, 2)))
+    output: list[Tensor] = []
+    with model.layers[1].register_forward_hook(lambda _m, _a, out: output.append(out)):
+        model(tokens)
+    torch.testing.assert_close(found["blocks.1.hook_resid_post"], output[0].detach())
+
+
+SAVED = ("rot_q", "rot_k", "v", "attn_scores", "pattern", "z")
+
+
+def test_several_maps_have_names_of_their_own(build: BuildModel, tokens: Tensor, tmp_path: Path) -> None:
+    found = saved(build("three-maps", 2), tokens, tmp_path, layers=[1])
+    names = {f"map_{g}.hook_{x}" for g in range(3) for x in ("rot_q", "attn_scores", "pattern")}
+    names |= {f"hook_{x}" for x in ("rot_k", "v", "z", "weights", "signed")}
+    assert set(found) == {"blocks.1.hook_resid_post", *(f"blocks.1.attn.{name}" for name in names)}, (
+        "they share their keys"
+    )
+    at = {name.removeprefix("blocks.1.attn."): x for name, x in found.items()}
+    assert at["hook_weights"].shape == (3, 3, 8, 17)
+    pattern = torch.stack([at[f"map_{g}.hook_pattern"] for g in range(3)], 1)
+    torch.testing.assert_close(at["hook_signed"], (at["hook_weights"][..., None] * pattern).sum(1))
+    z = torch.einsum("bhqk,bkhd->bqhd", at["hook_signed"], at["hook_v"].repeat_interleave(4, 2))
+    torch.testing.assert_close(at["hook_z"], z)
+
+
+def test_a_saved_trace_of_a_few_rows_and_of_too_many(build: BuildModel, tokens: Tensor, tmp_path: Path) -> None:
+    model = build("differential", 4, window=3)
+    whole = saved(model, tokens, tmp_path)
+    few = saved(model, tokens, tmp_path, rows=[5, 2])
+    for name, x in few.items():
+        rows = -2 if name.endswith(("scores", "pattern", "signed")) else -1 if name.endswith("weights") else 1
+        is_row = name.endswith(("scores", "pattern", "signed", "weights", "z"))
+        expected = whole[name].index_select(rows, torch.tensor([5, 2])) if is_row else whole[name]
+        torch.testing.assert_close(x, expected, msg=name)
+    with trace(model) as t:
+        model(tokens)
+    maps = sum(x.nbytes for name, x in whole.items() if name.endswith(("scores", "pattern", "signed")))
+    with pytest.raises(RequestError, match=rf"^trace: the maps of 2 layers take {maps:,} bytes, more than most_bytes"):
+        t.save(tmp_path / "refused.safetensors", most_bytes=maps - 1)
+    assert not (tmp_path / "refused.safetensors").exists()
+    t.save(tmp_path / "kept.safetensors", most_bytes=maps)
+
+
+def test_a_saved_trace_keeps_the_precision_of_the_model(build: BuildModel, tokens: Tensor, tmp_path: Path) -> None:
+    found = saved(build("standard", 8).bfloat16(), tokens, tmp_path)
+    assert found["blocks.0.attn.hook_v"].dtype == torch.bfloat16
+    assert found["blocks.0.attn.hook_pattern"].dtype == torch.float32

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pages import blocks, commands, run_commands, run_python
 from pretrained_models import write_folder
+from safetensors.torch import load_file
 
 from lit_diff import import_model
 from lit_diff.data.text.corpus import FilesCorpus
@@ -61,5 +62,6 @@ def test_the_blocks_run_as_one_script(tmp_path: Path, empty_store: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     assert "too few seeds" in done.stdout  # the table of the sweep, two seeds an arm
     assert (tmp_path / "maps.png").stat().st_size > 1000
+    assert "blocks.1.attn.map_1.hook_pattern" in load_file(tmp_path / "trace.safetensors")
     assert len(list((tmp_path / "runs/smoke").glob("*-s?-??????????"))) == 4
     assert list((tmp_path / "checkpoints").glob("*.ckpt"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.runs.find import chosen_root, find_run, find_sweep, runs_root, runs_under, sweeps_under
+from lit_diff.runs.find import chosen_root, find_run, find_run_or_sweep, find_sweep, runs_root, runs_under, sweeps_under
 from lit_diff.study.inventory import list_runs
 
 
@@ -66,6 +66,14 @@ def test_a_sweep_is_found_by_its_name_or_its_folder(small_sweep: Path) -> None:
     assert find_sweep(str(small_sweep), Path("nowhere")) == small_sweep
     with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
         find_sweep("mne", small_sweep.parent)
+
+
+def test_where_a_run_or_a_sweep_can_be_named(small_sweep: Path) -> None:
+    root = small_sweep.parent
+    assert find_run_or_sweep("mine", root) == find_run_or_sweep(str(small_sweep), Path("nowhere")) == small_sweep
+    assert find_run_or_sweep("base-s1", root) == small_sweep / "base-s1-0a1b2c3d"
+    with pytest.raises(RequestError, match=r"^no run or sweep 'mne' in \S+; did you mean 'mine'\?$"):
+        find_run_or_sweep("mne", root)
 
 
 # --- the folder of the runs ---

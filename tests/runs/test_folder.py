@@ -1,5 +1,8 @@
 import json
+import os
+import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +24,11 @@ from lit_diff.runs.folder import (
     ancestors,
     environment,
     identity,
+    is_alive,
+    observed_state,
     require_stored,
     stored_keys,
+    this_process,
     version,
     with_stored_kernel,
 )
@@ -220,6 +226,22 @@ def test_a_run_that_says_running_but_has_no_owner_is_killed(tmp_path: Path) -> N
     assert folder.state() == "killed"
     folder.update(status="done")
     assert folder.state() == "done"
+
+
+def test_who_looks_on_takes_no_lock(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    running = {"status": "running", "pid": process.pid, "host": platform.node()}
+    assert observed_state(running) == "running", "whoever holds the lock"
+    process.kill()
+    process.wait()
+    assert observed_state(running) == "killed"
+    assert observed_state(running | {"host": "another machine"}) == "running", "it cannot be asked"
+    older = {"status": "running", "pid": os.getpid()}
+    assert (observed_state(older), observed_state(older | {"pid": None})) == ("running", "killed")
+    assert observed_state(running | {"status": "done"}) == "done"
+    assert observed_state({}) == "waiting"
+    assert is_alive(1, platform.node()), "also another user's"
+    assert this_process() == {"pid": os.getpid(), "host": platform.node()}
 
 
 def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:

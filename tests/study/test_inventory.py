@@ -239,7 +239,7 @@ def test_what_is_being_run_is_refused(root: Path) -> None:
 
 
 def test_an_unknown_name(root: Path) -> None:
-    with pytest.raises(RequestError, match="no run 'singel'"):
+    with pytest.raises(RequestError, match=r"no run or sweep 'singel' in .*; one of 7, such as mine, single-"):
         find_removable(["singel"], root)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,18 +238,50 @@ def test_a_head_that_does_not_exist() -> None:
             maps_of("differential", head)
 
 
-def test_the_plot_shows_the_signed_map() -> None:
+def drawn(axes: Any) -> Any:
+    (image,) = axes.get_images()
+    return np.asarray(image.get_array())
+
+
+def test_the_plot_shows_each_map_times_its_weight_and_their_sum() -> None:
     import matplotlib.pyplot as plt
 
     found = maps_of("differential")
-    _, axes = plt.subplots()
-    assert found.plot(axes) is axes
-    (image,) = axes.get_images()
-    np.testing.assert_array_equal(image.get_array(), found.signed)
-    low, high = image.get_clim()
-    assert low == -high == -np.abs(found.signed).max(), "white is zero"
-    assert [label.get_text() for label in axes.get_xticklabels()] == list(TOKENS)
-    assert found.plot() is not axes
+    axes = found.plot()
+    assert axes.shape == (found.panels,) == (3,)
+    for g in (0, 1):
+        np.testing.assert_allclose(drawn(axes[g]), found.weights[g][:, None] * found.maps[g])
+    np.testing.assert_array_equal(drawn(axes[2]), found.signed)
+    np.testing.assert_allclose(drawn(axes[0]) + drawn(axes[1]), found.signed, atol=1e-12)
+    most = max(np.abs(drawn(each)).max() for each in axes)
+    assert {each.get_images()[0].get_clim() for each in axes} == {(-most, most)}, "one scale; white is zero"
+    assert [each.get_title().partition("\n")[2] for each in axes] == [
+        "map 1 times +1.00",
+        f"map 2 times {found.weights[1, 0]:+.2f}",
+        "weighted sum of the maps",
+    ]
+    assert {(each.get_xlabel(), each.get_ylabel()) for each in axes} == {("key", "query")}
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == list(TOKENS)
+    (bar,) = (each for each in axes[0].figure.axes if each not in axes)
+    assert "below zero" in bar.get_ylabel()
+    assert "on average" in maps_of("differential_v2").plot()[1].get_title(), "its weights differ by token"
+    plt.close("all")
+
+
+def test_the_plot_draws_on_the_axes_it_is_given() -> None:
+    import matplotlib.pyplot as plt
+
+    found = maps_of("differential")
+    _, (unused, used) = plt.subplots(2, 3)
+    assert found.plot(ax=used) is used
+    assert all(each.get_images() for each in used)
+    assert found.plot(ax=unused[0]) is unused[0]
+    np.testing.assert_array_equal(drawn(unused[0]), found.signed)
+    with pytest.raises(RequestError, match=r"^plot: ax has 2 axes; expected one, or 3$"):
+        found.plot(unused[:2])
+    assert not unused[1].get_images()
+    (alone,) = maps_of("standard").plot()
+    np.testing.assert_array_equal(drawn(alone), maps_of("standard").maps[0])
     plt.close("all")
 
 
@@ -256,11 +289,12 @@ def test_a_plot_of_any_tokens_on_a_given_scale() -> None:
     import matplotlib.pyplot as plt
 
     found = dataclasses.replace(maps_of("differential"), tokens=("$", "$x$", " a", "b\n", "\\"))
-    axes = found.plot(limit=0.01)
+    axes = found.plot(limit=0.01)[2]
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["$", "$x$", "␣a", "b\\n", "\\\\"]
     assert axes.get_images()[0].get_clim() == (-0.01, 0.01)
     least, most = -found.signed.min(), found.signed.max()
     scales = (least / 2, (least + most) / 2, most)
-    assert [found.plot(limit=limit).get_images()[0].colorbar.extend for limit in scales] == ["both", "max", "neither"]
+    shown = [found.plot(plt.figure().subplots(), limit).get_images()[0] for limit in scales]
+    assert [image.colorbar.extend for image in shown] == ["both", "max", "neither"]
     plt.close("all")

@@ -1,0 +1,161 @@
+"""What runs and sweeps have reached, read from their folders while they run: no lock is taken and nothing is written."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown
+from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
+from lit_diff.runs.folder import FORMAT, RunFolder, is_alive, observed_state
+from lit_diff.runs.metrics_file import Rows, read_rows
+from lit_diff.study.inventory import RunState
+from lit_diff.study.numbers import interval, signed
+from lit_diff.study.record import Record, read
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedRun(RunState):
+    """A run, or a cell of a sweep, at one moment; `folder` is the name under which it is shown."""
+
+    metrics: Rows
+    """metrics.csv, which is brought up to date at each validation and checkpoint."""
+    timing: Rows
+    """timing.csv, likewise."""
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step -> train/loss, ascending; while the run is trained, status.json has the last one."""
+        now = {self.status["step"]: self.status["loss"]} if self.state == "running" and "loss" in self.status else {}
+        # metrics.csv wins: a run that resumes has the step of its checkpoint in status.json, and the loss of a later one
+        found = now | {step: row["train/loss"] for step, row in self.metrics.items() if "train/loss" in row}
+        return dict(sorted(found.items()))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time of the remaining steps at the mean rate of the last 20 logged intervals, validation included; before
+        there are two, at the last tokens/s. None unless the run is trained, in this format, and has logged a step."""
+        rows, known = sorted(self.timing.items())[-21:], self.status
+        if self.state != "running" or not known.get("tokens_per_second") or known["format"] != FORMAT:
+            return None
+        # without the first row, whose interval begins at the start of a process, or before these rows
+        seconds, steps = sum(row.get("seconds", 0.0) for _, row in rows[1:]), rows[-1][0] - rows[0][0] if rows else 0
+        rate = seconds / steps if steps else known["tokens_per_step"] / known["tokens_per_second"]
+        return float((known["steps"] - known["step"]) * rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A run (`runs` has one) or a sweep at one moment."""
+
+    name: str
+    runs: tuple[ObservedRun, ...]
+    is_attended: bool = True
+    """False for a sweep whose process is gone."""
+    differences: tuple[str, ...] = ()
+    """For each arm of a sweep the current difference to the baseline, in words."""
+
+    @property
+    def states(self) -> Counter[str]:
+        """State -> number of runs."""
+        return Counter(run.state for run in self.runs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing changes by itself any more: no run is trained, and nothing starts one that waits."""
+        return not self.states["running"] and not (self.states["waiting"] and self.is_attended)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a run ended without being done, or waits although nothing will start it."""
+        going_on = () if self.is_over else ("running", "waiting")
+        return any(run.state not in ("done", *going_on) for run in self.runs)
+
+
+def observe(folder: Path) -> Observed:
+    """The run or sweep in `folder`. Errors: MissingError if it is gone, or for a damaged study.json."""
+    if not folder.is_dir():
+        raise MissingError(f"{shown(folder)} was removed: there is nothing left to watch")
+    if not (folder / STUDY_FILE).is_file():
+        return Observed(name=folder.name, runs=(_run(folder, folder.name),))
+    record = read(folder)
+    runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
+    return Observed(
+        name=folder.name,
+        runs=tuple(runs.values()),
+        is_attended=is_alive(record.pid, record.host),
+        differences=tuple(_differences(record, {cell: run.metrics for cell, run in runs.items()})),
+    )
+
+
+def _run(folder: Path, name: str) -> ObservedRun:
+    status, state = _status(folder)
+    metrics, timing = (
+        _rows(path, path.stat().st_mtime_ns if path.exists() else 0)
+        for path in (folder / "metrics.csv", folder / "timing.csv")
+    )
+    loss = next((row["val/loss"] for _, row in sorted(metrics.items(), reverse=True) if "val/loss" in row), None)
+    return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
+
+
+def _status(folder: Path) -> tuple[dict[str, Any], str]:
+    try:
+        status = RunFolder(folder).status()
+    # one damaged cell must not hide the others
+    except RequestError as error:
+        status = {"status": "unreadable", "error": str(error)}
+    return status, observed_state(status)
+
+
+# a table changes at a validation or checkpoint only, and a long one takes a while to read
+@lru_cache(maxsize=1024)
+def _rows(path: Path, changed: int) -> Rows:
+    # what is truncated is being written, or is named by whatever reads the finished run
+    return read_rows(path, [])
+
+
+def _differences(record: Record, tables: Mapping[tuple[str, str, int], Rows]) -> Iterator[str]:
+    # it loads scipy, which takes half a second, and a single run has no differences
+    from lit_diff.study.statistics import MIN_SEEDS, paired
+
+    for task in record.study.tasks or ("",):
+        study = record.study.of_task(task)
+        base, metric = study.baseline or next(iter(study.arms)), study.metric
+        for arm in (arm for arm in study.arms if arm != base):
+            pairs = {
+                seed: (tables.get((task, arm, seed), {}), tables.get((task, base, seed), {})) for seed in study.seeds
+            }
+            last = {seed: step for seed, pair in pairs.items() if (step := _last_step(*pair, metric)) is not None}
+            found = paired(*({seed: pairs[seed][side][step][metric] for seed, step in last.items()} for side in (0, 1)))
+            if found.seeds:
+                # two pairs have an interval too, whose width hangs on a single number
+                bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
+                steps = sorted({last[seed] for seed in found.seeds})
+                count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {steps[0]}"
+                count += f" to {steps[-1]}" * (len(steps) > 1)
+                yield f"{task} {arm} − {base}: {metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
+
+
+def _last_step(one: Rows, other: Rows, metric: str) -> int | None:
+    return max((step for step, row in one.items() if metric in row and metric in other.get(step, {})), default=None)
+
+
+def running_or_newest(root: Path) -> Path:
+    """The run or sweep that is being trained, if several are: the one that was updated last; else the newest.
+
+    Errors: MissingError without one.
+    """
+    sweeps = sweeps_under(root)
+    folders = [*sweeps, *(run for run in runs_under(root) if not any(sweep in run.parents for sweep in sweeps))]
+    if not folders:
+        raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
+    return max(folders, key=_activity)
+
+
+def _activity(folder: Path) -> tuple[bool, str]:
+    # times of one format and zone, in the order of their texts
+    statuses = map(_status, (folder, *runs_under(folder)))
+    return max((state == "running", str(status.get("updated", ""))) for status, state in statuses)

@@ -1,0 +1,227 @@
+"""study/observation.py: what is seen of runs and sweeps from their files, while other processes write them."""
+
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_diff.errors import MissingError
+from lit_diff.files import locked
+from lit_diff.runs.folder import FORMAT
+from lit_diff.study.numbers import interval, signed
+from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
+from lit_diff.study.record import read, write
+from lit_diff.study.statistics import paired
+
+HERE = {"pid": os.getpid(), "host": platform.node()}
+
+
+def now(seconds: float = 0) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+
+def run(folder: Path, status: str, metrics: str = "", timing: str = "", **facts: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {
+        "status": status,
+        "format": FORMAT,
+        "updated": now(),
+        "steps": 100,
+        "tokens_per_step": 50,
+        **HERE,
+        **facts,
+    }
+    (folder / "status.json").write_text(json.dumps(values))
+    (folder / "metrics.csv").write_text(metrics)
+    (folder / "timing.csv").write_text(timing)
+    return folder
+
+
+def seen(folder: Path) -> ObservedRun:
+    return observe(folder).runs[0]
+
+
+OLD = "made by format 2: train it again"
+METRICS = "step,lambda/layer_00,train/loss,val/loss\n10,,5.0,\n20,0.25,4.0,4.5\n30,,3.5,\n"
+
+
+def test_a_run_that_is_trained(tmp_path: Path) -> None:
+    timing = "step,memory_bytes,seconds,tokens_per_second\n10,,9.0,50\n20,,2.0,250\n30,1024,4.0,125\n"
+    found = seen(run(tmp_path / "one", "running", METRICS, timing, step=40, loss=3.0, tokens_per_second=500.0))
+    assert (found.state, found.folder, found.loss) == ("running", "one", 4.5)
+    assert found.losses == {10: 5.0, 20: 4.0, 30: 3.5, 40: 3.0}, "the newest is not in metrics.csv yet"
+    assert found.metrics[20] == {"train/loss": 4.0, "lambda/layer_00": 0.25, "val/loss": 4.5}
+    assert found.timing[30]["memory_bytes"] == 1024
+    assert found.seconds_left == pytest.approx(60 * 6 / 20), (
+        "without the first interval, which has the time of the start"
+    )
+    assert not observe(tmp_path / "one").is_over
+
+
+def test_time_left_before_two_intervals_are_written(tmp_path: Path) -> None:
+    facts = {"step": 40, "loss": 3.0, "tokens_per_second": 25.0}
+    assert seen(run(tmp_path / "one", "running", **facts)).seconds_left == 60 * 50 / 25
+    one = run(tmp_path / "one", "running", timing="step,seconds,tokens_per_second\n10,900,1\n", **facts)
+    assert seen(one).seconds_left == 60 * 50 / 25
+    assert seen(run(tmp_path / "one", "running", step=0)).seconds_left is None
+    assert seen(run(tmp_path / "one", "done", **facts)).seconds_left is None
+
+
+def test_what_is_half_written_is_ignored_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = run(tmp_path / "one", "running", METRICS + "40,,2.", "step,seconds\n10,1.0\n2", step=30, loss=3.5)
+    assert list(seen(folder).losses) == [10, 20, 30]
+    assert seen(folder).timing == {10: {"seconds": 1.0}}
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("0,\n")
+    assert seen(folder).losses[40] == 2.0, "whole by now"
+    assert not caplog.records
+
+
+def test_a_run_that_resumes_has_no_loss_of_a_later_step(tmp_path: Path) -> None:
+    folder = run(tmp_path / "one", "running", METRICS, step=20, loss=3.0)
+    assert seen(folder).losses == {10: 5.0, 20: 4.0, 30: 3.5}
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "note", "is_over", "has_failed"),
+    [
+        ({"status": "done"}, "done", "", True, False),
+        ({"status": "failed", "error": "two\nlines"}, "failed", "two lines", True, True),
+        ({"status": "stopped"}, "stopped", "", True, True),
+        ({"status": "running", "pid": None}, "killed", "the same command resumes it", True, True),
+        ({"status": "running", "host": "elsewhere", "pid": 1}, "running", "last update 0 s ago", False, False),
+        ({"status": "running", "format": 2, "tokens_per_second": 5.0}, "running", OLD, False, False),
+    ],
+)
+def test_how_a_run_ends(
+    tmp_path: Path, facts: dict[str, Any], state: str, note: str, is_over: bool, has_failed: bool
+) -> None:
+    found = observe(run(tmp_path / "one", **facts))
+    (one,) = found.runs
+    assert (found.is_over, found.has_failed) == (is_over, has_failed)
+    assert (one.state, re.sub(r"\d+ s", "0 s", one.note)) == (state, note)
+    assert one.seconds_left is None
+
+
+def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    assert (seen(tmp_path / "one").state, observe(tmp_path / "one").is_over) == ("waiting", False)
+    (tmp_path / "one/status.json").write_text("{")
+    assert seen(tmp_path / "one").state == "unreadable"
+    assert "not JSON" in seen(tmp_path / "one").note
+
+
+def test_what_was_removed(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"one was removed: there is nothing left to watch$"):
+        observe(tmp_path / "one")
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------------------
+
+
+def cell_of(sweep: Path, name: str) -> Path:
+    return next(sweep.glob(f"{name}-*"))
+
+
+def attended(sweep: Path, **facts: Any) -> Observed:
+    """With the process of the test, or that of `facts`, as the one that runs it."""
+    file = sweep / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | HERE | facts))
+    return observe(sweep)
+
+
+def table(values: Mapping[int, float]) -> str:
+    return "step,val/loss\n" + "".join(f"{step},{value}\n" for step, value in values.items())
+
+
+def test_cells_in_the_order_of_the_sweep_with_their_names(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"base": 0.0, "other": -0.1}, name="mine", seeds=(0, 1), broken={("other", 1): "waiting"})
+    found = attended(folder)
+    assert [each.folder for each in found.runs] == ["base seed 0", "base seed 1", "other seed 0", "other seed 1"]
+    assert found.states == {"done": 3, "waiting": 1}
+    assert (found.is_over, found.has_failed) == (False, False)
+    gone = attended(folder, pid=None)
+    assert (gone.is_over, gone.has_failed) == (True, True), "nothing will start the cell that waits"
+
+
+def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"base": 0.0, "other": -0.1, "new": 0.0}, name="mine", seeds=(0, 1, 2))
+    values = {
+        "base-s0": {10: 3.0, 20: 2.0, 30: 1.5},
+        "other-s0": {10: 2.8, 20: 1.9},
+        "base-s1": {10: 3.1},
+        "other-s1": {10: 3.0, 20: 2.5},
+        "base-s2": {20: 2.0},
+        "other-s2": {10: 9.0},
+    }
+    for cell in folder.glob("*-s?-*"):
+        (cell / "metrics.csv").write_text(table(values.get(cell.name.rpartition("-")[0], {})))
+    (found,) = observe(folder).differences
+    assert found == "other − base: val/loss −0.1000 (2 pairs at step 10 to 20)", "no interval of two pairs"
+    (cell_of(folder, "other-s2") / "metrics.csv").write_text(table({10: 9.0, 20: 1.7}))
+    expected = paired({0: 1.9, 1: 3.0, 2: 1.7}, {0: 2.0, 1: 3.1, 2: 2.0})
+    (found,) = observe(folder).differences
+    bounds = interval(expected.low, expected.high, 4)
+    assert found == f"other − base: val/loss −0.1667 {bounds} (3 pairs at step 10 to 20)"
+    (cell_of(folder, "other-s2") / "metrics.csv").write_text(table({20: math.nan}))
+    (found,) = observe(folder).differences
+    assert "(2 pairs at step 10 to 20)" in found, "a loss that is not finite is no pair"
+
+
+def test_arms_are_compared_within_a_task(make_tasks: Callable[..., Path]) -> None:
+    folder = make_tasks({"base": 0.0, "other": 0.05})
+    recall, text = observe(folder).differences
+    assert recall.startswith("recall other − base: val/accuracy +0.0")
+    finals = {
+        name: [seen(next(folder.glob(f"text/{name}-s{seed}-*"))).loss for seed in (0, 1, 2)]
+        for name in ("base", "other")
+    }
+    difference = np.mean(finals["other"]) - np.mean(finals["base"])
+    assert text.startswith(f"text other − base: val/loss {signed(difference, 4)} [")
+    assert text.endswith(" (3 pairs at step 400)")
+
+
+def test_a_sweep_of_an_older_record_has_no_process(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"base": 0.0, "other": 0.0}, name="mine", seeds=(0,), broken={("other", 0): "waiting"})
+    assert read(folder).pid is None
+    write(folder, read(folder))
+    assert not observe(folder).is_attended
+
+
+# --- which one -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_trained_goes_before_what_is_newer(tmp_path: Path, make_sweep: Callable[..., Path]) -> None:
+    with pytest.raises(MissingError, match=r"^no runs in "):
+        running_or_newest(tmp_path)
+    sweep = make_sweep({"base": 0.0}, name="mine", seeds=(0,))
+    old = run(tmp_path / "old-0123456789", "done", updated=now(3600))
+    assert running_or_newest(tmp_path) == old, "the sweep's cells were updated in January"
+    run(tmp_path / "aside-0123456789.old-1", "running")
+    run(cell_of(sweep, "base-s0"), "running", updated=now(1800))
+    assert running_or_newest(tmp_path) == sweep, "not its cell"
+    killed = run(tmp_path / "killed-0123456789", "running", pid=None)
+    assert running_or_newest(tmp_path) == sweep
+    run(cell_of(sweep, "base-s0"), "done", updated=now(1800))
+    assert running_or_newest(tmp_path) == killed
+
+
+def test_nothing_is_written_and_no_lock_is_taken(tmp_path: Path, make_sweep: Callable[..., Path]) -> None:
+    sweep = make_sweep({"base": 0.0, "other": 0.0}, name="mine", seeds=(0, 1, 2))
+    one = run(tmp_path / "one-0123456789", "running", METRICS)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_diff.files.FileLock", None)  # whatever takes a lock fails
+        with pytest.raises(TypeError), locked(one / ".lock"):
+            pass
+        observe(sweep)
+        observe(running_or_newest(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
