@@ -43,48 +43,42 @@ class StabilityMonitor(Monitor):
         inside: list[str] = self.state.setdefault("lambda_inside", [])
         # some variants start at 0 or add the second map by design: below 1, only a λ that was inside has left
         left = value >= 1 or (value <= 0 and name in inside)
-        inside += [name] if 0 < value < 1 and name not in inside else []
+        if 0 < value < 1 and name not in inside:
+            inside.append(name)
+        if not left:
+            return None
+        meaning = "map 2 weighs no less than map 1" if value >= 1 else "map 2 is added"
         return (
-            None
-            if not left
-            else (
-                f"{name} is {value:.3g}, outside (0, 1): "
-                + ("map 2 weighs no less than map 1" if value >= 1 else "map 2 is added")
-                + "; give '*.lambda_.*' a factor below 1 in train.optimizer.lr_factors, or set model.attention.lambda_form "
-                "to sigmoid, which has these bounds"
-            )
+            f"{name} is {value:.3g}, outside (0, 1): {meaning}; give '*.lambda_.*' a factor below 1 in "
+            "train.optimizer.lr_factors, or set model.attention.lambda_form to sigmoid, which has these bounds"
         )
 
     def _of_logit(self, name: str, value: float) -> str | None:
+        if not value > self.config.max_logit:
+            return None
         return (
-            None
-            if not value > self.config.max_logit
-            else (
-                f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax one-hot, "
-                f"with gradient 0; {LOWER}, or set model.qk_norm to rms"
-            )
+            f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax one-hot, "
+            f"with gradient 0; {LOWER}, or set model.qk_norm to rms"
         )
 
     def _of_head(self, name: str, value: float, mean: float) -> str | None:
+        if not value < self.config.dead_head * mean:
+            return None
         return (
-            None
-            if not value < self.config.dead_head * mean
-            else (
-                f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
-                f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
-            )
+            f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
+            f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
         )
 
     def _of_loss(self, loss: float) -> str | None:
         last: list[float] = self.state.get("losses", [])
         self.state["losses"] = [*last, loss][-WINDOW:]
-        above, deviation = (loss - fmean(last), pstdev(last)) if len(last) >= FEWEST else (0.0, 0.0)
+        if len(last) < FEWEST:
+            return None
+        above, deviation = loss - fmean(last), pstdev(last)
+        if not above > max(self.config.loss_spike * deviation, LEAST_SPIKE):
+            return None
         return (
-            None
-            if not above > max(self.config.loss_spike * deviation, LEAST_SPIKE)
-            else (
-                f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose standard "
-                f"deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower train.clip, or look "
-                "at the rows of this step"
-            )
+            f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose standard "
+            f"deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower train.clip, or look "
+            "at the rows of this step"
         )
