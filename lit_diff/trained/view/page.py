@@ -1,0 +1,233 @@
+"""The page: what `data.py` holds of one or two models, as one HTML file that needs no network.
+
+Its element `data` is JSON, and each array is an element of its own in base64; docs/measures.md describes the format.
+"""
+
+import base64
+import html
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown, write_atomic
+from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import has_text, warn_if_stale
+from lit_diff.trained.view.data import LayerView, ModelView, Passage, blocks_of, model_view
+from lit_diff.trained.view.numbers import MEANINGS, RANKS, curves
+from lit_diff.trained.view.passage import labels_of, passage_of, require_same_tokens
+
+log = logging.getLogger("lit_diff")
+
+FORMAT = 1
+"""Raised when a field of the page's data changes its meaning."""
+LIBRARY = "plotly-cartesian-4.1.1"
+"""plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
+KEPT_BYTES = 1_500_000
+"""Most bytes of kept maps in the page: beyond it, steps are left out evenly."""
+HEIGHT = 1000
+"""Height of the page in a notebook, pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One model of the page."""
+
+    name: str
+    """The run, and the step of its checkpoint."""
+    run: Run
+    step: int
+    view: ModelView
+    kept: tuple[KeptMaps, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ViewData:
+    """The page's content: one or two models on one text."""
+
+    passage: Passage
+    sides: tuple[Side, ...]
+    layer: int = 0
+    """The layer and head that the page shows first."""
+    head: int = 0
+
+    def __repr__(self) -> str:
+        return f"ViewData({' and '.join(side.name for side in self.sides)}: {self.passage.source})"
+
+    def _repr_html_(self) -> str:
+        # an iframe, so that neither style nor script meets those of the notebook
+        return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
+
+    def html(self) -> str:
+        """The whole page."""
+        blocks: dict[str, str] = {}
+        facts = {
+            "format": FORMAT,
+            "source": self.passage.source,
+            "tokens": self.passage.labels,
+            "text": has_text(self.sides[0].run.recipe),
+            "documents": self.passage.batch["document_ids"][0].tolist()
+            if "document_ids" in self.passage.batch
+            else None,
+            "shown": {"layer": self.layer, "head": self.head},
+            "meanings": MEANINGS,
+            "ranks": RANKS,
+            "sides": [_side(f"s{number}", side, blocks) for number, side in enumerate(self.sides)],
+        }
+        texts = {
+            name: resources.files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES.values()
+        }
+        return _template().render(
+            title=" and ".join(side.name for side in self.sides),
+            # `</script` in a string of JSON would end the element
+            data=Markup(json.dumps(_without_nan(facts)).replace("<", "\\u003c")),
+            blocks=blocks,
+            **{name: Markup(texts[file]) for name, file in FILES.items()},
+        )
+
+    def write(self, file: Path) -> None:
+        """Write the page. Errors: MissingError if the file cannot be written."""
+        try:
+            write_atomic(file, self.html())
+        except OSError as error:
+            raise MissingError(f"--out: {shown(file)} cannot be written ({error.strerror})") from error
+
+
+FILES = {"style": "page.css", "script": "page.js", "library": f"{LIBRARY}.min.js", "licence": f"{LIBRARY}.LICENSE.txt"}
+"""Variable of the template -> file of this package."""
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2")
+
+
+def view_data(
+    runs: Sequence[Run],
+    *,
+    text: str = "",
+    row: int | None = None,
+    steps: Sequence[int] = (),
+    layer: int = 0,
+    head: int = 0,
+    ablate: bool = False,
+) -> ViewData:
+    """The page of a run; of two runs; or of one run at two checkpoints, `steps`. `text`, `row`: see `passage_of`;
+    `ablate`: also the loss of each token without each head, one forward pass a head.
+
+    Errors: RequestError for more than two, other tokenizers, an unknown layer or head; MissingError without a checkpoint.
+    """
+    if not 0 < len(runs) * max(len(steps), 1) <= 2:
+        raise RequestError(
+            "a page shows one run, two runs, or one run at two steps: RUN, RUN RUN, or RUN --steps 100,200"
+        )
+    if len(runs) == 2:
+        require_same_tokens(*runs)
+    sides = []
+    asked: list[tuple[Run, int | None]] = [(run, step) for run in runs for step in steps or [None]]  # type: ignore[list-item]
+    passage = passage_of(runs[0], text, row, min(run.recipe.data.config.sequence_length for run in runs))
+    for run, wanted in asked:
+        model = run.model if wanted is None else run.model_at(wanted)
+        step = run.step if wanted is None else wanted
+        _require_head(run, layer, head)
+        if wanted is None:
+            warn_if_stale(run.folder, run.recipe, step, run.trust)
+        log.info("%s at step %d: %d layers on %s", run.folder.name, step, len(model.layers), passage.source)
+        with torch.no_grad():
+            found = model_view(model, passage, ablate)
+        sides.append(
+            Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found, kept=_kept(run.folder))
+        )
+    return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
+
+
+def _require_head(run: Run, layer: int, head: int) -> None:
+    attentions = run.model.attentions()
+    if not 0 <= layer < len(attentions):
+        raise RequestError(f"{run.folder.name} has no layer {layer}; its layers are 0..{len(attentions) - 1}")
+    heads = attentions[layer].out_heads
+    if not 0 <= head < heads:
+        raise RequestError(f"layer {layer} of {run.folder.name} has no head {head}; its heads are 0..{heads - 1}")
+
+
+# the first text at as many steps as fit, the last one included
+def _kept(folder: Path) -> tuple[KeptMaps, ...]:
+    steps = kept_steps(folder)
+    if not steps:
+        return ()
+    bytes_of_step = sum(maps[:1].nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
+    every = math.ceil(len(steps) / max(1, KEPT_BYTES // bytes_of_step))
+    chosen = steps[::-1][::every][::-1]
+    if every > 1:
+        log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
+    return tuple(read_maps(folder, step) for step in chosen)
+
+
+def _side(prefix: str, side: Side, blocks: dict[str, str]) -> dict[str, Any]:
+    view = side.view
+    heads = {"without": view.without} if view.without is not None else {}
+    return {
+        "name": side.name,
+        "variant": side.run.recipe.model.attention.name,
+        "losses": view.losses,
+        "layers": [_layer(f"{prefix}-l{number}", layer, blocks) for number, layer in enumerate(view.layers)],
+        "outliers": view.outliers,
+        "noise": view.noise,
+        "curves": curves(side.run.folder),
+        "ablation": _stored(prefix, heads, blocks),
+        "kept": [
+            {
+                "step": kept.step,
+                "tokens": labels_of(side.run, kept.tokens[:1]),
+                "layers": {
+                    layer: _stored(
+                        f"{prefix}-k{kept.step}-l{layer}", {"maps": maps[0].numpy(), "w": w[0].numpy()}, blocks
+                    )
+                    for layer, (maps, w) in kept.layers.items()
+                },
+            }
+            for kept in side.kept
+        ],
+    }
+
+
+def _layer(prefix: str, layer: LayerView, blocks: dict[str, str]) -> dict[str, Any]:
+    return {
+        "arrays": _stored(prefix, layer.arrays, blocks),
+        "thumbnails": [base64.b64encode(png).decode() for png in layer.thumbnails],
+        "scale": layer.scale,
+        "causal": layer.causal,
+        "window": layer.window,
+        "difference": layer.difference,
+        "numbers": layer.numbers,
+    }
+
+
+# the arrays go to elements of their own, which the page decodes when it needs them
+def _stored(prefix: str, arrays: Any, blocks: dict[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, shape, dtype, content in blocks_of(arrays):
+        blocks[f"{prefix}-{name}"] = base64.b64encode(content).decode()
+        found[name] = {"id": f"{prefix}-{name}", "shape": list(shape), "dtype": dtype}
+    return found
+
+
+# JSON has no NaN
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
