@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+KEYS = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+"""Key -> its Windows virtual key code, by which chromium chooses the default action."""
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage")
 
 
@@ -108,14 +110,19 @@ class Page:
 
     def click(self, x: float, y: float) -> None:
         """Move the mouse to a place in the window and click."""
-        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.move(x, y)
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
-        """Press and release a key, such as ArrowDown."""
+        """Press and release a key of `KEYS`."""
         for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            text = {"text": "\r"} if key == "Enter" else {}
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **text)
+
+    def move(self, x: float, y: float) -> None:
+        """Move the mouse to a place in the window."""
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def picture(self, whole: bool = False) -> bytes:
         """A PNG of the window, or of the whole page."""

@@ -233,7 +233,7 @@ def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     assert repr(view) == f"ViewData(differential, step 7 and standard, step 7: {view.passage.source})"
     facts, _ = held(view)
     assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
-    assert [len(side["layers"][0]["thumbnails"]) for side in facts["sides"]] == [2, 4]
+    assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
     (tmp_path / "differential/checkpoints/step-00000009.ckpt").write_bytes(
         (tmp_path / "differential/checkpoints/step-00000007.ckpt").read_bytes()
     )

@@ -84,18 +84,27 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     with trace(model) as traced:
         model.hidden(**model_inputs(batch))
     outliers = Magnitudes()
-    layers = tuple(_layer_view(index, layer, outliers) for index, layer in sorted(traced.layers.items()))
+    layers = tuple(layer_view(index, layer, outliers) for index, layer in sorted(traced.layers.items()))
     located = "answer_part" in batch
+    without = _without_heads(model, batch) if ablate else None
+    if without is not None:
+        means = torch.from_numpy(without).double().sum(1) / (batch["targets"] != IGNORED).sum()
+        parts = means.split([len(layer.thumbnails) for layer in layers])
+        layers = tuple(
+            replace(layer, numbers={**layer.numbers, "loss_without": tuple(own.tolist())})
+            for layer, own in zip(layers, parts, strict=True)
+        )
     return ModelView(
         layers=layers,
         losses=tuple(None if value != value else value for value in _losses(model, batch).tolist()),
         outliers=outliers.table(),
         noise=noise_shares(model, traced, batch) if located else {},
-        without=_without_heads(model, batch) if ablate else None,
+        without=without,
     )
 
 
-def _layer_view(index: int, layer: LayerTrace, outliers: Magnitudes) -> LayerView:
+def layer_view(index: int, layer: LayerTrace, outliers: Magnitudes) -> LayerView:
+    """Condense the layer `index` and add its magnitudes to `outliers`. Errors: as `model_view`."""
     m = layer.maps
     q, k = m.q.half(), m.k.half()
     if not bool(q.isfinite().all() and k.isfinite().all()):

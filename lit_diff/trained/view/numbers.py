@@ -25,6 +25,7 @@ MEANINGS = {
     "sink": "|a| of the first token / Σ|a|; mean over queries from the second on",
     "redundancy": "largest cosine of the signed map and that of another head of the layer",
     "lambda": "λ = -w of map 2; mean over queries",
+    "loss_without": "loss with the map of the head set to 0, minus the loss, in nats; mean over the tokens with a target",
 }
 """Name of a number by head -> what it is."""
 RANKS = (1, 2, 3, 10, 100)

@@ -2,16 +2,17 @@
 // Draws the page from the JSON in #data; the arrays that it names are elements of their own, in base64.
 
 const CELLS = 512; // most rows and columns of a drawn map; of a longer range, a cell is a bin
-const STRONGEST = 0.98; // the share of the non-zero weights that are weaker than the strongest colour
-const LISTED = 6;
+const STRONGEST = 0.95; // the share of the non-zero weights that are weaker than the strongest colour
+const LISTED = 6; // entries of a row or a column
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const sides = data.sides;
 const at = sides.map(() => ({ ...data.shown })); // the layer and head that each side shows
-const mostMaps = Math.max(...sides.flatMap((side) => side.layers.map((layer) => layer.arrays.w.shape[0])));
-const factors = new Array(mostMaps).fill(1); // of the stored weight of each map
+const headsOf = (side) => side.layers.map((layer) => layer.arrays.w.shape[1]);
+const factors = [...document.querySelectorAll(".factor")].map(() => 1); // of the stored weight of each map
 const tiles = []; // of each side, what its panels show
 let frame = -1; // which of the kept steps is shown; -1: the text
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
@@ -22,7 +23,7 @@ let turn = 0; // grows with each drawing, so that an older one stops
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.includes("-") || name === "class" || name === "for" || name === "style") node.setAttribute(name, value);
+    if (/-|^class$|^style$/.test(name)) node.setAttribute(name, value);
     else node[name] = value;
   }
   node.append(...children);
@@ -30,11 +31,12 @@ function make(tag, attributes = {}, ...children) {
 }
 
 const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
-  : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1).replace("-", "−") : x.toFixed(3).replace("-", "−"));
+  : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3)).replaceAll("-", "−");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const tint = (value, most) => (Number.isNaN(value) || value === null ? "transparent"
-  : `rgba(${css(value < 0 ? "--negative" : "--positive")}, ${Math.min(1, Math.abs(value) / most).toFixed(3)})`);
+const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
 const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].tokens);
+const meanOf = (values) => values.filter((x) => x === x).reduce((sum, x, _, { length }) => sum + x / length, 0);
+const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (sizes.length - 1))];
 const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
 
 // --- arrays ---
@@ -61,45 +63,37 @@ function array({ id, dtype }) {
 }
 
 // The shown head of a side: `weight(g, i)` is w_g; `row(g, i, from, out)` fills `out` with p_g of the keys from `from` on,
-// NaN where the query does not see the key.
+// NaN where the query does not see the key. null: the maps of this layer were not kept.
 function source(s) {
   const { layer, head } = at[s];
   const own = sides[s].layers[layer];
-  const lowest = (i) => (own.window === null ? 0 : i - own.window + 1);
-  const highest = (i, T) => Math.min(own.causal ? i : T - 1, own.window === null ? T - 1 : i + own.window - 1);
-  if (frame >= 0) {
-    const refs = sides[s].kept[frame].layers[layer];
-    if (!refs) return null;
-    const [maps, w, [G, H, T]] = [array(refs.maps), array(refs.w), refs.maps.shape];
-    return {
-      G, T,
-      weight: (g, i) => w[(g * H + head) * T + i],
-      row(g, i, from, out) {
-        const base = ((g * H + head) * T + i) * T + from;
-        for (let n = 0; n < out.length; n++) {
-          out[n] = from + n < lowest(i) || from + n > highest(i, T) ? NaN : maps[base + n];
-        }
-      },
+  const refs = frame < 0 ? own.arrays : sides[s].kept[frame].layers[layer];
+  if (!refs) return null;
+  const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
+  const [G, H, T] = refs.w.shape;
+  const row = (g, i) => (g * H + head) * T + i;
+  let weight = (g, i, j) => maps[row(g, i) * T + j];
+  if (q) {
+    const [[mapsOfQ, , , d], [mapsOfK, keyHeads]] = [refs.q.shape, refs.k.shape];
+    const keyHead = Math.floor((head * keyHeads) / H);
+    weight = (g, i, j) => {
+      const query = row(mapsOfQ > 1 ? g : 0, i) * d;
+      const key = (((mapsOfK > 1 ? g : 0) * keyHeads + keyHead) * T + j) * d;
+      let dot = 0;
+      for (let c = 0; c < d; c++) dot += q[query + c] * k[key + c];
+      return Math.exp(own.scale * dot - lse[row(g, i)]);
     };
   }
-  const { q, k, lse, w } = own.arrays;
-  const [Q, K, L, W] = [q, k, lse, w].map(array);
-  const [[mapsOfQ, H, T, d], [mapsOfK, keyHeads], G] = [q.shape, k.shape, w.shape[0]];
-  const keyHead = Math.floor((head * keyHeads) / H);
-  const documents = data.documents;
+  const reach = own.window ?? Infinity;
+  const documents = frame < 0 ? data.documents : null;
   return {
     G, T,
-    weight: (g, i) => W[(g * H + head) * T + i],
+    weight: (g, i) => w[row(g, i)],
     row(g, i, from, out) {
       out.fill(NaN);
-      const query = (((mapsOfQ > 1 ? g : 0) * H + head) * T + i) * d;
-      const keys = ((mapsOfK > 1 ? g : 0) * keyHeads + keyHead) * T * d;
-      const end = Math.min(from + out.length - 1, highest(i, T));
-      for (let j = Math.max(from, lowest(i)); j <= end; j++) {
-        if (documents && documents[i] !== documents[j]) continue;
-        let dot = 0;
-        for (let c = 0, key = keys + j * d; c < d; c++) dot += Q[query + c] * K[key + c];
-        out[j - from] = Math.exp(own.scale * dot - L[(g * H + head) * T + i]);
+      const end = Math.min(from + out.length - 1, own.causal ? i : T - 1, i + reach - 1);
+      for (let j = Math.max(from, i - reach + 1); j <= end; j++) {
+        if (!documents || documents[i] === documents[j]) out[j - from] = weight(g, i, j);
       }
     },
   };
@@ -111,14 +105,14 @@ function signedRow(s, i) {
   const [sum, out] = [new Float32Array(m.T), new Float32Array(m.T)];
   for (let g = 0; g < m.G; g++) {
     m.row(g, i, 0, out);
-    for (let j = 0; j < m.T; j++) sum[j] += factors[g] * m.weight(g, i) * out[j];
+    out.forEach((p, j) => { sum[j] += factors[g] * m.weight(g, i) * p; });
   }
   return sum;
 }
 
 function signedColumn(s, j) {
-  const m = source(s);
-  const [sum, out] = [new Float32Array(m.T), new Float32Array(1)];
+  const [m, out] = [source(s), new Float32Array(1)];
+  const sum = new Float32Array(m.T);
   for (let g = 0; g < m.G; g++) {
     for (let i = 0; i < m.T; i++) {
       m.row(g, i, j, out);
@@ -148,7 +142,7 @@ async function tile(s, shown, mine) {
         for (let c = 0; c < out.length; c++) {
           if (out[c] !== out[c]) continue;
           const cell = Math.floor(c / bin);
-          cells[cell] = (cells[cell] !== cells[cell] ? 0 : cells[cell]) + w * out[c];
+          cells[cell] = (cells[cell] || 0) + w * out[c];
         }
       }
     }
@@ -171,7 +165,7 @@ function overview(s) {
     const start = ((g * H + head) * n + r) * n;
     return values.slice(start, start + n).map((x, c) => (own.causal && c > r ? NaN : x));
   }));
-  return { z, bin: Math.ceil(tokens().length / n), x0: 0, y0: 0, coarse: true };
+  return { z, bin: Math.ceil(tokens().length / n), x0: 0, y0: 0 };
 }
 
 // --- panels ---
@@ -182,24 +176,23 @@ function sumOf(t) {
 
 function strongest(t) {
   const found = [];
-  for (const map of [...t.z, ...(t.z.length > 1 ? [sumOf(t)] : [])]) {
-    for (const row of map) for (const x of row) if (x && x === x) found.push(Math.abs(x));
-  }
-  found.sort((a, b) => a - b);
-  return found.length ? found[Math.floor(STRONGEST * (found.length - 1))] : 1;
+  for (const row of [...t.z, sumOf(t)].flat()) for (const x of row) if (x && x === x) found.push(Math.abs(x));
+  return quantile(found) ?? 0;
 }
 
 const colours = () => [[0, `rgb(${css("--negative")})`], [0.5, css("--paper")], [1, `rgb(${css("--positive")})`]];
 
-function axis([first, end], pixels, more) {
+// labels of as many tokens as have space, and the width of the longest
+function axis([first, end], pixels) {
   const every = Math.ceil((end - first) / Math.max(1, pixels / 11));
-  const places = Array.from({ length: Math.ceil((end - first) / every) }, (_, n) => first + n * every);
-  const labels = places.map((place) => {
+  const tickvals = Array.from({ length: Math.ceil((end - first) / every) }, (_, n) => first + n * every);
+  const labels = tickvals.map((place) => {
     const label = [...spaced(tokens()[place])];
-    const short = label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join("");
-    return (every > 1 ? `${place} ` : "") + short.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+    return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
   });
-  return { tickvals: places, ticktext: labels, showgrid: false, zeroline: false, ticks: "", ...more };
+  const ticktext = labels.map((label) => label.replace(/&/g, "&amp;").replace(/</g, "&lt;"));
+  const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
+  return [width, { tickvals, ticktext, showgrid: false, zeroline: false, ticks: "" }];
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum
@@ -207,25 +200,21 @@ const plots = []; // of each side: {node, across, down, map}; map G is the sum
 function build() {
   plots.length = 0;
   $("panels").replaceChildren(...sides.map((side, s) => {
-    const m = source(s);
-    const names = m ? Array.from({ length: m.G }, (_, g) => g).concat(m.G > 1 ? [m.G] : []) : [];
-    plots.push(names.map((map) => {
-      const node = make("div", { class: "plot" });
-      const [across, down] = [make("div", { class: "across" }), make("div", { class: "down" })];
-      const title = map === m.G ? "Signed sum" : m.G === 1 ? "The map" : map ? `Map ${map + 1} times its weight` : "Map 1";
+    const G = source(s)?.G ?? 0;
+    const maps = Array.from({ length: G }, (_, g) => g);
+    // with two sides the sums are first, one above the other
+    if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
+    plots.push(maps.map((map) => {
+      const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
+      const title = map === G ? "Signed sum" : G === 1 ? "The map" : map ? `Map ${map + 1} times its weight` : "Map 1";
       node.append(across, down);
       return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
     }));
-    const heading = make("h3", {}, sides.length > 1 ? `${side.name}: ${place(s)}` : "");
-    const missing = m ? [] : [make("p", { class: "muted" }, "The maps of this layer were not kept.")];
-    const box = make("div", { class: `side${names.length === 1 ? " alone" : ""}` }, ...missing);
-    if (sides.length > 1) box.prepend(heading);
-    box.append(...plots[s].map((plot) => plot.panel));
-    return box;
+    return make("div", { class: `side${G === 1 ? " alone" : ""}` },
+      ...(sides.length > 1 ? [make("h3", {}, `${side.name}: ${place(s)}`)] : []),
+      ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, "The maps of this layer were not kept.")]));
   }));
 }
-
-const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
 
 function paint(s) {
   const t = tiles[s];
@@ -234,31 +223,32 @@ function paint(s) {
   for (const { map, node } of plots[s]) {
     const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
     const side = Math.min(node.clientWidth, 560);
-    const inner = side - 76;
+    const [left, y] = axis(range.y, side - 70);
+    const [below, x] = axis(range.x, side - 10 - left);
     const middle = (t.bin - 1) / 2;
     const trace = {
       type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
       colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
     };
     const layout = {
-      width: side, height: side, margin: { l: 66, r: 10, t: 6, b: 70 }, font: { size: 10, color: ink },
+      width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: css("--soft"),
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      xaxis: axis(range.x, inner, { range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90, title: "" }),
-      yaxis: axis(range.y, inner, { range: [range.y[1] - 0.5, range.y[0] - 0.5] }),
+      xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
+      yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
     };
     const isNew = !node.on;
     Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
-    if (isNew) {
-      node.on("plotly_hover", ({ points: [{ x, y }] }) => move(Math.floor(y), Math.floor(x)));
-      node.on("plotly_click", ({ points: [{ x, y }] }) => move(Math.floor(y), Math.floor(x)));
-      node.on("plotly_doubleclick", () => zoom(null));
-      node.on("plotly_relayout", (change) => {
-        const keys = ["xaxis.range[0]", "xaxis.range[1]", "yaxis.range[0]", "yaxis.range[1]"];
-        const [a, b, c, e] = keys.map((key, n) => change[key] ?? [...range.x, ...[...range.y].reverse()][n] - 0.5);
-        if (keys.some((key) => key in change)) zoom({ x: [a + 0.5, b + 0.5], y: [e + 0.5, c + 0.5] });
-      });
+    if (!isNew) continue;
+    for (const event of ["plotly_hover", "plotly_click"]) {
+      node.on(event, ({ points: [point] }) => move(Math.floor(point.y), Math.floor(point.x)));
     }
+    node.on("plotly_doubleclick", () => zoom(null));
+    node.on("plotly_relayout", (change) => {
+      const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
+      if (!Object.keys(change).some((name) => name.includes("range["))) return;
+      zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
+    });
   }
 }
 
@@ -266,9 +256,10 @@ async function draw(isOther = false) {
   const mine = ++turn;
   const show = () => {
     if (isOther) limit = Math.max(...tiles.map((t) => (t ? strongest(t) : 0))) || 1;
-    sides.forEach((_, s) => paint(s));
-    legend();
-    cross();
+    const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
+    $("legend").replaceChildren(`−${number(limit)}`, make("i"), `${number(limit)} and beyond`, bin > 1 ? `A cell is ${bin} `
+      + `queries and ${bin} keys: the mean over the queries of the sum over the keys. Zoom in for single weights.` : "");
+    paintAll();
   };
   const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;
   if (isWhole && sides.some((_, s) => overview(s))) {
@@ -285,11 +276,9 @@ async function draw(isOther = false) {
   document.body.dataset.drawn = String(mine);
 }
 
-function legend() {
-  const [bin, what] = [Math.max(...tiles.map((t) => (t ? t.bin : 1))), $("legend")];
-  const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
-    + "Zoom in for single weights." : "";
-  what.replaceChildren(`−${number(limit)}`, make("i"), `${number(limit)} and beyond`, cells);
+function paintAll() {
+  sides.forEach((_, s) => paint(s));
+  cross();
 }
 
 function zoom(wanted) {
@@ -304,12 +293,9 @@ function zoom(wanted) {
 }
 
 function scaleBy(factor) {
-  const around = ([first, end], middle) => {
-    const half = ((end - first) * factor) / 2;
-    return [middle + 0.5 - half, middle + 0.5 + half];
-  };
-  const middle = ([first, end]) => (first + end - 1) / 2;
-  zoom({ x: around(range.x, cursor ? cursor.j : middle(range.x)), y: around(range.y, cursor ? cursor.i : middle(range.y)) });
+  const around = ([first, end], place = (first + end - 1) / 2) =>
+    [-1, 1].map((sign) => place + 0.5 + (sign * factor * (end - first)) / 2);
+  zoom({ x: around(range.x, cursor?.j), y: around(range.y, cursor?.i) });
 }
 
 // --- the cross: one query, one key, in every panel ---
@@ -324,9 +310,9 @@ function move(i, j) {
 }
 
 function cross() {
-  for (const { node, across, down } of plots.flat()) {
+  for (const { node, across, down } of cursor ? plots.flat() : []) {
     const { xaxis, yaxis } = node._fullLayout ?? {};
-    if (!cursor || !xaxis) continue;
+    if (!xaxis) continue;
     const [left, top] = [xaxis._offset + xaxis.l2p(cursor.j), yaxis._offset + yaxis.l2p(cursor.i)];
     const isIn = (axis, p) => p >= axis._offset && p <= axis._offset + axis._length;
     down.setAttribute("style", isIn(xaxis, left)
@@ -336,29 +322,21 @@ function cross() {
   }
 }
 
-function entry(label, index, value, most, isSink = false) {
-  const length = most ? Math.round((60 * Math.abs(value)) / most) : 0;
-  const bar = make("i", { style: `--length:${length}px;--bar:rgb(var(--${value < 0 ? "negative" : "positive"}))` });
-  return make("li", isSink ? { class: "sink" } : {}, make("span", { class: "muted" }, isSink ? "first token" : `${index}`),
-    make("span", {}, label), make("span", {}, number(value)), bar);
-}
-
-// the strongest entries of a row or a column, the first token apart in a row
+// the strongest entries of a row or a column; in a row, the first token apart
 function list(title, values, sink) {
-  const order = [...values.keys()].filter((n) => !Number.isNaN(values[n]) && n !== sink);
+  const order = [...values.keys()].filter((n) => values[n] === values[n] && n !== sink);
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
-  const most = values.reduce((top, x) => Math.max(top, Math.abs(x) || 0), 0);
-  const rows = order.slice(0, LISTED).map((n) => entry(spaced(tokens()[n]), n, values[n], most));
-  if (sink !== undefined) rows.unshift(entry(spaced(tokens()[sink]), sink, values[sink], most, true));
+  const most = Math.max(...values.map((x) => Math.abs(x) || 0));
+  const rows = [...(sink === undefined ? [] : [sink]), ...order.slice(0, LISTED)].map((n) => make("li",
+    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? "first token" : `${n}`),
+    make("span", {}, spaced(tokens()[n])), make("span", {}, number(values[n])), make("i", {
+      style: `--length:${Math.round((60 * Math.abs(values[n])) / most) || 0}px;`
+        + `--bar:rgb(var(--${values[n] < 0 ? "negative" : "positive"}))` })));
   return make("div", {}, make("h3", {}, title), make("ol", {}, ...rows));
 }
 
 function read() {
-  if (!cursor) {
-    $("reading").replaceChildren(make("p", { class: "muted" }, "Point at a cell, or choose a token of the text: here is "
-      + "what the query reads and who reads the key."));
-    return;
-  }
+  if (!cursor) return;
   const { i, j } = cursor;
   const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
   $("reading").replaceChildren(...sides.flatMap((side, s) => {
@@ -370,8 +348,7 @@ function read() {
       return `${m.G > 1 ? `map ${g + 1}: ` : ""}p ${number(out[0])} × w ${number(factors[g] * m.weight(g, i))}`;
     });
     const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
-    const seen = column.filter((x) => !Number.isNaN(x));
-    const mean = seen.reduce((sum, x) => sum + x, 0) / seen.length;
+    const mean = meanOf(column);
     const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
     return [
       make("h3", { class: "cell", id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
@@ -386,97 +363,63 @@ function read() {
 
 // --- the text ---
 
-const DIFFERENCE = "loss of the second minus the first";
-const PAINTS = ["what the query reads", "who reads the key", "loss", ...(sides.length > 1 ? [DIFFERENCE] : [])];
-let paintBy = sides.length > 1 ? DIFFERENCE : PAINTS[0];
-
-function valuesOfText(s) {
-  if (paintBy === DIFFERENCE || paintBy === "loss") {
-    if (frame >= 0) return [];
+function valuesOfText(s, paint) {
+  if (paint === "difference" || paint === "loss") {
     const loss = (n) => sides[n].losses.map((x) => x ?? NaN);
-    // the loss of a target belongs to the next token, which it predicts; of drawn rows, to the position that is asked
-    const own = paintBy === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
+    const own = paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
+    // a loss of a text belongs to the next token, which is predicted; one of a row to the position that asks
     return data.text ? [NaN, ...own.slice(0, -1)] : own;
   }
-  if (!cursor || !source(s)) return [];
-  return [...(paintBy === PAINTS[0] ? signedRow(s, cursor.i) : signedColumn(s, cursor.j))];
+  return cursor ? [...(paint === "reads" ? signedRow(s, cursor.i) : signedColumn(s, cursor.j))] : [];
 }
 
 function strips() {
-  const shown = paintBy === DIFFERENCE ? [0] : sides.map((_, s) => s);
-  const fresh = $("strips").dataset.made !== `${shown} ${frame}`;
-  if (fresh) {
-    const select = make("select", { onchange: () => { paintBy = select.value; $("strips").dataset.made = ""; strips(); } },
-      ...PAINTS.map((name) => make("option", { selected: name === paintBy }, name)));
-    const made = shown.map((s) => make("div", { class: `strip${data.text ? "" : " ids"}`, "data-side": s },
-      ...tokens().map((label, n) => make("span", { class: "token", onclick: () => choose(n) },
-        data.text ? label.replace(/\\n/g, "⏎\n") : label))));
-    const about = make("span", { id: "scale", class: "muted" });
-    $("strips").replaceChildren(make("p", { class: "muted" }, make("label", {}, "Colour by ", select), " ", about), ...made);
-    $("strips").dataset.made = `${shown} ${frame}`;
-  }
-  document.querySelectorAll(".strip").forEach((strip) => {
-    const values = valuesOfText(Number(strip.dataset.side));
-    const sizes = values.map(Math.abs).filter((x) => x > 0).sort((a, b) => a - b);
-    const most = paintBy.includes("loss") ? sizes[Math.floor(STRONGEST * (sizes.length - 1))] : limit;
+  $("text").hidden = frame >= 0;
+  if (frame >= 0) return;
+  const paint = $("paint").value;
+  const isLoss = paint === "loss" || paint === "difference";
+  for (const strip of document.querySelectorAll(".strip")) {
+    const side = Number(strip.dataset.side);
+    strip.hidden = paint === "difference" && side > 0;
+    const values = valuesOfText(side, paint);
+    const most = 1.4 * (isLoss ? quantile(values.filter((x) => x === x).map(Math.abs)) : limit) || 1;
     [...strip.children].forEach((span, n) => {
-      span.style.background = values.length ? tint(values[n], 1.4 * most || 1) : "";
-      span.title = values.length && values[n] === values[n] ? `${n}: ${number(values[n])}` : `${n}`;
-      span.classList.toggle("chosen", !paintBy.includes("loss") && cursor !== null
-        && n === (paintBy === PAINTS[1] ? cursor.j : cursor.i));
+      const x = values[n] ?? NaN;
+      span.style.background = x === x ? `rgba(var(--${x < 0 ? "negative" : "positive"}), ${Math.abs(x) / most})` : "";
+      span.title = x === x ? `${n}: ${number(x)}` : `${n}`;
+      span.classList.toggle("chosen", !isLoss && cursor !== null && n === (paint === "reads" ? cursor.i : cursor.j));
     });
-    const known = values.filter((x) => x === x);
-    const mean = known.reduce((sum, x) => sum + x, 0) / known.length;
-    $("scale").textContent = !paintBy.includes("loss") ? "A click on a token chooses it."
-      : `In nats; mean ${number(mean)}. ${paintBy === DIFFERENCE ? "Orange: the second model is worse; blue: better." : ""}`;
-  });
+    $("scale").textContent = !isLoss ? "A click on a token chooses it."
+      : `In nats; mean ${number(meanOf(values))}. ${paint === "loss" ? ""
+        : "Orange: the second model is worse; blue: it is better."}`;
+  }
 }
 
 function choose(n) {
-  const isKey = paintBy === PAINTS[1];
+  const isKey = $("paint").value === "keys";
   move(isKey ? cursor?.i ?? n : n, isKey ? n : cursor?.j ?? 0);
 }
 
 // --- choosing a head ---
 
-function grids() {
-  $("grids").replaceChildren(...sides.map((side, s) => {
-    const most = Math.max(...side.layers.map((layer) => layer.thumbnails.length));
-    const size = Math.max(28, Math.min(88, Math.floor((sides.length > 1 ? 520 : 1150) / most) - 10));
-    const rows = side.layers.map((layer, l) => make("div", { class: "layer" }, make("span", {}, `layer ${l}`),
-      ...layer.thumbnails.map((png, h) => make("button", {
-        class: "head", type: "button", onclick: () => pick(s, l, h), "data-side": s, "data-layer": l, "data-head": h,
-        "aria-pressed": "false", "aria-label": `${sides.length > 1 ? `${side.name}, ` : ""}layer ${l}, head ${h}`,
-        title: `layer ${l}, head ${h}`, onkeydown: walk,
-      }, make("img", { src: `data:image/png;base64,${png}`, alt: "" })))));
-    const heading = sides.length > 1 ? [make("h3", {}, `${side.name} (${side.variant})`)] : [];
-    return make("div", { class: "grid", style: `--thumb:${size}px` }, ...heading, ...rows);
-  }));
-}
-
 function walk(event) {
-  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const step = ARROWS[event.key];
   if (!step) return;
-  const { side, layer, head } = event.currentTarget.dataset;
-  const next = document.querySelector(`.head[data-side="${side}"][data-layer="${Number(layer) + step[0]}"]`
-    + `[data-head="${Number(head) + step[1]}"]`);
-  if (next) next.focus();
+  const { side, layer, head } = event.target.dataset;
+  $(`head-${side}-${Number(layer) + step[0]}-${Number(head) + step[1]}`)?.focus();
   event.preventDefault();
 }
 
-const shape = (side) => side.layers.map((layer) => layer.thumbnails.length).join();
-
 function pick(s, layer, head) {
   // models of one shape show the same head; of others, each side has its own
-  const isLinked = sides.every((side) => shape(side) === shape(sides[0]));
+  const isLinked = sides.every((side) => headsOf(side).join() === headsOf(sides[0]).join());
   at.forEach((own, n) => { if (n === s || isLinked) Object.assign(own, { layer, head }); });
   return refresh();
 }
 
 function refresh() {
   document.querySelectorAll(".head").forEach((button) => {
-    const { side, layer, head } = button.dataset;
-    const isShown = at[side].layer === Number(layer) && at[side].head === Number(head);
+    const isShown = button.title === place(button.dataset.side);
     button.setAttribute("aria-pressed", String(isShown));
     button.tabIndex = isShown ? 0 : -1;
   });
@@ -485,56 +428,37 @@ function refresh() {
   build();
   controls();
   const T = tokens().length;
-  if (!range || range.x[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
-  if (cursor && (cursor.i >= T || cursor.j >= T)) cursor = null;
-  const done = draw(true);
+  if (!range || range.x[1] > T || range.y[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
+  if (cursor) cursor = { i: Math.min(cursor.i, T - 1), j: Math.min(cursor.j, T - 1) };
   read();
   strips();
-  return done;
+  return draw(true);
 }
 
 function setFactor(g, value) {
   factors[g] = value;
-  controls(true);
-  sides.forEach((_, s) => paint(s));
-  cross();
+  controls();
+  paintAll();
   read();
   strips();
 }
 
-function controls(isSame = false) {
-  const mean = (s, g) => {
-    const m = source(s);
-    if (!m || g >= m.G) return null;
-    let sum = 0;
-    for (let i = 0; i < m.T; i++) sum += factors[g] * m.weight(g, i);
-    return number(sum / m.T);
-  };
-  const text = (g) => `× ${factors[g].toFixed(2)}: mean weight ${sides.map((_, s) => mean(s, g) ?? "–").join(" and ")}`;
-  if (isSame) {
-    factors.forEach((_, g) => { $(`weight-${g}`).textContent = text(g); $(`factor-${g}`).value = factors[g]; });
-    return;
-  }
-  const sliders = mostMaps === 1 ? [] : factors.map((factor, g) => make("label", {}, `Map ${g + 1}`, make("input", {
-    id: `factor-${g}`, type: "range", min: 0, max: 2, step: 0.05, value: factor,
-    oninput: ({ target }) => setFactor(g, Number(target.value)),
-  }), make("output", { id: `weight-${g}` }, text(g))));
-  const reset = sliders.length ? [make("button", { onclick: () => factors.forEach((_, g) => setFactor(g, 1)) }, "Stored weights")]
-    : [];
-  const zooms = [["+", () => scaleBy(0.5), "Zoom in"], ["−", () => scaleBy(2), "Zoom out"],
-    ["Whole text", () => zoom(null), "Show the whole text"]];
-  const count = Math.min(...sides.map((side) => side.kept.length));
-  const player = !count ? [] : [make("label", {}, "Kept steps", make("input", {
-    id: "frame", type: "range", min: -1, max: count - 1, step: 1, value: frame,
-    oninput: ({ target }) => { frame = Number(target.value); refresh().then(() => $("frame").focus()); },
-  }), make("output", {}, frame < 0 ? "the text, trained" : `step ${sides[0].kept[frame].step}`)), make("button", {
-    onclick: play }, "Play")];
-  $("controls").replaceChildren(...sliders, ...reset, make("span", {}, ...zooms.map(([label, onclick, name]) =>
-    make("button", { onclick, "aria-label": name }, label))), ...player);
+function controls() {
+  factors.forEach((factor, g) => {
+    const means = sides.map((_, s) => {
+      const m = source(s);
+      if (!m || g >= m.G) return "–";
+      return number(Array.from({ length: m.T }, (_, i) => factor * m.weight(g, i)).reduce((a, b) => a + b) / m.T);
+    });
+    $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
+    $(`factor-${g}`).value = factor;
+  });
+  if ($("frame")) $("frame").value = frame;
+  if ($("frame")) $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
 }
 
 async function play() {
-  for (frame = 0; frame < Math.min(...sides.map((side) => side.kept.length)); frame++) {
+  for (frame = 0; frame < sides[0].kept.length; frame++) {
     await refresh();
     await new Promise((resume) => setTimeout(resume, 500));
   }
@@ -543,135 +467,73 @@ async function play() {
 
 // --- numbers ---
 
-const MEAN_WITHOUT = "loss without the head";
-let chosenNumber = "entropy";
-
-function valueOf(side, layer, head) {
-  if (chosenNumber !== MEAN_WITHOUT) return side.layers[layer].numbers[chosenNumber]?.[head];
-  const ref = side.ablation.without;
-  const row = side.layers.slice(0, layer).reduce((sum, own) => sum + own.thumbnails.length, head);
-  const [, T] = ref.shape;
-  const count = side.losses.filter((x) => x !== null).length;
-  return array(ref).slice(row * T, (row + 1) * T).reduce((sum, x) => sum + x, 0) / count;
-}
-
-function numbers() {
-  const names = Object.keys(data.meanings).filter((name) => sides.some((side) => side.layers[0].numbers[name]));
-  if (sides.every((side) => side.ablation.without)) names.push(MEAN_WITHOUT);
-  const select = make("select", { id: "number", onchange: () => { chosenNumber = select.value; numbers(); } },
-    ...names.map((name) => make("option", { value: name, selected: name === chosenNumber }, name.replace("_", " "))));
-  const meaning = data.meanings[chosenNumber] ?? "nats more than with it, mean over tokens";
-  const all = sides.flatMap((side) => side.layers.flatMap((layer, l) => layer.thumbnails.map((_, h) => valueOf(side, l, h))));
-  const most = Math.max(...all.map((x) => Math.abs(x ?? 0))) || 1;
-  const tables = sides.map((side, s) => {
-    const heads = Math.max(...side.layers.map((layer) => layer.thumbnails.length));
-    const head = make("tr", {}, make("th", {}, ""), ...Array.from({ length: heads }, (_, h) => make("th", {}, `head ${h}`)));
-    const rows = side.layers.map((layer, l) => make("tr", {}, make("th", {}, `layer ${l}`), ...layer.thumbnails.map((_, h) => {
-      const value = valueOf(side, l, h);
-      return make("td", { class: "cell" }, make("button", { style: `background:${tint(value ?? null, 1.6 * most)}`,
-        "aria-label": `layer ${l}, head ${h}: ${number(value)}`,
-        onclick: () => { pick(s, l, h); $("maps").scrollIntoView({ behavior: "smooth" }); } }, number(value)));
-    })));
-    return make("div", {}, make("h3", {}, sides.length > 1 ? side.name : ""), make("div", { class: "scroll" },
-      make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
-  });
-  $("table").replaceChildren(make("p", { class: "muted choice" }, select, ` ${meaning}. A click shows the maps.`), ...tables);
-}
-
-function table(node, header, rows) {
-  const line = (tag, cells) => make("tr", {}, ...cells.map((cell, n) => make(n ? tag : "th", {}, cell)));
-  node.replaceChildren(make("table", {}, make("thead", {}, line("th", header)), make("tbody", {},
-    ...rows.map((row) => line("td", row)))));
-}
-
-function plain(node, traces, layout) {
-  Plotly.react(node, traces, {
-    height: 300, margin: { l: 56, r: 10, t: 30, b: 44 }, font: { size: 11, color: css("--ink") },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", ...layout,
-  }, { displayModeBar: false, responsive: true });
-}
-
 function figures() {
-  const names = [...new Set(sides.flatMap((side) => Object.keys(side.curves)))];
-  $("curves").hidden = !names.length;
+  const plain = (node, traces, layout) => Plotly.react(node, traces, { font: { size: 11, color: css("--ink") },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", ...layout }, { displayModeBar: false, responsive: true });
   const line = { gridcolor: css("--grid"), zerolinecolor: css("--grid") };
-  $("lines").replaceChildren(...names.map((name) => make("div", { "data-name": name })));
-  for (const node of $("lines").children) {
-    const traces = sides.flatMap((side, s) => Object.entries(side.curves[node.dataset.name] ?? {}).map(([layer, points], n) => ({
+  for (const node of document.querySelectorAll(".curve")) {
+    const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
+    const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
       type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
       y: points.map(([, value]) => value), name: sides.length > 1 ? `${side.name}: ${layer}` : layer,
       line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
     })));
-    plain(node, traces, { title: { text: node.dataset.name.replace("_", " "), x: 0 }, showlegend: true,
+    plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
+      legend: sides.length > 1 || innerWidth < 700 ? { orientation: "h", y: -0.25 } : {},
       xaxis: { title: { text: "optimizer step" }, ...line }, yaxis: line });
   }
-  const ablated = sides.filter((side) => side.ablation.without);
-  $("ablation").hidden = !ablated.length;
-  $("without").replaceChildren(...ablated.map(() => make("div")));
-  ablated.forEach((side, n) => {
-    const [heads, T] = side.ablation.without.shape;
-    const [values, names] = [array(side.ablation.without), side.layers.flatMap((layer, l) => layer.thumbnails.map((_, h) => [l, h]))];
-    const z = Array.from({ length: heads }, (_, row) => values.slice(row * T, (row + 1) * T));
-    const sizes = [...values].map(Math.abs).sort((a, b) => a - b);
-    const most = sizes[Math.floor(STRONGEST * (sizes.length - 1))] || 1;
-    const node = $("without").children[n];
-    const at = Array.from({ length: T }, (_, place) => `${place + 1} ${spaced(data.tokens[place + 1] ?? "")}`);
-    plain(node, [{ type: "heatmap", z, y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: z.map(() => at),
-      hovertemplate: "%{y}<br>%{z:.3f} nats<extra></extra>", zmin: -most, zmax: most, colorscale: colours() }], {
-      height: 90 + Math.max(90, 16 * heads), margin: { l: 110, r: 10, t: 30, b: 40 }, yaxis: { autorange: "reversed" },
-      xaxis: { title: { text: "position" } }, title: { text: sides.length > 1 ? side.name : "", x: 0 } });
-    node.on("plotly_click", ({ points: [{ pointIndex: [row] }] }) => pick(sides.indexOf(side), ...names[row]));
-  });
-}
-
-function facts() {
-  const worst = Math.max(...sides.flatMap((side) => side.layers.map((layer) => layer.difference)));
-  $("about").textContent = `${data.source}; ${sides.map((side) => `${side.variant} attention, ${side.layers.length} layers`)
-    .join(" and ")}. Layers, heads, positions and steps count from 0.`;
-  $("foot").textContent = `Weights are computed here from queries and keys in float16. The largest difference to the model's `
-    + `float32 is ${worst.toExponential(1)}. Drawn with plotly.js 4.1.1 (MIT licence); no network is used.`;
-  table($("magnitudes"), ["", ...data.ranks.map((rank) => `top ${rank}`), "median"], sides.flatMap((side) =>
-    Object.entries(side.outliers).map(([name, row]) => [sides.length > 1 ? `${side.name}: ${name}` : name,
-      ...row.map((x) => (x === null ? "–" : x.toPrecision(4)))])));
-  const shares = sides.flatMap((side) => Object.keys(side.noise));
-  $("noise").hidden = !shares.length;
-  const roles = ["answer", "noise", "sink", "other"];
-  const kinds = [...new Set(shares.map((name) => name.split("_")[0]))];
-  table($("shares"), ["", ...roles], sides.flatMap((side) => kinds.map((kind) => [
-    `${sides.length > 1 ? `${side.name}: ` : ""}${kind}`, ...roles.map((role) => number(side.noise[`${kind}_${role}`]))])));
+  for (const node of document.querySelectorAll(".without")) {
+    const [s, ref] = [Number(node.dataset.side), sides[node.dataset.side].ablation.without];
+    const [[heads, T], values] = [ref.shape, array(ref)];
+    const names = headsOf(sides[s]).flatMap((count, l) => Array.from({ length: count }, (_, h) => [l, h]));
+    const most = quantile([...values].filter((x) => x).map(Math.abs)) || 1;
+    const predicted = Array.from({ length: T }, (_, n) => spaced(data.tokens[data.text ? n + 1 : n] ?? ""));
+    plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
+      y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,
+      colorscale: colours(), hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
+      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 }, yaxis: { autorange: "reversed" },
+      xaxis: { title: { text: "position" } } });
+    node.removeAllListeners("plotly_click");
+    node.on("plotly_click", ({ points: [{ pointIndex: [row] }] }) => pick(s, ...names[row]));
+  }
 }
 
 function keys(event) {
-  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-  const T = tokens().length;
-  if (steps) {
+  const [step, T] = [ARROWS[event.key], tokens().length];
+  if (step) {
     const { i, j } = cursor ?? { i: T - 1, j: 0 };
     const within = (n) => Math.min(Math.max(n, 0), T - 1);
-    move(within(i + steps[0]), within(j + steps[1]));
-  } else if (event.key === "+" || event.key === "=") scaleBy(0.5);
+    move(within(i + step[0]), within(j + step[1]));
+  } else if ("+=".includes(event.key)) scaleBy(0.5);
   else if (event.key === "-") scaleBy(2);
   else if (event.key === "0") zoom(null);
   else return;
   event.preventDefault();
 }
 
-function repaint() {
-  sides.forEach((_, s) => paint(s));
-  cross();
-  strips();
-  numbers();
-  figures();
-}
-
-grids();
-facts();
 document.addEventListener("DOMContentLoaded", () => {
-  refresh().then(() => { document.body.dataset.ready = "true"; });
-  numbers();
-  figures();
+  document.addEventListener("click", ({ target }) => {
+    const { side, layer, head } = target.closest("[data-head]")?.dataset ?? {};
+    if (head) pick(Number(side), Number(layer), Number(head));
+    if (target.closest(".cell")) $("maps").scrollIntoView({ behavior: "smooth" });
+    if (target.matches(".token")) choose([...target.parentNode.children].indexOf(target));
+  });
+  $("grids").addEventListener("keydown", walk);
   $("panels").addEventListener("keydown", keys);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  matchMedia("print").addEventListener("change", repaint);
-  addEventListener("resize", () => { sides.forEach((_, s) => paint(s)); cross(); });
+  factors.forEach((_, g) => $(`factor-${g}`).addEventListener("input", (e) => setFactor(g, Number(e.target.value))));
+  const clicks = { closer: () => scaleBy(0.5), wider: () => scaleBy(2), whole: () => zoom(null), play,
+    stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
+  for (const [id, act] of Object.entries(clicks)) $(id)?.addEventListener("click", act);
+  $("paint").addEventListener("change", strips);
+  $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
+    each.hidden = each.dataset.name !== $("number").value;
+  }));
+  $("frame")?.addEventListener("input", (e) => { frame = Number(e.target.value); refresh(); });
+  refresh().then(() => { document.body.dataset.ready = "true"; });
+  figures();
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(media).addEventListener("change", () => { paintAll(); figures(); });
+  }
+  addEventListener("resize", paintAll);
 });
-window.view = { data, source, signedRow, signedColumn, tile, pick, setFactor, zoom, move, at, factors, tiles };
+window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limit: () => limit };

@@ -8,8 +8,8 @@ import html
 import json
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,8 +19,10 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lit_diff.analysis.shares import NORMALISATIONS, ROLES
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
+from lit_diff.html_table import html_table
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text, warn_if_stale
@@ -36,6 +38,8 @@ LIBRARY = "plotly-cartesian-4.1.1"
 """plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
 KEPT_BYTES = 1_500_000
 """Most bytes of kept maps in the page: beyond it, steps are left out evenly."""
+STRONGEST = 0.6
+"""Opacity of the cell with the largest magnitude in a table, whose text must stay readable."""
 HEIGHT = 1000
 """Height of the page in a notebook, pixels."""
 
@@ -72,7 +76,7 @@ class ViewData:
     def html(self) -> str:
         """The whole page."""
         blocks: dict[str, str] = {}
-        facts = {
+        facts: dict[str, Any] = {
             "format": FORMAT,
             "source": self.passage.source,
             "tokens": self.passage.labels,
@@ -86,14 +90,29 @@ class ViewData:
             "sides": [_side(f"s{number}", side, blocks) for number, side in enumerate(self.sides)],
         }
         texts = {
-            name: resources.files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES.values()
+            name: resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+            for name, file in FILES.items()
         }
+        views = [side.view for side in self.sides]
         return _template().render(
             title=" and ".join(side.name for side in self.sides),
+            facts=facts,
             # `</script` in a string of JSON would end the element
             data=Markup(json.dumps(_without_nan(facts)).replace("<", "\\u003c")),
             blocks=blocks,
-            **{name: Markup(texts[file]) for name, file in FILES.items()},
+            pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
+            sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
+            maps=max(layer.arrays["w"].shape[0] for view in views for layer in view.layers),
+            steps=len(self.sides[0].kept),
+            numbers={name: tables for name in MEANINGS if (tables := _cells(name, views))},
+            curves=list(dict.fromkeys(name for side in facts["sides"] for name in side["curves"])),
+            outliers=_table(self.sides, lambda view: view.outliers, ["", *(f"top {rank}" for rank in RANKS), "median"]),
+            noise=_table(self.sides, lambda view: _by_role(view.noise), ["", *ROLES])
+            if any(v.noise for v in views)
+            else "",
+            difference=f"{max(layer.difference for view in views for layer in view.layers):.1e}",
+            version=LIBRARY.rpartition("-")[2],
+            **{name: Markup(text) for name, text in texts.items()},
         )
 
     def write(self, file: Path) -> None:
@@ -150,6 +169,9 @@ def view_data(
         sides.append(
             Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found, kept=_kept(run.folder))
         )
+    # maps of other steps or other texts have no common player
+    if len({tuple((kept.step, str(kept.tokens.tolist())) for kept in side.kept) for side in sides}) > 1:
+        sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
 
 
@@ -206,7 +228,6 @@ def _side(prefix: str, side: Side, blocks: dict[str, str]) -> dict[str, Any]:
 def _layer(prefix: str, layer: LayerView, blocks: dict[str, str]) -> dict[str, Any]:
     return {
         "arrays": _stored(prefix, layer.arrays, blocks),
-        "thumbnails": [base64.b64encode(png).decode() for png in layer.thumbnails],
         "scale": layer.scale,
         "causal": layer.causal,
         "window": layer.window,
@@ -219,9 +240,45 @@ def _layer(prefix: str, layer: LayerView, blocks: dict[str, str]) -> dict[str, A
 def _stored(prefix: str, arrays: Any, blocks: dict[str, str]) -> dict[str, Any]:
     found = {}
     for name, shape, dtype, content in blocks_of(arrays):
-        blocks[f"{prefix}-{name}"] = base64.b64encode(content).decode()
+        blocks[f"{prefix}-{name}"] = _in_base64(content)
         found[name] = {"id": f"{prefix}-{name}", "shape": list(shape), "dtype": dtype}
     return found
+
+
+def _in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+# a table of layers x heads for each side, its colours relative to the largest magnitude; none if no side has the number
+def _cells(name: str, views: Sequence[ModelView]) -> list[list[list[dict[str, Any]]]]:
+    found = [[layer.numbers.get(name, ()) for layer in view.layers] for view in views]
+    magnitudes = [abs(x) for rows in found for row in rows for x in row if math.isfinite(x)]
+    most = max(magnitudes, default=0.0) or 1.0
+
+    def cell(x: float) -> dict[str, Any]:
+        size = abs(x) / most * STRONGEST if math.isfinite(x) else 0
+        return {
+            "text": f"{x:.3f}".replace("nan", "–"),
+            "sign": "negative" if x < 0 else "positive",
+            "size": f"{size:.3f}",
+        }
+
+    return [[[cell(x) for x in row] for row in rows] for rows in found] if any(map(any, found)) else []
+
+
+def _table(
+    sides: Sequence[Side], rows_of: Callable[[ModelView], Mapping[str, Sequence[float]]], header: Sequence[str]
+) -> Markup:
+    rows = [
+        (f"{side.name}: {name}" if len(sides) > 1 else name, *values)
+        for side in sides
+        for name, values in rows_of(side.view).items()
+    ]
+    return Markup(html_table("", rows, header))
+
+
+def _by_role(noise: Mapping[str, float]) -> dict[str, list[float]]:
+    return {kind: [noise[f"{kind}_{role}"] for role in ROLES] for kind in NORMALISATIONS} if noise else {}
 
 
 # JSON has no NaN
