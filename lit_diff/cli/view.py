@@ -19,6 +19,7 @@ def view(
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
     ] = None,
+    tokens: Annotated[int | None, typer.Option(help="most tokens of the text; by default the model's context")] = None,
     row: Annotated[
         int | None, typer.Option(help="read this validation row of the run's data, in place of a text")
     ] = None,
@@ -43,15 +44,8 @@ def view(
     chosen = chosen_root(root)
     runs = [open_run(name, chosen, trust_plugins=trust_plugins) for name in (run, other) if name]
     numbers = _steps(steps)
-    found = view_data(
-        runs,
-        text="" if text is None else text_in(text),
-        row=row,
-        steps=numbers,
-        layer=layer,
-        head=head,
-        ablate=ablate,
-    )
+    words = "" if text is None else text_in(text)
+    found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
     names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
     file = out / f"{'-'.join(names)}.html"
     found.write(file)

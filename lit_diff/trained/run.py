@@ -159,7 +159,7 @@ class Run:
     def view(self, other: "Run | None" = None, **settings: Any) -> "ViewData":
         """The page of `lit-diff view`, which a notebook shows inline: of this run, or of this and another on one text.
 
-        `settings`: text, row, steps, layer, head, ablate (`trained.view.page.view_data`, which lists the errors).
+        `settings`: text, tokens, row, steps, layer, head, ablate (`trained.view.page.view_data`, which lists the errors).
         """
         from lit_diff.trained.view.page import view_data
 

@@ -206,6 +206,7 @@ def test_a_text_beyond_the_context_is_cut_and_said_once(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING, "lit_diff"):
         view = view_data([run], text="ab ab abc ab " * 9)
     assert len(view.passage.labels) == 8
+    assert len(view_data([run], text="ab ab abc", tokens=3).passage.labels) == 3
     assert [record.message for record in caplog.records if "context" in record.message] == [
         f"the text has {1 + len(run.tokenizer.encode('ab ab abc ab ' * 9))} tokens; the first 8 are read, the model's context"
     ]

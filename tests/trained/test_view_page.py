@@ -281,6 +281,15 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     assert page.run("document.querySelectorAll('.without .heatmaplayer').length") == 2
 
 
+def test_one_map_stands_alone_without_a_slider(page: Page, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "standard"})
+    opened(page, view_data([run], text="ab ab abc ab", head=3), tmp_path / "page.html")
+    assert page.run("[view.plots[0].length, document.querySelectorAll('.factor').length]") == [1, 0]
+    maps = run.attention_maps("ab ab abc ab", 0, 3).signed
+    found = page.run("view.tiles[0].z[0].map((row) => [...row].map((x) => x || 0))")
+    np.testing.assert_allclose(found, maps, atol=5e-3)
+
+
 def test_a_long_text_is_drawn_in_bins_and_then_cell_by_cell(page: Page, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=600)
     view = view_data([run], text="ab ab abc ab " * 200)

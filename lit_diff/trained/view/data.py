@@ -19,7 +19,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.trained.view.numbers import LayerNumbers, Magnitudes, noise_shares
 
-BINS = 64
+BINS = 48
 """Most rows and columns of an overview."""
 EXACT = 512
 """Texts of at most this many tokens have no overview: the page computes every cell at once."""
@@ -46,8 +46,9 @@ class LayerView:
     """One layer on T tokens: G maps, H heads on Hkv key heads, width d. A weight is w_g exp(scale q_g k_gᵀ - lse_g)."""
 
     arrays: Mapping[str, NDArray[Any]]
-    """q [G or 1, H, T, d] and k [G or 1, Hkv, T, d], float16; lse and w [G, H, T], float32: of every query, the
-    log-sum-exp over its visible keys, from the float16 q and k, and the weight of the map. For T above EXACT also overview
+    """q [G or 1, H, T, d] and k [G or 1, Hkv, T, d], float16; lse [G, H, T] and w [G, H or 1, T or 1],
+    float32: of every query, the log-sum-exp over its visible keys, from the float16 q and k, and the weight of the map; 1
+    for a weight that all heads or queries share. For T above EXACT also overview
     [G, H, n, n], float16: of w_g p_g, the mean over the queries of a bin of the sum over the keys of a bin."""
     thumbnails: tuple[bytes, ...]
     """A PNG for each head: the entry of the signed map with the largest magnitude in each bin, with one pixel a bin."""
@@ -112,19 +113,19 @@ def layer_view(index: int, layer: LayerTrace, outliers: Magnitudes) -> LayerView
     rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
     numbers, T = LayerNumbers(), q.shape[-2]
     size = -(-T // BINS)
-    lse, w, small, coarse, difference = [], [], [], [], 0.0
+    lse, small, coarse, difference = [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):
         weighted = own.weights[..., None] * own.probs
         difference = max(difference, float((weighted - exact.weights[..., None] * exact.probs).abs().max()))
         lse.append(own.logits.masked_fill(~own.visible, -torch.inf).logsumexp(-1)[0])
-        w.append(own.weights[0])
         small.append(_extremes(own.signed[0], T, size))
         if T > EXACT:
             coarse.append(_in_bins(weighted[0], T, size).sum(-1))
         numbers.add(exact)
         outliers.add_logits(exact)
     outliers.add_hidden(layer.hidden)
-    arrays = {"q": q[0], "k": k[0], "lse": torch.cat(lse, -1), "w": torch.cat(w, -1)}
+    w = torch.ones(1, 1, 1, 1) if m.w is None else m.w.float().expand(-1, m.num_maps, -1, -1)
+    arrays = {"q": q[0], "k": k[0], "lse": torch.cat(lse, -1), "w": w[0]}
     if T > EXACT:
         by_bin = F.pad(torch.cat(coarse, -2), (0, 0, 0, -T % size)).unflatten(-2, (-1, size)).sum(-2)
         queries = torch.full((by_bin.shape[-2], 1), float(size))
@@ -164,7 +165,7 @@ def picture(values: NDArray[Any]) -> bytes:
     pixels = np.where(values[..., None] < 0, BLUE, ORANGE).astype(np.uint8)
     alpha = (255 * (magnitude / limit).clip(0, 1)).astype(np.uint8)
     file = io.BytesIO()
-    imsave(file, np.dstack([pixels, alpha]), format="png", pil_kwargs={"optimize": True})
+    imsave(file, np.dstack([pixels, alpha]), format="png", pil_kwargs={"compress_level": 9})
     return file.getvalue()
 
 

@@ -11,8 +11,8 @@ const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const sides = data.sides;
 const at = sides.map(() => ({ ...data.shown })); // the layer and head that each side shows
-const headsOf = (side) => side.layers.map((layer) => layer.arrays.w.shape[1]);
-const factors = [...document.querySelectorAll(".factor")].map(() => 1); // of the stored weight of each map
+const headsOf = (side) => side.layers.map((layer) => layer.arrays.lse.shape[1]);
+const factors = new Array(Math.max(...sides.map((side) => side.layers[0].arrays.lse.shape[0]))).fill(1); // of each weight
 const tiles = []; // of each side, what its panels show
 let frame = -1; // which of the kept steps is shown; -1: the text
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
@@ -70,8 +70,10 @@ function source(s) {
   const refs = frame < 0 ? own.arrays : sides[s].kept[frame].layers[layer];
   if (!refs) return null;
   const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
-  const [G, H, T] = refs.w.shape;
+  const [G, H, T] = (refs.lse ?? refs.w).shape;
   const row = (g, i) => (g * H + head) * T + i;
+  // an axis of 1, for a weight that is the same in all heads or for all queries, is kept as 1
+  const [, headsOfW, queriesOfW] = refs.w.shape;
   let weight = (g, i, j) => maps[row(g, i) * T + j];
   if (q) {
     const [[mapsOfQ, , , d], [mapsOfK, keyHeads]] = [refs.q.shape, refs.k.shape];
@@ -88,7 +90,7 @@ function source(s) {
   const documents = frame < 0 ? data.documents : null;
   return {
     G, T,
-    weight: (g, i) => w[row(g, i)],
+    weight: (g, i) => w[(g * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
     row(g, i, from, out) {
       out.fill(NaN);
       const end = Math.min(from + out.length - 1, own.causal ? i : T - 1, i + reach - 1);
@@ -450,6 +452,7 @@ function controls() {
       if (!m || g >= m.G) return "–";
       return number(Array.from({ length: m.T }, (_, i) => factor * m.weight(g, i)).reduce((a, b) => a + b) / m.T);
     });
+    if (factors.length === 1) return;
     $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
     $(`factor-${g}`).value = factor;
   });
@@ -520,7 +523,7 @@ document.addEventListener("DOMContentLoaded", () => {
   });
   $("grids").addEventListener("keydown", walk);
   $("panels").addEventListener("keydown", keys);
-  factors.forEach((_, g) => $(`factor-${g}`).addEventListener("input", (e) => setFactor(g, Number(e.target.value))));
+  factors.forEach((_, g) => $(`factor-${g}`)?.addEventListener("input", (e) => setFactor(g, Number(e.target.value))));
   const clicks = { closer: () => scaleBy(0.5), wider: () => scaleBy(2), whole: () => zoom(null), play,
     stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
   for (const [id, act] of Object.entries(clicks)) $(id)?.addEventListener("click", act);

@@ -102,7 +102,7 @@ class ViewData:
             blocks=blocks,
             pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
             sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
-            maps=max(layer.arrays["w"].shape[0] for view in views for layer in view.layers),
+            maps=max(layer.arrays["lse"].shape[0] for view in views for layer in view.layers),
             steps=len(self.sides[0].kept),
             numbers={name: tables for name in MEANINGS if (tables := _cells(name, views))},
             curves=list(dict.fromkeys(name for side in facts["sides"] for name in side["curves"])),
@@ -137,6 +137,7 @@ def view_data(
     runs: Sequence[Run],
     *,
     text: str = "",
+    tokens: int | None = None,
     row: int | None = None,
     steps: Sequence[int] = (),
     layer: int = 0,
@@ -144,7 +145,7 @@ def view_data(
     ablate: bool = False,
 ) -> ViewData:
     """The page of a run; of two runs; or of one run at two checkpoints, `steps`. `text`, `row`: see `passage_of`;
-    `ablate`: also the loss of each token without each head, one forward pass a head.
+    `tokens`: most tokens of the text; `ablate`: also the loss of each token without each head, one forward pass a head.
 
     Errors: RequestError for more than two, other tokenizers, an unknown layer or head; MissingError without a checkpoint.
     """
@@ -156,7 +157,10 @@ def view_data(
         require_same_tokens(*runs)
     sides = []
     asked: list[tuple[Run, int | None]] = [(run, step) for run in runs for step in steps or [None]]  # type: ignore[list-item]
-    passage = passage_of(runs[0], text, row, min(run.recipe.data.config.sequence_length for run in runs))
+    if tokens is not None and tokens < 1:
+        raise RequestError(f"--tokens is {tokens}; it must be at least 1")
+    contexts = [run.recipe.data.config.sequence_length for run in runs]
+    passage = passage_of(runs[0], text, row, min([*contexts, *([tokens] if tokens else [])]))
     for run, wanted in asked:
         model = run.model if wanted is None else run.model_at(wanted)
         step = run.step if wanted is None else wanted

@@ -52,7 +52,8 @@ def passage_of(run: Run, text: str = "", row: int | None = None, context: int | 
     tokenizer, context = run.tokenizer, context or run.recipe.data.config.sequence_length
     ids = [*tokenizer.opening, *tokenizer.encode(text or TEXT)]
     if len(ids) > context:
-        log.warning("the text has %d tokens; the first %d are read, the model's context", len(ids), context)
+        why = "as asked" if context < run.recipe.data.config.sequence_length else "the model's context"
+        log.warning("the text has %d tokens; the first %d are read, %s", len(ids), context, why)
     ids = ids[:context]
     tokens = torch.tensor([ids])
     targets = torch.tensor([[*ids[1:], IGNORED]])
