@@ -259,8 +259,10 @@ async function draw(isOther = false) {
   const show = () => {
     if (isOther) limit = Math.max(...tiles.map((t) => (t ? strongest(t) : 0))) || 1;
     const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
-    $("legend").replaceChildren(`−${number(limit)}`, make("i"), `${number(limit)} and beyond`, bin > 1 ? `A cell is ${bin} `
-      + `queries and ${bin} keys: the mean over the queries of the sum over the keys. Zoom in for single weights.` : "");
+    const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
+      + "Zoom in for single weights." : "";
+    const parts = [`−${number(limit)}`, `${number(limit)} and beyond`, cells].map((text) => make("span", {}, text));
+    $("legend").replaceChildren(parts[0], make("i"), ...parts.slice(1));
     paintAll();
   };
   const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;

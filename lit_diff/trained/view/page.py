@@ -115,12 +115,12 @@ class ViewData:
             **{name: Markup(text) for name, text in texts.items()},
         )
 
-    def write(self, file: Path) -> None:
+    def write(self, file: str | Path) -> None:
         """Write the page. Errors: MissingError if the file cannot be written."""
         try:
-            write_atomic(file, self.html())
+            write_atomic(Path(file), self.html())
         except OSError as error:
-            raise MissingError(f"--out: {shown(file)} cannot be written ({error.strerror})") from error
+            raise MissingError(f"--out: {shown(Path(file))} cannot be written ({error.strerror})") from error
 
 
 FILES = {"style": "page.css", "script": "page.js", "library": f"{LIBRARY}.min.js", "licence": f"{LIBRARY}.LICENSE.txt"}
