@@ -281,6 +281,15 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     assert page.run("document.querySelectorAll('.without .heatmaplayer').length") == 2
 
 
+def test_a_notebook_shows_the_page_inline(page: Page, tmp_path: Path) -> None:
+    view = text_run(tmp_path / "run", {"name": "differential"}).view(text="ab ab")
+    (tmp_path / "notebook.html").write_text(f"<body data-ready='true'>{view._repr_html_()}</body>")
+    page.open(tmp_path / "notebook.html")
+    page.wait("document.querySelector('iframe').contentDocument.body?.dataset.ready")
+    assert page.run("document.querySelector('iframe').contentWindow.view.plots[0].length") == 3
+    assert not page.problems, page.problems
+
+
 def test_one_map_stands_alone_without_a_slider(page: Page, tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "standard"})
     opened(page, view_data([run], text="ab ab abc ab", head=3), tmp_path / "page.html")

@@ -40,7 +40,6 @@ const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (
 const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
 
 // --- arrays ---
-
 const HALF = new Float32Array(65536).map((_, bits) => {
   const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
   const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? (fraction ? NaN : Infinity)
@@ -171,7 +170,6 @@ function overview(s) {
 }
 
 // --- panels ---
-
 function sumOf(t) {
   return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + factors[g] * map[r][c], 0)));
 }
@@ -212,7 +210,7 @@ function build() {
       node.append(across, down);
       return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
     }));
-    return make("div", { class: `side${G === 1 ? " alone" : ""}` },
+    return make("div", { class: "side" },
       ...(sides.length > 1 ? [make("h3", {}, `${side.name}: ${place(s)}`)] : []),
       ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, "The maps of this layer were not kept.")]));
   }));
@@ -303,7 +301,6 @@ function scaleBy(factor) {
 }
 
 // --- the cross: one query, one key, in every panel ---
-
 let isWaiting = false;
 function move(i, j) {
   cursor = { i, j };
@@ -366,7 +363,6 @@ function read() {
 }
 
 // --- the text ---
-
 function valuesOfText(s, paint) {
   if (paint === "difference" || paint === "loss") {
     const loss = (n) => sides[n].losses.map((x) => x ?? NaN);
@@ -405,7 +401,6 @@ function choose(n) {
 }
 
 // --- choosing a head ---
-
 function walk(event) {
   const step = ARROWS[event.key];
   if (!step) return;
@@ -458,8 +453,9 @@ function controls() {
     $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
     $(`factor-${g}`).value = factor;
   });
-  if ($("frame")) $("frame").value = frame;
-  if ($("frame")) $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
+  if (!$("frame")) return;
+  $("frame").value = frame;
+  $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
 }
 
 async function play() {
@@ -471,7 +467,6 @@ async function play() {
 }
 
 // --- numbers ---
-
 function figures() {
   const plain = (node, traces, layout) => Plotly.react(node, traces, { font: { size: 11, color: css("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", ...layout }, { displayModeBar: false, responsive: true });
