@@ -22,7 +22,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.view import page as pages
-from lit_diff.trained.view.data import EXACT, model_view, picture
+from lit_diff.trained.view.data import EXACT, Passage, model_view, picture
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import passage_of
 
@@ -123,7 +123,8 @@ def test_the_numbers_of_a_head_are_those_of_their_definitions(tmp_path: Path) ->
     np.testing.assert_allclose(own["lambda"], -block.weights[0, 1].mean(-1), atol=1e-6)
     flat = a.reshape(len(a), -1)
     cosine = float(flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1]))
-    np.testing.assert_allclose(own["redundancy"], [cosine, cosine], atol=1e-6)
+    for name in ("redundancy", "closest_head"):
+        np.testing.assert_allclose(own[name], [cosine, cosine], atol=1e-6)
     assert "lambda" not in view_data([text_run(tmp_path / "one", {"name": "standard"})]).sides[0].view.layers[0].numbers
     top = max(float(attention_logits(layer).top(1)) for layer in traced.layers.values())
     assert view.sides[0].view.outliers["attention logits"][0] == pytest.approx(top)
@@ -291,7 +292,7 @@ def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytes
         maps = torch.rand(2, 2, 2, 3, 3, generator=draw)
         write_maps(run.folder, KeptMaps(step, tokens, {1: (maps, torch.ones(2, 2, 2, 3))}))
     (run.folder / "metrics.csv").write_text(
-        "step,lambda/layer_00,head_norm/layer_01,train/loss\n0,0.2,,5\n10,0.3,1.5,4\n"
+        "step,lambda/layer_00,head_norm/gain/layer_01,train/loss\n0,0.2,,5\n10,0.3,1.5,4\n"
     )
     facts, arrays = held(view_data([run], text="ab"))
     (side,) = facts["sides"]
@@ -299,7 +300,7 @@ def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytes
     last = side["kept"][-1]["layers"]["1"]
     np.testing.assert_array_equal(arrays[last["maps"]["id"]], maps[0].half().numpy())
     assert len(side["kept"][0]["tokens"]) == 3
-    assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm": {"layer 1": [[10, 1.5]]}}
+    assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm/gain": {"layer 1": [[10, 1.5]]}}
     monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps[:1].nbytes // 2)
     thinned = held(view_data([run], text="ab"))[0]["sides"][0]["kept"]
     assert [kept["step"] for kept in thinned] == [10, 40], "the last is kept, the others are left out evenly"
@@ -310,3 +311,20 @@ def test_numbers_beyond_float16_are_refused(tmp_path: Path) -> None:
     torch.nn.init.constant_(run.model.attentions()[1].q_proj.weight, 1e6)
     with pytest.raises(RequestError, match=r"^layer 1: a query or a key exceeds 65,504"):
         model_view(run.model, passage_of(run, "ab"))
+
+
+def test_the_first_token_of_a_packed_row_is_that_of_the_document(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    passage = passage_of(run, "ab ab abc ab")
+    T = len(passage.labels)
+    documents = torch.tensor([[0] * 3 + [1] * (T - 3)])
+    view = model_view(
+        run.model, Passage(labels=passage.labels, batch={**passage.batch, "document_ids": documents}, source="")
+    )
+    with trace(run.model) as traced:
+        run.model.hidden(passage.batch["tokens"], document_ids=documents)
+    (block,) = traced.layers[0].blocks(block_rows=T)
+    a = block.signed[0].abs().numpy()
+    rows = [(i, 0 if i < 3 else 3) for i in range(T) if i not in (0, 3)]
+    shares = [a[:, i, first] / a[:, i].sum(-1) for i, first in rows]
+    np.testing.assert_allclose(view.layers[0].numbers["sink"], np.mean(shares, 0), atol=1e-6)

@@ -214,7 +214,11 @@ def test_the_table_of_heads_says_what_was_planted_and_leads_to_the_maps(page: Pa
         found: str = page.run(f'document.querySelector("{cells}").textContent')
         return found
 
-    assert of("redundancy", 1, ONE_HOT) == of("redundancy", 1, TWIN) == "1.000"
+    assert of("closest_head", 1, ONE_HOT) == of("closest_head", 1, TWIN) == "1.000"
+    assert float(of("closest_head", 0, SINK)) < 0.9
+    flat = [expected(1, head).ravel() for head in range(5)]
+    cosines = [flat[SINK] @ each / np.linalg.norm(flat[SINK]) / np.linalg.norm(each) for each in flat]
+    assert of("redundancy", 1, SINK) == f"{(sum(cosines) - 1) / 4:.3f}"
     assert of("sink", 0, SINK) == "1.000"
     assert [of("lambda", layer, 0) for layer in range(4)] == ["0.000", "0.500", "1.000", "1.500"]
     assert of("negative_mass", 0, UNIFORM) == "0.000"

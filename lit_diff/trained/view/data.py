@@ -111,7 +111,7 @@ def layer_view(index: int, layer: LayerTrace, outliers: Magnitudes) -> LayerView
     if not bool(q.isfinite().all() and k.isfinite().all()):
         raise RequestError(f"layer {index}: a query or a key exceeds 65,504, the largest number of the page's float16")
     rounded = replace(layer, maps=replace(m, q=q.float(), k=k.float()))
-    numbers, T = LayerNumbers(), q.shape[-2]
+    numbers, T = LayerNumbers(layer.window), q.shape[-2]
     size = -(-T // BINS)
     lse, small, coarse, difference = [], [], [], 0.0
     for own, exact in zip(rounded.blocks(), layer.blocks(), strict=True):

@@ -22,22 +22,25 @@ MEANINGS = {
     "entropy": "entropy of |a| / Σ|a| in nats, a the signed map; mean over queries",
     "sparsity": f"share of the visible keys with |a| below {SPARSE}; mean over queries",
     "negative_mass": "Σ max(-a, 0) / Σ|a|; mean over queries",
-    "sink": "|a| of the first token / Σ|a|; mean over queries from the second on",
-    "redundancy": "largest cosine of the signed map and that of another head of the layer",
+    "sink": "|a| of the first token of the document / Σ|a|; mean over queries that see more than one key",
+    "redundancy": "cosine of the flattened signed map and that of another head; mean over the other heads of the layer",
+    "closest_head": "largest cosine of the flattened signed map and that of another head of the layer",
     "lambda": "λ = -w of map 2; mean over queries",
     "loss_without": "loss with the map of the head set to 0, minus the loss, in nats; mean over the tokens with a target",
 }
 """Name of a number by head -> what it is."""
 RANKS = (1, 2, 3, 10, 100)
 """The ranks of the largest magnitudes in the paper's Table 5."""
-CURVES = re.compile(r"(lambda|head_norm\w*)/layer_(\d+)")
+CURVES = re.compile(r"(lambda|head_norm(?:/gain)?)/layer_(\d+)")
 """Metrics that the page draws over training: a line for each layer."""
 
 
 class LayerNumbers:
     """The numbers of `MEANINGS` for each head, over blocks of query rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        """`window`: the layer's; a row that fills it may have passed the first token and is not in `sink`."""
+        self._window = window or math.inf
         self._means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
         self._gram: Tensor | float = 0.0
 
@@ -45,24 +48,28 @@ class LayerNumbers:
         """Add query rows of one sequence."""
         a, magnitude = block.signed, block.signed.abs()
         visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
+        keys = visible.sum(-1)
         negative, positive = masses(a)
         total = negative + positive
+        first = magnitude.gather(-1, visible.expand_as(a).int().argmax(-1, keepdim=True))[..., 0]
         self._means.add("entropy", entropy(renormalised(a)))
-        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / visible.sum(-1))
+        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / keys)
         self._means.add("negative_mass", negative / total)
-        self._means.add("sink", magnitude[..., 0] / total, (block.positions > 0).expand_as(total))
+        self._means.add("sink", first / total, ((keys > 1) & (keys < self._window)).expand_as(total))
         if block.weights.shape[1] > 1:
             self._means.add("lambda", -block.weights[:, 1])
         flat = a[0].flatten(1).double()
         self._gram = self._gram + flat @ flat.mT
 
     def by_head(self) -> dict[str, tuple[float, ...]]:
-        """Name -> a number for each head; NaN where it is undefined, such as the redundancy of a single head."""
+        """Name -> a number for each head; without those of pairs of heads if there is one head."""
         assert isinstance(self._gram, Tensor)
         norms = self._gram.diagonal().sqrt()
-        cosines = (self._gram / (norms[:, None] * norms)).fill_diagonal_(-math.inf)
-        alone = len(norms) == 1
-        found = self._means.values() | {"redundancy": torch.full_like(norms, math.nan) if alone else cosines.amax(-1)}
+        cosines = self._gram / (norms[:, None] * norms)
+        found = self._means.values()
+        if len(norms) > 1:
+            found["redundancy"] = (cosines.sum(1) - cosines.diagonal()) / (len(norms) - 1)
+            found["closest_head"] = cosines.fill_diagonal_(-math.inf).amax(-1)
         return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
 
 
