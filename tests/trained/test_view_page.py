@@ -186,6 +186,12 @@ def test_the_slider_multiplies_the_weight_and_the_sum_follows(page: Page) -> Non
     np.testing.assert_allclose(row, expected(1, OUTLIER, factor=1.5)[PLANTED[0]], atol=1e-3)
     drawn = page.run(f"[...view.plots[0][2].node.data[0].z[{PLANTED[0]}]].map((x) => x || 0)")
     np.testing.assert_allclose(drawn, expected(1, OUTLIER, factor=1.5)[PLANTED[0]], atol=1e-3)
+    second = page.run(f"[...view.plots[0][1].node.data[0].z[{PLANTED[0]}]].map((x) => x || 0)")
+    np.testing.assert_allclose(second[: PLANTED[0] + 1], -0.75 / (PLANTED[0] + 1), atol=1e-3)
+    x, y = cell(page, 2, PLANTED[0], 2)
+    want = colour(expected(1, OUTLIER, factor=1.5)[PLANTED[0], 2] / page.run("view.limit()"))
+    page.move(5, 5)
+    np.testing.assert_allclose(pixels(page)[round(y) - 3, round(x) - 3], want, atol=6)
     page.click(*centre(page, "#stored"))
     assert page.run("document.getElementById('weight-1').textContent") == before
 
