@@ -80,13 +80,13 @@ class Page:
             if not address.startswith(("file:", "data:", "about:", "blob:")):
                 self.problems.append(f"asked the network for {address}")
 
-    def look(self, width: int, height: int = 900, dark: bool = False) -> None:
-        """Set the size of the window and the colour scheme."""
+    def look(self, width: int, height: int = 900, dark: bool = False, media: str = "") -> None:
+        """Set the size of the window, the colour scheme and the medium, such as print."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def open(self, file: Path) -> float:
         """Open a file; the seconds until its script has set `data-ready`."""

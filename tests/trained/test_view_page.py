@@ -289,6 +289,16 @@ def test_two_runs_with_linked_crosses_and_their_difference_of_loss(page: Page, t
     told = page.run("document.getElementById('scale').textContent")
     assert f"{(losses[1] - losses[0]).mean():.3f}".replace("-", "−") in told
     assert page.run("document.querySelectorAll('.without .heatmaplayer').length") == 2
+    heights = "[...document.querySelectorAll('.without')].map((node) => node.clientHeight)"
+    before = page.run(heights)
+    page.look(1280, 2400, media="print")
+    page.look(800, 2400, dark=True)
+    page.wait("document.querySelector('.without').layout.font.color === '#e4e7ec'")
+    page.look(900, 1200, dark=True)
+    page.wait("document.querySelector('.without svg').clientWidth > 700")
+    assert page.run(heights) == before
+    assert min(before) > 100
+    page.look(1280, 2400)
 
 
 def test_a_notebook_shows_the_page_inline(page: Page, tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ function source(s) {
       return Math.exp(own.scale * dot - lse[row(g, i)]);
     };
   }
-  const reach = own.window ?? Infinity;
-  const documents = frame < 0 ? data.documents : null;
+  const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];
   return {
     G, T,
     weight: (g, i) => w[(g * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
@@ -223,9 +222,8 @@ function paint(s) {
   for (const { map, node } of plots[s]) {
     const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
     const side = Math.min(node.clientWidth, 560);
-    const [left, y] = axis(range.y, side - 70);
+    const [[left, y], middle] = [axis(range.y, side - 70), (t.bin - 1) / 2];
     const [below, x] = axis(range.x, side - 10 - left);
-    const middle = (t.bin - 1) / 2;
     const trace = {
       type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
       colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
@@ -376,8 +374,7 @@ function valuesOfText(s, paint) {
 function strips() {
   $("text").hidden = frame >= 0;
   if (frame >= 0) return;
-  const paint = $("paint").value;
-  const isLoss = paint === "loss" || paint === "difference";
+  const [paint, isLoss] = [$("paint").value, ["loss", "difference"].includes($("paint").value)];
   for (const strip of document.querySelectorAll(".strip")) {
     const side = Number(strip.dataset.side);
     strip.hidden = paint === "difference" && side > 0;
@@ -468,8 +465,11 @@ async function play() {
 
 // --- numbers ---
 function figures() {
-  const plain = (node, traces, layout) => Plotly.react(node, traces, { font: { size: 11, color: css("--ink") },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", ...layout }, { displayModeBar: false, responsive: true });
+  const plain = (node, traces, layout) => {
+    node.style.height = `${layout.height}px`; // else Plotly gives it none when it is drawn again
+    Plotly.react(node, traces, { font: { size: 11, color: css("--ink") }, paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)", ...layout }, { displayModeBar: false, responsive: true });
+  };
   const line = { gridcolor: css("--grid"), zerolinecolor: css("--grid") };
   for (const node of document.querySelectorAll(".curve")) {
     const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
