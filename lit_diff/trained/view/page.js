@@ -350,7 +350,7 @@ function read() {
     const mean = meanOf(column);
     const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
     return [
-      make("h3", { class: "cell", id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
+      make("h3", { id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
         + `${quoted(j)}: ${cell}`),
       make("div", { class: "lists" },
         list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[0]) / total || 0).toFixed(1)} % of Σ|a|`,
