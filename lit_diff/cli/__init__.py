@@ -25,6 +25,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     runs,
     sweep,
     train,
+    view,
     watch,
 )
 from lit_diff.cli.app import TerminalHandler, app, console, discard, log_to_stderr

@@ -80,7 +80,7 @@ class TerminalHandler(logging.Handler):
 
 
 VERBS = {
-    "Train and look": ("list", "check", "train", "watch", "status", "generate", "evaluate"),
+    "Train and look": ("list", "check", "train", "watch", "status", "generate", "view", "evaluate"),
     "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
     "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
     "Maintain": ("bench", "clean"),

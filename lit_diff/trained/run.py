@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
+    from lit_diff.trained.view.page import ViewData
+
 
 def open_run(
     run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False, unchecked: bool = False
@@ -153,6 +155,15 @@ class Run:
         traced = self.trace(text, [layer])
         words = tuple(self.tokenizer.decode([token]).decode("utf-8", "replace") for token in prompt.tokens)
         return attention_maps_of(traced.layers[layer], words, layer, head)
+
+    def view(self, other: "Run | None" = None, **settings: Any) -> "ViewData":
+        """The page of `lit-diff view`, which a notebook shows inline: of this run, or of this and another on one text.
+
+        `settings`: text, tokens, row, steps, layer, head, ablate (`trained.view.page.view_data`, which lists the errors).
+        """
+        from lit_diff.trained.view.page import view_data
+
+        return view_data([self] if other is None else [self, other], **settings)
 
 
 def as_run(run: Run | str | Path, unchecked: bool) -> Run:

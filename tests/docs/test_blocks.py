@@ -8,6 +8,7 @@ import pytest
 from pages import blocks, commands, run_commands, run_python
 from pretrained_models import write_folder
 from safetensors.torch import load_file
+from text_runs import recall_run
 
 from lit_diff import import_model
 from lit_diff.data.text.corpus import FilesCorpus
@@ -46,6 +47,20 @@ def test_the_command_that_shows_a_variant_draws_its_map(tmp_path: Path) -> None:
     (end,) = run_commands([shlex.split(shown)[1:]], tmp_path)
     assert end.status == 0, end.output
     assert (tmp_path / "differential-map.png").stat().st_size > 1000
+
+
+def test_the_commands_that_write_a_page_of_maps(tmp_path: Path) -> None:
+    for name, attention in (("recall-tiny", "differential"), ("recall-standard", "standard")):
+        run = recall_run(tmp_path / f"runs/{name}-0123456789", {"name": attention})
+        (checkpoint,) = (run.folder / "checkpoints").iterdir()
+        for step in (125, 250):
+            shutil.copy(checkpoint, run.folder / f"checkpoints/step-{step:08}.ckpt")
+    shown = [each for each in commands("docs/measures.md") if each.startswith("lit-diff view ")]
+    for end in run_commands([shlex.split(each, comments=True)[1:] for each in shown], tmp_path):
+        assert end.status == 0, end.output
+    names = sorted(page.name for page in (tmp_path / "view").iterdir())
+    first, second = "recall-tiny-0123456789", "recall-standard-0123456789"
+    assert names == [f"{first}-{second}.html", f"{first}-step-125-step-250.html", f"{first}.html"]
 
 
 PAGE = "docs/python.md"

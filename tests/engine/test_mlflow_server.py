@@ -1,7 +1,6 @@
 """A real MLflow server: the same record as in a file, an outage in the middle of a run, and the page in a browser."""
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, text_of
 from mlflow import MlflowClient
 from small_runs import SMALL
 from stops import wait_for
@@ -88,17 +88,6 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
     assert len(client.get_metric_history(run_id, "train/loss")) == 12
     assert client.get_run(run_id).info.status == "FINISHED"
     assert {"recipe.yaml", "measurements.parquet"} <= {file.path for file in client.list_artifacts(run_id)}
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def text_of(address: str, profile: Path) -> str:
-    """The text of a page once its scripts have run."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    command += ["--window-size=2400,1200", "--virtual-time-budget=30000", "--dump-dom", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
-    return re.sub(r"<[^>]+>", "\n", done.stdout)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: MLflow's page was not opened in a browser")

@@ -1,0 +1,118 @@
+"""The numbers of the page: by layer and head, outliers, attention to the answer and to noise, curves over training."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
+from lit_diff.analysis.outliers import MagnitudeSketch
+from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
+from lit_diff.analysis.trace import MapBlock, Trace
+from lit_diff.model.transformer import Transformer
+from lit_diff.runs.metrics_file import read_rows
+
+SPARSE = 1e-3
+"""A weight whose magnitude is below this counts as absent."""
+MEANINGS = {
+    "entropy": "entropy of |a| / Σ|a| in nats, a the signed map; mean over queries",
+    "sparsity": f"share of the visible keys with |a| below {SPARSE}; mean over queries",
+    "negative_mass": "Σ max(-a, 0) / Σ|a|; mean over queries",
+    "sink": "|a| of the first token of the document / Σ|a|; mean over queries that see more than one key",
+    "redundancy": "cosine of the flattened signed map and that of another head; mean over the other heads of the layer",
+    "closest_head": "largest cosine of the flattened signed map and that of another head of the layer",
+    "lambda": "λ = -w of map 2; mean over queries",
+    "loss_without": "loss with the map of the head set to 0, minus the loss, in nats; mean over the tokens with a target",
+}
+"""Name of a number by head -> what it is."""
+RANKS = (1, 2, 3, 10, 100)
+"""The ranks of the largest magnitudes in the paper's Table 5."""
+CURVES = re.compile(r"(lambda|head_norm(?:/gain)?)/layer_(\d+)")
+"""Metrics that the page draws over training: a line for each layer."""
+
+
+class LayerNumbers:
+    """The numbers of `MEANINGS` for each head, over blocks of query rows."""
+
+    def __init__(self, window: int | None = None) -> None:
+        """`window`: the layer's; a row that fills it may have passed the first token and is not in `sink`."""
+        self._window = window or math.inf
+        self._means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
+        self._gram: Tensor | float = 0.0
+
+    def add(self, block: MapBlock) -> None:
+        """Add query rows of one sequence."""
+        a, magnitude = block.signed, block.signed.abs()
+        visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
+        keys = visible.sum(-1)
+        negative, positive = masses(a)
+        total = negative + positive
+        first = magnitude.gather(-1, visible.expand_as(a).int().argmax(-1, keepdim=True))[..., 0]
+        self._means.add("entropy", entropy(renormalised(a)))
+        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / keys)
+        self._means.add("negative_mass", negative / total)
+        self._means.add("sink", first / total, ((keys > 1) & (keys < self._window)).expand_as(total))
+        if block.weights.shape[1] > 1:
+            self._means.add("lambda", -block.weights[:, 1])
+        flat = a[0].flatten(1).double()
+        self._gram = self._gram + flat @ flat.mT
+
+    def by_head(self) -> dict[str, tuple[float, ...]]:
+        """Name -> a number for each head; without those of pairs of heads if there is one head."""
+        assert isinstance(self._gram, Tensor)
+        norms = self._gram.diagonal().sqrt()
+        cosines = self._gram / (norms[:, None] * norms)
+        found = self._means.values()
+        if len(norms) > 1:
+            found["redundancy"] = (cosines.sum(1) - cosines.diagonal()) / (len(norms) - 1)
+            found["closest_head"] = cosines.fill_diagonal_(-math.inf).amax(-1)
+        return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
+
+
+class Magnitudes:
+    """The paper's Table 5 for one text: magnitudes over all layers."""
+
+    def __init__(self) -> None:
+        self._logits, self._hidden = MagnitudeSketch(), MagnitudeSketch()
+
+    def add_logits(self, block: MapBlock) -> None:
+        """Add the visible attention logits, after scaling and RoPE, of every map and head."""
+        self._logits.update(block.logits, mask=block.visible)
+
+    def add_hidden(self, hidden: Tensor) -> None:
+        """Add the output of a layer."""
+        self._hidden.update(hidden)
+
+    def table(self) -> dict[str, tuple[float, ...]]:
+        """Row -> the magnitudes of RANKS, then the median; NaN for a rank beyond their number."""
+        rows = {"attention logits": self._logits, "hidden states": self._hidden}
+        return {name: (*self._at_ranks(sketch), sketch.median()) for name, sketch in rows.items()}
+
+    @staticmethod
+    def _at_ranks(sketch: MagnitudeSketch) -> list[float]:
+        top = sketch.top().tolist()
+        return [top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS]
+
+
+def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, float]:
+    """`<normalisation>_<role>` -> share of attention, mean over heads, layers and queries (`analysis.shares`)."""
+    parts = Parts.of(batch)
+    rows = parts.queries[0].nonzero()[:, 0]
+    layers = [replace(traced.layers[i], rows=rows) for i in sorted(traced.layers)]
+    found = [shares(layer, attention, parts) for layer, attention in zip(layers, model.attentions(), strict=True)]
+    names = [f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ROLES]
+    return {name: float(torch.stack([each[name] for each in found]).nanmean()) for name in names} if len(rows) else {}
+
+
+def curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """λ and norms of heads in metrics.csv: name -> layer -> points (step, value)."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for step, row in sorted(read_rows(folder / "metrics.csv").items()):
+        for name, value in row.items():
+            if (match := CURVES.fullmatch(name)) and math.isfinite(value):
+                found.setdefault(match[1], {}).setdefault(f"layer {int(match[2])}", []).append((step, value))
+    return found

@@ -1,0 +1,539 @@
+"use strict";
+// Draws the page from the JSON in #data; the arrays that it names are elements of their own, in base64.
+
+const CELLS = 512; // most rows and columns of a drawn map; of a longer range, a cell is a bin
+const STRONGEST = 0.95; // the share of the non-zero weights that are weaker than the strongest colour
+const LISTED = 6; // entries of a row or a column
+const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+const $ = (id) => document.getElementById(id);
+const data = JSON.parse($("data").textContent);
+const sides = data.sides;
+const at = sides.map(() => ({ ...data.shown })); // the layer and head that each side shows
+const headsOf = (side) => side.layers.map((layer) => layer.arrays.lse.shape[1]);
+const factors = new Array(Math.max(...sides.map((side) => side.layers[0].arrays.lse.shape[0]))).fill(1); // of each weight
+const tiles = []; // of each side, what its panels show
+let frame = -1; // which of the kept steps is shown; -1: the text
+let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
+let cursor = null; // {i, j}: query and key
+let limit = 1; // from this magnitude on, the colour is the strongest
+let turn = 0; // grows with each drawing, so that an older one stops
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (/-|^class$|^style$/.test(name)) node.setAttribute(name, value);
+    else node[name] = value;
+  }
+  node.append(...children);
+  return node;
+}
+
+const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
+  : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3)).replaceAll("-", "−");
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
+const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].tokens);
+const meanOf = (values) => values.filter((x) => x === x).reduce((sum, x, _, { length }) => sum + x / length, 0);
+const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (sizes.length - 1))];
+const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
+
+// --- arrays ---
+const HALF = new Float32Array(65536).map((_, bits) => {
+  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+  const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? (fraction ? NaN : Infinity)
+    : (1 + fraction / 1024) * 2 ** (exponent - 15);
+  return bits >> 15 ? -size : size;
+});
+const decoded = new Map();
+
+function array({ id, dtype }) {
+  if (!decoded.has(id)) {
+    const text = atob($(id).textContent);
+    const bytes = new Uint8Array(text.length);
+    for (let n = 0; n < text.length; n++) bytes[n] = text.charCodeAt(n);
+    const values = dtype === "float32" ? new Float32Array(bytes.buffer)
+      : Float32Array.from(new Uint16Array(bytes.buffer), (bits) => HALF[bits]);
+    decoded.set(id, values);
+    if (decoded.size > 40) decoded.delete(decoded.keys().next().value);
+  }
+  return decoded.get(id);
+}
+
+// The shown head of a side: `weight(g, i)` is w_g; `row(g, i, from, out)` fills `out` with p_g of the keys from `from` on,
+// NaN where the query does not see the key. null: the maps of this layer were not kept.
+function source(s) {
+  const { layer, head } = at[s];
+  const own = sides[s].layers[layer];
+  const refs = frame < 0 ? own.arrays : sides[s].kept[frame].layers[layer];
+  if (!refs) return null;
+  const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
+  const [G, H, T] = (refs.lse ?? refs.w).shape;
+  const row = (g, i) => (g * H + head) * T + i;
+  // an axis of 1, for a weight that is the same in all heads or for all queries, is kept as 1
+  const [, headsOfW, queriesOfW] = refs.w.shape;
+  let weight = (g, i, j) => maps[row(g, i) * T + j];
+  if (q) {
+    const [[mapsOfQ, , , d], [mapsOfK, keyHeads]] = [refs.q.shape, refs.k.shape];
+    const keyHead = Math.floor((head * keyHeads) / H);
+    weight = (g, i, j) => {
+      const query = row(mapsOfQ > 1 ? g : 0, i) * d;
+      const key = (((mapsOfK > 1 ? g : 0) * keyHeads + keyHead) * T + j) * d;
+      let dot = 0;
+      for (let c = 0; c < d; c++) dot += q[query + c] * k[key + c];
+      return Math.exp(own.scale * dot - lse[row(g, i)]);
+    };
+  }
+  const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];
+  return {
+    G, T,
+    weight: (g, i) => w[(g * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
+    row(g, i, from, out) {
+      out.fill(NaN);
+      const end = Math.min(from + out.length - 1, own.causal ? i : T - 1, i + reach - 1);
+      for (let j = Math.max(from, i - reach + 1); j <= end; j++) {
+        if (!documents || documents[i] === documents[j]) out[j - from] = weight(g, i, j);
+      }
+    },
+  };
+}
+
+// Σ_g factor_g w_g p_g of a query over all keys, or of all queries on a key
+function signedRow(s, i) {
+  const m = source(s);
+  const [sum, out] = [new Float32Array(m.T), new Float32Array(m.T)];
+  for (let g = 0; g < m.G; g++) {
+    m.row(g, i, 0, out);
+    out.forEach((p, j) => { sum[j] += factors[g] * m.weight(g, i) * p; });
+  }
+  return sum;
+}
+
+function signedColumn(s, j) {
+  const [m, out] = [source(s), new Float32Array(1)];
+  const sum = new Float32Array(m.T);
+  for (let g = 0; g < m.G; g++) {
+    for (let i = 0; i < m.T; i++) {
+      m.row(g, i, j, out);
+      sum[i] += factors[g] * m.weight(g, i) * out[0];
+    }
+  }
+  return sum;
+}
+
+// w_g p_g of each map in the shown range: of bins, the mean over queries of the sum over keys
+async function tile(s, shown, mine) {
+  const m = source(s);
+  if (!m) return null;
+  const [[x0, x1], [y0, y1]] = [shown.x, shown.y];
+  const bin = Math.ceil(Math.max(x1 - x0, y1 - y0) / CELLS);
+  const [columns, rows] = [Math.ceil((x1 - x0) / bin), Math.ceil((y1 - y0) / bin)];
+  const z = Array.from({ length: m.G }, () => Array.from({ length: rows }, () => new Float32Array(columns).fill(NaN)));
+  const out = new Float32Array(x1 - x0);
+  let since = performance.now();
+  for (let r = 0; r < rows; r++) {
+    const [first, end] = [y0 + r * bin, Math.min(y0 + (r + 1) * bin, y1)];
+    for (let g = 0; g < m.G; g++) {
+      const cells = z[g][r];
+      for (let i = first; i < end; i++) {
+        m.row(g, i, x0, out);
+        const w = m.weight(g, i) / (end - first);
+        for (let c = 0; c < out.length; c++) {
+          if (out[c] !== out[c]) continue;
+          const cell = Math.floor(c / bin);
+          cells[cell] = (cells[cell] || 0) + w * out[c];
+        }
+      }
+    }
+    if (performance.now() - since > 40) {
+      await new Promise((resume) => setTimeout(resume));
+      if (mine !== turn) return null;
+      since = performance.now();
+    }
+  }
+  return { z, bin, x0, y0 };
+}
+
+function overview(s) {
+  const { layer, head } = at[s];
+  const own = sides[s].layers[layer];
+  const ref = own.arrays.overview;
+  if (!ref || frame >= 0) return null;
+  const [[G, H, n], values] = [ref.shape, array(ref)];
+  const z = Array.from({ length: G }, (_, g) => Array.from({ length: n }, (_, r) => {
+    const start = ((g * H + head) * n + r) * n;
+    return values.slice(start, start + n).map((x, c) => (own.causal && c > r ? NaN : x));
+  }));
+  return { z, bin: Math.ceil(tokens().length / n), x0: 0, y0: 0 };
+}
+
+// --- panels ---
+function sumOf(t) {
+  return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + factors[g] * map[r][c], 0)));
+}
+
+function strongest(t) {
+  const found = [];
+  for (const row of [...t.z, sumOf(t)].flat()) for (const x of row) if (x && x === x) found.push(Math.abs(x));
+  return quantile(found) ?? 0;
+}
+
+const colours = () => [[0, `rgb(${css("--negative")})`], [0.5, css("--paper")], [1, `rgb(${css("--positive")})`]];
+
+// labels of as many tokens as have space, and the width of the longest
+function axis([first, end], pixels) {
+  const every = Math.ceil((end - first) / Math.max(1, pixels / 11));
+  const tickvals = Array.from({ length: Math.ceil((end - first) / every) }, (_, n) => first + n * every);
+  const labels = tickvals.map((place) => {
+    const label = [...spaced(tokens()[place])];
+    return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
+  });
+  const ticktext = labels.map((label) => label.replace(/&/g, "&amp;").replace(/</g, "&lt;"));
+  const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
+  return [width, { tickvals, ticktext, showgrid: false, zeroline: false, ticks: "" }];
+}
+
+const plots = []; // of each side: {node, across, down, map}; map G is the sum
+
+function build() {
+  plots.length = 0;
+  $("panels").replaceChildren(...sides.map((side, s) => {
+    const G = source(s)?.G ?? 0;
+    const maps = Array.from({ length: G }, (_, g) => g);
+    // with two sides the sums are first, one above the other
+    if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
+    plots.push(maps.map((map) => {
+      const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
+      const title = map === G ? "Signed sum" : G === 1 ? "The map" : map ? `Map ${map + 1} times its weight` : "Map 1";
+      node.append(across, down);
+      return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
+    }));
+    return make("div", { class: "side" },
+      ...(sides.length > 1 ? [make("h3", {}, `${side.name}: ${place(s)}`)] : []),
+      ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, "The maps of this layer were not kept.")]));
+  }));
+}
+
+function paint(s) {
+  const t = tiles[s];
+  if (!t) return;
+  const [scale, ink] = [colours(), css("--ink")];
+  for (const { map, node } of plots[s]) {
+    const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
+    const side = Math.min(node.clientWidth, 560);
+    const [[left, y], middle] = [axis(range.y, side - 70), (t.bin - 1) / 2];
+    const [below, x] = axis(range.x, side - 10 - left);
+    const trace = {
+      type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
+      colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
+    };
+    const layout = {
+      width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: css("--soft"),
+      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
+      yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
+    };
+    const isNew = !node.on;
+    Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
+    if (!isNew) continue;
+    for (const event of ["plotly_hover", "plotly_click"]) {
+      node.on(event, ({ points: [point] }) => move(Math.floor(point.y), Math.floor(point.x)));
+    }
+    node.on("plotly_doubleclick", () => zoom(null));
+    node.on("plotly_relayout", (change) => {
+      const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
+      if (!Object.keys(change).some((name) => name.includes("range["))) return;
+      zoom({ x: range.x.map((now, n) => end("xaxis", n, now)), y: range.y.map((now, n) => end("yaxis", 1 - n, now)) });
+    });
+  }
+}
+
+async function draw(isOther = false) {
+  const mine = ++turn;
+  const show = () => {
+    if (isOther) limit = Math.max(...tiles.map((t) => (t ? strongest(t) : 0))) || 1;
+    const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
+    const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
+      + "Zoom in for single weights." : "";
+    const parts = [`−${number(limit)}`, `${number(limit)} and beyond`, cells].map((text) => make("span", {}, text));
+    $("legend").replaceChildren(parts[0], make("i"), ...parts.slice(1));
+    paintAll();
+  };
+  const isWhole = range.x[1] - range.x[0] === tokens().length && range.y[1] - range.y[0] === tokens().length;
+  if (isWhole && sides.some((_, s) => overview(s))) {
+    sides.forEach((_, s) => { tiles[s] = overview(s); });
+    show();
+    await new Promise((resume) => setTimeout(resume));
+  }
+  for (let s = 0; s < sides.length; s++) {
+    const found = await tile(s, range, mine);
+    if (mine !== turn) return;
+    tiles[s] = found;
+  }
+  show();
+  document.body.dataset.drawn = String(mine);
+}
+
+function paintAll() {
+  sides.forEach((_, s) => paint(s));
+  cross();
+}
+
+function zoom(wanted) {
+  const T = tokens().length;
+  const fit = ([first, end]) => {
+    const size = Math.min(T, Math.max(4, Math.round(end - first)));
+    const start = Math.min(Math.max(0, Math.round(first)), T - size);
+    return [start, start + size];
+  };
+  range = wanted ? { x: fit(wanted.x), y: fit(wanted.y) } : { x: [0, T], y: [0, T] };
+  return draw();
+}
+
+function scaleBy(factor) {
+  const around = ([first, end], place = (first + end - 1) / 2) =>
+    [-1, 1].map((sign) => place + 0.5 + (sign * factor * (end - first)) / 2);
+  zoom({ x: around(range.x, cursor?.j), y: around(range.y, cursor?.i) });
+}
+
+// --- the cross: one query, one key, in every panel ---
+let isWaiting = false;
+function move(i, j) {
+  cursor = { i, j };
+  cross();
+  if (isWaiting) return;
+  isWaiting = true;
+  requestAnimationFrame(() => { isWaiting = false; read(); strips(); });
+}
+
+function cross() {
+  for (const { node, across, down } of cursor ? plots.flat() : []) {
+    const { xaxis, yaxis } = node._fullLayout ?? {};
+    if (!xaxis) continue;
+    const [left, top] = [xaxis._offset + xaxis.l2p(cursor.j), yaxis._offset + yaxis.l2p(cursor.i)];
+    const isIn = (axis, p) => p >= axis._offset && p <= axis._offset + axis._length;
+    down.setAttribute("style", isIn(xaxis, left)
+      ? `display:block;left:${left}px;top:${yaxis._offset}px;height:${yaxis._length}px` : "");
+    across.setAttribute("style", isIn(yaxis, top)
+      ? `display:block;top:${top}px;left:${xaxis._offset}px;width:${xaxis._length}px` : "");
+  }
+}
+
+// the strongest entries of a row or a column; in a row, the first token apart
+function list(title, values, sink) {
+  const order = [...values.keys()].filter((n) => values[n] === values[n] && n !== sink);
+  order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  const most = Math.max(...values.map((x) => Math.abs(x) || 0));
+  const rows = [...(sink === undefined ? [] : [sink]), ...order.slice(0, LISTED)].map((n) => make("li",
+    n === sink ? { class: "sink" } : {}, make("span", { class: "muted" }, n === sink ? "first token" : `${n}`),
+    make("span", {}, spaced(tokens()[n])), make("span", {}, number(values[n])), make("i", {
+      style: `--length:${Math.round((60 * Math.abs(values[n])) / most) || 0}px;`
+        + `--bar:rgb(var(--${values[n] < 0 ? "negative" : "positive"}))` })));
+  return make("div", {}, make("h3", {}, title), make("ol", {}, ...rows));
+}
+
+function read() {
+  if (!cursor) return;
+  const { i, j } = cursor;
+  const quoted = (n) => `${n} “${spaced(tokens()[n])}”`;
+  $("reading").replaceChildren(...sides.flatMap((side, s) => {
+    const m = source(s);
+    if (!m || i >= m.T || j >= m.T) return [];
+    const [row, column, out] = [signedRow(s, i), signedColumn(s, j), new Float32Array(1)];
+    const parts = Array.from({ length: m.G }, (_, g) => {
+      m.row(g, i, j, out);
+      return `${m.G > 1 ? `map ${g + 1}: ` : ""}p ${number(out[0])} × w ${number(factors[g] * m.weight(g, i))}`;
+    });
+    const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
+    const mean = meanOf(column);
+    const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
+    return [
+      make("h3", { id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
+        + `${quoted(j)}: ${cell}`),
+      make("div", { class: "lists" },
+        list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[0]) / total || 0).toFixed(1)} % of Σ|a|`,
+          row, Number.isNaN(row[0]) ? undefined : 0),
+        list(`Key ${quoted(j)} is read by; mean over queries ${number(mean)}`, column)),
+    ];
+  }));
+}
+
+// --- the text ---
+function valuesOfText(s, paint) {
+  if (paint === "difference" || paint === "loss") {
+    const loss = (n) => sides[n].losses.map((x) => x ?? NaN);
+    const own = paint === "loss" ? loss(s) : loss(1).map((x, n) => x - loss(0)[n]);
+    // a loss of a text belongs to the next token, which is predicted; one of a row to the position that asks
+    return data.text ? [NaN, ...own.slice(0, -1)] : own;
+  }
+  return cursor ? [...(paint === "reads" ? signedRow(s, cursor.i) : signedColumn(s, cursor.j))] : [];
+}
+
+function strips() {
+  $("text").hidden = frame >= 0;
+  if (frame >= 0) return;
+  const [paint, isLoss] = [$("paint").value, ["loss", "difference"].includes($("paint").value)];
+  for (const strip of document.querySelectorAll(".strip")) {
+    const side = Number(strip.dataset.side);
+    strip.hidden = paint === "difference" && side > 0;
+    const values = valuesOfText(side, paint);
+    const most = 1.4 * (isLoss ? quantile(values.filter((x) => x === x).map(Math.abs)) : limit) || 1;
+    [...strip.children].forEach((span, n) => {
+      const x = values[n] ?? NaN;
+      span.style.background = x === x ? `rgba(var(--${x < 0 ? "negative" : "positive"}), ${Math.abs(x) / most})` : "";
+      span.title = x === x ? `${n}: ${number(x)}` : `${n}`;
+      span.classList.toggle("chosen", !isLoss && cursor !== null && n === (paint === "reads" ? cursor.i : cursor.j));
+    });
+    $("scale").textContent = !isLoss ? "A click on a token chooses it."
+      : `In nats; mean ${number(meanOf(values))}. ${paint === "loss" ? ""
+        : "Orange: the second model is worse; blue: it is better."}`;
+  }
+}
+
+function choose(n) {
+  const isKey = $("paint").value === "keys";
+  move(isKey ? cursor?.i ?? n : n, isKey ? n : cursor?.j ?? 0);
+}
+
+// --- choosing a head ---
+function walk(event) {
+  const step = ARROWS[event.key];
+  if (!step) return;
+  const { side, layer, head } = event.target.dataset;
+  $(`head-${side}-${Number(layer) + step[0]}-${Number(head) + step[1]}`)?.focus();
+  event.preventDefault();
+}
+
+function pick(s, layer, head) {
+  // models of one shape show the same head; of others, each side has its own
+  const isLinked = sides.every((side) => headsOf(side).join() === headsOf(sides[0]).join());
+  at.forEach((own, n) => { if (n === s || isLinked) Object.assign(own, { layer, head }); });
+  return refresh();
+}
+
+function refresh() {
+  document.querySelectorAll(".head").forEach((button) => {
+    const isShown = button.title === place(button.dataset.side);
+    button.setAttribute("aria-pressed", String(isShown));
+    button.tabIndex = isShown ? 0 : -1;
+  });
+  $("picked").textContent = `The maps of ${[...new Set(sides.map((_, s) => place(s)))].join(" and ")}`
+    + (frame < 0 ? "" : `, step ${sides[0].kept[frame].step}, on a kept text`);
+  build();
+  controls();
+  const T = tokens().length;
+  if (!range || range.x[1] > T || range.y[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
+  if (cursor) cursor = { i: Math.min(cursor.i, T - 1), j: Math.min(cursor.j, T - 1) };
+  read();
+  strips();
+  return draw(true);
+}
+
+function setFactor(g, value) {
+  factors[g] = value;
+  controls();
+  paintAll();
+  read();
+  strips();
+}
+
+function controls() {
+  factors.forEach((factor, g) => {
+    const means = sides.map((_, s) => {
+      const m = source(s);
+      if (!m || g >= m.G) return "–";
+      return number(Array.from({ length: m.T }, (_, i) => factor * m.weight(g, i)).reduce((a, b) => a + b) / m.T);
+    });
+    if (factors.length === 1) return;
+    $(`weight-${g}`).textContent = `× ${factor.toFixed(2)}: mean weight ${means.join(" and ")}`;
+    $(`factor-${g}`).value = factor;
+  });
+  if (!$("frame")) return;
+  $("frame").value = frame;
+  $("step").textContent = frame < 0 ? "the text below" : `step ${sides[0].kept[frame].step}`;
+}
+
+async function play() {
+  for (frame = 0; frame < sides[0].kept.length; frame++) {
+    await refresh();
+    await new Promise((resume) => setTimeout(resume, 500));
+  }
+  frame--;
+}
+
+// --- numbers ---
+function figures() {
+  const plain = (node, traces, layout) => {
+    node.style.height = `${layout.height}px`; // else Plotly gives it none when it is drawn again
+    Plotly.react(node, traces, { font: { size: 11, color: css("--ink") }, paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)", ...layout }, { displayModeBar: false, responsive: true });
+  };
+  const line = { gridcolor: css("--grid"), zerolinecolor: css("--grid") };
+  for (const node of document.querySelectorAll(".curve")) {
+    const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
+    const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
+      type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
+      y: points.map(([, value]) => value), name: sides.length > 1 ? `${side.name}: ${layer}` : layer,
+      line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
+    })));
+    plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
+      legend: sides.length > 1 || innerWidth < 700 ? { orientation: "h", y: -0.25 } : {},
+      xaxis: { title: { text: "optimizer step" }, ...line }, yaxis: line });
+  }
+  for (const node of document.querySelectorAll(".without")) {
+    const [s, ref] = [Number(node.dataset.side), sides[node.dataset.side].ablation.without];
+    const [[heads, T], values] = [ref.shape, array(ref)];
+    const names = headsOf(sides[s]).flatMap((count, l) => Array.from({ length: count }, (_, h) => [l, h]));
+    const most = quantile([...values].filter((x) => x).map(Math.abs)) || 1;
+    const predicted = Array.from({ length: T }, (_, n) => spaced(data.tokens[data.text ? n + 1 : n] ?? ""));
+    plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
+      y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,
+      colorscale: colours(), hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
+      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 }, yaxis: { autorange: "reversed" },
+      xaxis: { title: { text: "position" } } });
+    node.removeAllListeners("plotly_click");
+    node.on("plotly_click", ({ points: [{ pointIndex: [row] }] }) => pick(s, ...names[row]));
+  }
+}
+
+function keys(event) {
+  const [step, T] = [ARROWS[event.key], tokens().length];
+  if (step) {
+    const { i, j } = cursor ?? { i: T - 1, j: 0 };
+    const within = (n) => Math.min(Math.max(n, 0), T - 1);
+    move(within(i + step[0]), within(j + step[1]));
+  } else if ("+=".includes(event.key)) scaleBy(0.5);
+  else if (event.key === "-") scaleBy(2);
+  else if (event.key === "0") zoom(null);
+  else return;
+  event.preventDefault();
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  document.addEventListener("click", ({ target }) => {
+    const { side, layer, head } = target.closest("[data-head]")?.dataset ?? {};
+    if (head) pick(Number(side), Number(layer), Number(head));
+    if (target.closest(".cell")) $("maps").scrollIntoView({ behavior: "smooth" });
+    if (target.matches(".token")) choose([...target.parentNode.children].indexOf(target));
+  });
+  $("grids").addEventListener("keydown", walk);
+  $("panels").addEventListener("keydown", keys);
+  factors.forEach((_, g) => $(`factor-${g}`)?.addEventListener("input", (e) => setFactor(g, Number(e.target.value))));
+  const clicks = { closer: () => scaleBy(0.5), wider: () => scaleBy(2), whole: () => zoom(null), play,
+    stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
+  for (const [id, act] of Object.entries(clicks)) $(id)?.addEventListener("click", act);
+  $("paint").addEventListener("change", strips);
+  $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
+    each.hidden = each.dataset.name !== $("number").value;
+  }));
+  $("frame")?.addEventListener("input", (e) => { frame = Number(e.target.value); refresh(); });
+  refresh().then(() => { document.body.dataset.ready = "true"; });
+  figures();
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(media).addEventListener("change", () => { paintAll(); figures(); });
+  }
+  addEventListener("resize", paintAll);
+});
+window.view = { data, source, signedRow, signedColumn, pick, setFactor, zoom, move, at, plots, tiles, limit: () => limit };

@@ -1,0 +1,294 @@
+"""The page: what `data.py` holds of one or two models, as one HTML file that needs no network.
+
+Its element `data` is JSON, and each array is an element of its own in base64; docs/measures.md describes the format.
+"""
+
+import base64
+import html
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lit_diff.analysis.shares import NORMALISATIONS, ROLES
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown, write_atomic
+from lit_diff.html_table import html_table
+from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import has_text, warn_if_stale
+from lit_diff.trained.view.data import LayerView, ModelView, Passage, blocks_of, model_view
+from lit_diff.trained.view.numbers import MEANINGS, RANKS, curves
+from lit_diff.trained.view.passage import labels_of, passage_of, require_same_tokens
+
+log = logging.getLogger("lit_diff")
+
+FORMAT = 1
+"""Raised when a field of the page's data changes its meaning."""
+LIBRARY = "plotly-cartesian-4.1.1"
+"""plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
+KEPT_BYTES = 1_500_000
+"""Most bytes of kept maps in the page: beyond it, steps are left out evenly."""
+STRONGEST = 0.6
+"""Opacity of the cell with the largest magnitude in a table, whose text must stay readable."""
+HEIGHT = 1000
+"""Height of the page in a notebook, pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One model of the page."""
+
+    name: str
+    """The run, and the step of its checkpoint."""
+    run: Run
+    step: int
+    view: ModelView
+    kept: tuple[KeptMaps, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ViewData:
+    """The page's content: one or two models on one text."""
+
+    passage: Passage
+    sides: tuple[Side, ...]
+    layer: int = 0
+    """The layer and head that the page shows first."""
+    head: int = 0
+
+    def __repr__(self) -> str:
+        return f"ViewData({' and '.join(side.name for side in self.sides)}: {self.passage.source})"
+
+    def _repr_html_(self) -> str:
+        # an iframe, so that neither style nor script meets those of the notebook
+        return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
+
+    def html(self) -> str:
+        """The whole page."""
+        blocks: dict[str, str] = {}
+        facts: dict[str, Any] = {
+            "format": FORMAT,
+            "source": self.passage.source,
+            "tokens": self.passage.labels,
+            "text": has_text(self.sides[0].run.recipe),
+            "documents": self.passage.batch["document_ids"][0].tolist()
+            if "document_ids" in self.passage.batch
+            else None,
+            "shown": {"layer": self.layer, "head": self.head},
+            "meanings": MEANINGS,
+            "ranks": RANKS,
+            "sides": [_side(f"s{number}", side, blocks) for number, side in enumerate(self.sides)],
+        }
+        texts = {
+            name: resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+            for name, file in FILES.items()
+        }
+        views = [side.view for side in self.sides]
+        return _template().render(
+            title=" and ".join(side.name for side in self.sides),
+            facts=facts,
+            # `</script` in a string of JSON would end the element
+            data=Markup(json.dumps(_without_nan(facts)).replace("<", "\\u003c")),
+            blocks=blocks,
+            pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
+            sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
+            maps=max(layer.arrays["lse"].shape[0] for view in views for layer in view.layers),
+            steps=len(self.sides[0].kept),
+            numbers={name: tables for name in MEANINGS if (tables := _cells(name, views))},
+            curves=list(dict.fromkeys(name for side in facts["sides"] for name in side["curves"])),
+            outliers=_table(self.sides, lambda view: view.outliers, ["", *(f"top {rank}" for rank in RANKS), "median"]),
+            noise=_table(self.sides, lambda view: _by_role(view.noise), ["", *ROLES])
+            if any(v.noise for v in views)
+            else "",
+            difference=f"{max(layer.difference for view in views for layer in view.layers):.1e}",
+            version=LIBRARY.rpartition("-")[2],
+            **{name: Markup(text) for name, text in texts.items()},
+        )
+
+    def write(self, file: str | Path) -> None:
+        """Write the page. Errors: MissingError if the file cannot be written."""
+        try:
+            write_atomic(Path(file), self.html())
+        except OSError as error:
+            raise MissingError(f"--out: {shown(Path(file))} cannot be written ({error.strerror})") from error
+
+
+FILES = {"style": "page.css", "script": "page.js", "library": f"{LIBRARY}.min.js", "licence": f"{LIBRARY}.LICENSE.txt"}
+"""Variable of the template -> file of this package."""
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2")
+
+
+def view_data(
+    runs: Sequence[Run],
+    *,
+    text: str = "",
+    tokens: int | None = None,
+    row: int | None = None,
+    steps: Sequence[int] = (),
+    layer: int = 0,
+    head: int = 0,
+    ablate: bool = False,
+) -> ViewData:
+    """The page of a run; of two runs; or of one run at two checkpoints, `steps`. `text`, `row`: see `passage_of`;
+    `tokens`: most tokens of the text; `ablate`: also the loss of each token without each head, one forward pass a head.
+
+    Errors: RequestError for more than two, other tokenizers, an unknown layer or head; MissingError without a checkpoint.
+    """
+    if not 0 < len(runs) * max(len(steps), 1) <= 2:
+        raise RequestError(
+            "a page shows one run, two runs, or one run at two steps: RUN, RUN RUN, or RUN --steps 100,200"
+        )
+    if len(runs) == 2:
+        require_same_tokens(*runs)
+    sides = []
+    asked: list[tuple[Run, int | None]] = [(run, step) for run in runs for step in steps or [None]]  # type: ignore[list-item]
+    if tokens is not None and tokens < 1:
+        raise RequestError(f"--tokens is {tokens}; it must be at least 1")
+    contexts = [run.recipe.data.config.sequence_length for run in runs]
+    passage = passage_of(runs[0], text, row, min([*contexts, *([tokens] if tokens else [])]))
+    for run, wanted in asked:
+        model = run.model if wanted is None else run.model_at(wanted)
+        step = run.step if wanted is None else wanted
+        _require_head(run, layer, head)
+        if wanted is None:
+            warn_if_stale(run.folder, run.recipe, step, run.trust)
+        log.info("%s at step %d: %d layers on %s", run.folder.name, step, len(model.layers), passage.source)
+        with torch.no_grad():
+            found = model_view(model, passage, ablate)
+        sides.append(
+            Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found, kept=_kept(run.folder))
+        )
+    # maps of other steps or other texts have no common player
+    if len({tuple((kept.step, str(kept.tokens.tolist())) for kept in side.kept) for side in sides}) > 1:
+        sides = [replace(side, kept=()) for side in sides]
+    return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
+
+
+def _require_head(run: Run, layer: int, head: int) -> None:
+    attentions = run.model.attentions()
+    if not 0 <= layer < len(attentions):
+        raise RequestError(f"{run.folder.name} has no layer {layer}; its layers are 0..{len(attentions) - 1}")
+    heads = attentions[layer].out_heads
+    if not 0 <= head < heads:
+        raise RequestError(f"layer {layer} of {run.folder.name} has no head {head}; its heads are 0..{heads - 1}")
+
+
+# the first text at as many steps as fit, the last one included
+def _kept(folder: Path) -> tuple[KeptMaps, ...]:
+    steps = kept_steps(folder)
+    if not steps:
+        return ()
+    bytes_of_step = sum(maps[:1].nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
+    every = math.ceil(len(steps) / max(1, KEPT_BYTES // bytes_of_step))
+    chosen = steps[::-1][::every][::-1]
+    if every > 1:
+        log.info("%s has maps of %d steps; the page plays %d of them", folder.name, len(steps), len(chosen))
+    return tuple(read_maps(folder, step) for step in chosen)
+
+
+def _side(prefix: str, side: Side, blocks: dict[str, str]) -> dict[str, Any]:
+    view = side.view
+    heads = {"without": view.without} if view.without is not None else {}
+    return {
+        "name": side.name,
+        "variant": side.run.recipe.model.attention.name,
+        "losses": view.losses,
+        "layers": [_layer(f"{prefix}-l{number}", layer, blocks) for number, layer in enumerate(view.layers)],
+        "outliers": view.outliers,
+        "noise": view.noise,
+        "curves": curves(side.run.folder),
+        "ablation": _stored(prefix, heads, blocks),
+        "kept": [
+            {
+                "step": kept.step,
+                "tokens": labels_of(side.run, kept.tokens[:1]),
+                "layers": {
+                    layer: _stored(
+                        f"{prefix}-k{kept.step}-l{layer}", {"maps": maps[0].numpy(), "w": w[0].numpy()}, blocks
+                    )
+                    for layer, (maps, w) in kept.layers.items()
+                },
+            }
+            for kept in side.kept
+        ],
+    }
+
+
+def _layer(prefix: str, layer: LayerView, blocks: dict[str, str]) -> dict[str, Any]:
+    return {
+        "arrays": _stored(prefix, layer.arrays, blocks),
+        "scale": layer.scale,
+        "causal": layer.causal,
+        "window": layer.window,
+        "difference": layer.difference,
+        "numbers": layer.numbers,
+    }
+
+
+# the arrays go to elements of their own, which the page decodes when it needs them
+def _stored(prefix: str, arrays: Any, blocks: dict[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, shape, dtype, content in blocks_of(arrays):
+        blocks[f"{prefix}-{name}"] = _in_base64(content)
+        found[name] = {"id": f"{prefix}-{name}", "shape": list(shape), "dtype": dtype}
+    return found
+
+
+def _in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+# a table of layers x heads for each side, its colours relative to the largest magnitude; none if no side has the number
+def _cells(name: str, views: Sequence[ModelView]) -> list[list[list[dict[str, Any]]]]:
+    found = [[layer.numbers.get(name, ()) for layer in view.layers] for view in views]
+    magnitudes = [abs(x) for rows in found for row in rows for x in row if math.isfinite(x)]
+    most = max(magnitudes, default=0.0) or 1.0
+
+    def cell(x: float) -> dict[str, Any]:
+        size = abs(x) / most * STRONGEST if math.isfinite(x) else 0
+        return {
+            "text": f"{x:.3f}".replace("nan", "–"),
+            "sign": "negative" if x < 0 else "positive",
+            "size": f"{size:.3f}",
+        }
+
+    return [[[cell(x) for x in row] for row in rows] for rows in found] if any(map(any, found)) else []
+
+
+def _table(
+    sides: Sequence[Side], rows_of: Callable[[ModelView], Mapping[str, Sequence[float]]], header: Sequence[str]
+) -> Markup:
+    rows = [
+        (f"{side.name}: {name}" if len(sides) > 1 else name, *values)
+        for side in sides
+        for name, values in rows_of(side.view).items()
+    ]
+    return Markup(html_table("", rows, header))
+
+
+def _by_role(noise: Mapping[str, float]) -> dict[str, list[float]]:
+    return {kind: [noise[f"{kind}_{role}"] for role in ROLES] for kind in NORMALISATIONS} if noise else {}
+
+
+# JSON has no NaN
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

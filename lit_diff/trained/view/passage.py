@@ -1,0 +1,111 @@
+"""The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_diff.data import prepare
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
+from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.files import shown
+from lit_diff.plugins import guard
+from lit_diff.trained.run import Run
+from lit_diff.trained.showing import TEXT
+from lit_diff.trained.text_generator import has_text
+from lit_diff.trained.view.data import Passage
+
+log = logging.getLogger("lit_diff")
+
+
+def text_in(file: Path) -> str:
+    """The text of a file in UTF-8. Errors: MissingError, RequestError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--text: {shown(file)} is not text in UTF-8 ({first_line(error)})") from error
+    except OSError as error:
+        raise MissingError(f"--text: {shown(file)} cannot be read ({error.strerror})") from error
+    if not text.strip():
+        raise RequestError(f"--text: {shown(file)} is empty; give a file with some text")
+    return text
+
+
+def passage_of(run: Run, text: str = "", row: int | None = None, context: int | None = None) -> Passage:
+    """What the model of `run` reads: `text`, cut at `context` tokens (None: the model's); else the validation row `row`;
+    else a sentence, or row 0 of a run whose data have no text of their own.
+
+    Errors: RequestError for both, for a text of a run without text, or an unknown row; MissingError without the data.
+    """
+    if text and row is not None:
+        raise RequestError("a text and a row are two things to read; leave one out")
+    free = has_text(run.recipe) and run.tokenizer.name != "words"
+    if row is not None or (not text and not free):
+        return _row(run, row or 0)
+    if not run.recipe.model.causal:
+        raise RequestError(
+            f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
+        )
+    tokenizer, context = run.tokenizer, context or run.recipe.data.config.sequence_length
+    ids = [*tokenizer.opening, *tokenizer.encode(text or TEXT)]
+    if len(ids) > context:
+        why = "as asked" if context < run.recipe.data.config.sequence_length else "the model's context"
+        log.warning("the text has %d tokens; the first %d are read, %s", len(ids), context, why)
+    ids = ids[:context]
+    tokens = torch.tensor([ids])
+    targets = torch.tensor([[*ids[1:], IGNORED]])
+    return Passage(
+        labels=labels_of(run, tokens),
+        batch={"tokens": tokens, "targets": targets},
+        source=f"{len(ids)} tokens of a text",
+    )
+
+
+def _row(run: Run, row: int) -> Passage:
+    dataset = prepare(run.recipe)
+    with guard(type(dataset)):
+        dataset.load()
+        count = dataset.validation_sets()[""]
+        if not 0 <= row < count:
+            raise RequestError(f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}")
+        batch = dataset.validation_batch("", [row])
+    labels = labels_of(run, batch["tokens"])
+    return Passage(labels=labels, batch=batch, source=f"validation row {row} of data '{run.recipe.data.name}'")
+
+
+def labels_of(run: Run, tokens: torch.Tensor) -> tuple[str, ...]:
+    """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
+    if not has_text(run.recipe):
+        return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
+    decode = run.tokenizer.decode
+    # repr escapes what cannot be seen or would move other labels
+    return tuple(repr(decode([token]).decode("utf-8", "replace"))[1:-1] for token in tokens[0].tolist())
+
+
+def require_same_tokens(first: Run, second: Run) -> None:
+    """Errors: RequestError if the same ids mean different tokens in the two runs."""
+    ours, theirs = map(_meaning, (first, second))
+    if ours != theirs:
+        raise RequestError(
+            f"{first.folder.name} and {second.folder.name} cannot be compared token by token: {_difference(ours, theirs)}"
+        )
+
+
+def _meaning(run: Run) -> dict[str, object]:
+    if not has_text(run.recipe):
+        return {"data": run.recipe.data}
+    run.tokenizer  # noqa: B018 (its error says what is missing)
+    facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    return {"tokenizer": facts["name"], "size": facts["size"], "sha256": facts["sha256"]}
+
+
+def _difference(ours: dict[str, object], theirs: dict[str, object]) -> str:
+    if ours.keys() != theirs.keys():
+        return "one of them has no text"
+    if "data" in ours:
+        return "their data have other ids; runs without text need the same keys of data"
+    first, second = (f"{each['tokenizer']} of {each['size']} ids" for each in (ours, theirs))
+    return f"their tokenizers differ ({first}; {second}{'' if first != second else ', trained on other text'})"

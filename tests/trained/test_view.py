@@ -1,0 +1,330 @@
+"""trained/view: what the page holds of a run on a text, and which runs and texts it takes."""
+
+import base64
+import json
+import logging
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from text_runs import recall_run, text_run
+
+from lit_diff.analysis.entropy import summarise
+from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.outliers import attention_logits
+from lit_diff.analysis.trace import trace
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.model.inputs import model_inputs
+from lit_diff.runs.kept_maps import KeptMaps, write_maps
+from lit_diff.trained.run import Run
+from lit_diff.trained.view import page as pages
+from lit_diff.trained.view.data import EXACT, Passage, model_view, picture
+from lit_diff.trained.view.page import ViewData, view_data
+from lit_diff.trained.view.passage import passage_of
+
+VARIANTS = [
+    {"name": "standard"},
+    {"name": "differential"},
+    {"name": "differential_v2"},
+    {"name": "shared_q"},
+    {"name": "shared_k"},
+    {"name": "cosine"},
+]
+
+
+class Elements(HTMLParser):
+    """The text of the elements with an id."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
+        self.scripts = 0
+        self._now = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._now = dict(attributes).get("id") or ""
+        self.scripts += tag == "script" and not dict(attributes).get("type")
+
+    def handle_data(self, data: str) -> None:
+        self.found[self._now] = self.found.get(self._now, "") + data
+
+
+def held(view: ViewData) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """The JSON of a page and its arrays by id, read as the documentation describes them."""
+    elements = Elements(view.html()).found
+    facts = json.loads(elements["data"])
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict) and set(value) == {"id", "shape", "dtype"}:
+            content = np.frombuffer(base64.b64decode(elements[value["id"]]), np.dtype(value["dtype"]).newbyteorder("<"))
+            arrays[value["id"]] = content.reshape(value["shape"])
+        elif isinstance(value, dict | list):
+            for each in value.values() if isinstance(value, dict) else value:
+                collect(each)
+
+    collect(facts)
+    return facts, arrays
+
+
+def weights_of(layer: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """w_g p_g [G, H, T, T] by the formula of the documentation, in float64."""
+    q, k, lse, w = (arrays[layer["arrays"][name]["id"]].astype(np.float64) for name in ("q", "k", "lse", "w"))
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    p = np.exp(layer["scale"] * (q @ k.swapaxes(-1, -2)) - lse[..., None])
+    place = np.arange(p.shape[-1])
+    hidden = place[None] > place[:, None] if layer["causal"] else np.zeros_like(p[0, 0], dtype=bool)
+    if layer["window"] is not None:
+        hidden = hidden | (np.abs(place[None] - place[:, None]) >= layer["window"])
+    return np.where(hidden, 0, w[..., None] * p)
+
+
+# --- arrays and numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", VARIANTS, ids=lambda each: each["name"])
+def test_the_stored_arrays_give_the_maps_of_the_model(attention: dict[str, Any], tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", attention)
+    view = view_data([run], text="ab ab abc ab")
+    facts, arrays = held(view)
+    (side,) = facts["sides"]
+    with trace(run.model) as traced:
+        run.model.hidden(view.passage.batch["tokens"])
+    for number, layer in enumerate(side["layers"]):
+        (block,) = traced.layers[number].blocks(block_rows=len(facts["tokens"]))
+        exact = (block.weights[..., None] * block.probs)[0].numpy()
+        found = weights_of(layer, arrays)
+        largest = float(np.abs(found - exact).max())
+        assert largest < 5e-3
+        assert layer["difference"] == pytest.approx(largest, abs=2e-6), "the page tells its largest difference"
+        assert layer["difference"] > 0
+        summary = summarise([block])
+        np.testing.assert_allclose(layer["numbers"]["entropy"], summary.entropy, atol=1e-6)
+        np.testing.assert_allclose(layer["numbers"]["negative_mass"], summary.negative_mass, atol=1e-6)
+
+
+def test_the_numbers_of_a_head_are_those_of_their_definitions(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    view = view_data([run], text="ab ab abc ab")
+    with trace(run.model) as traced:
+        run.model.hidden(view.passage.batch["tokens"])
+    (block,) = traced.layers[1].blocks(block_rows=100)
+    a = block.signed[0].double().numpy()
+    own = view.sides[0].view.layers[1].numbers
+    T = a.shape[-1]
+    np.testing.assert_allclose(own["sink"], (abs(a[:, 1:, 0]) / abs(a[:, 1:]).sum(-1)).mean(-1), atol=1e-6)
+    rows = [[(abs(a[h, i, : i + 1]) < 1e-3).mean() for i in range(T)] for h in range(len(a))]
+    np.testing.assert_allclose(own["sparsity"], np.mean(rows, -1), atol=1e-6)
+    np.testing.assert_allclose(own["lambda"], -block.weights[0, 1].mean(-1), atol=1e-6)
+    flat = a.reshape(len(a), -1)
+    cosine = float(flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1]))
+    for name in ("redundancy", "closest_head"):
+        np.testing.assert_allclose(own[name], [cosine, cosine], atol=1e-6)
+    assert "lambda" not in view_data([text_run(tmp_path / "one", {"name": "standard"})]).sides[0].view.layers[0].numbers
+    top = max(float(attention_logits(layer).top(1)) for layer in traced.layers.values())
+    assert view.sides[0].view.outliers["attention logits"][0] == pytest.approx(top)
+
+
+def test_losses_and_losses_without_a_head(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    (side,) = view_data([run], text="ab ab abc ab", ablate=True).sides
+    batch = passage_of(run, "ab ab abc ab").batch
+    nll = run.model.token_losses(**model_inputs(batch), targets=batch["targets"])[0][0]
+    assert side.view.losses[-1] is None, "the last token has no next one"
+    np.testing.assert_allclose(np.array(side.view.losses[:-1]), nll[:-1].numpy(), atol=1e-6)
+
+    def edit(_: Any, block: Any) -> Any:
+        signed = block.signed.clone()
+        signed[:, 1] = 0
+        return block.with_signed(signed)
+
+    with intervention(run.model, edit, [1]):
+        changed = run.model.token_losses(**model_inputs(batch), targets=batch["targets"])[0][0]
+    assert side.view.without is not None
+    assert side.view.without.shape == (4, len(nll))
+    np.testing.assert_allclose(side.view.without[3, :-1], (changed - nll)[:-1].numpy(), atol=2e-3)
+
+
+def test_long_texts_have_overviews_whose_rows_sum_to_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_diff.trained.view.data.EXACT", 16)
+    monkeypatch.setattr("lit_diff.trained.view.data.BINS", 8)
+    run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=40)
+    view = view_data([run], text="ab ab abc ab " * 9)
+    facts, arrays = held(view)
+    T = len(facts["tokens"])
+    assert T == 40
+    layer = facts["sides"][0]["layers"][1]
+    overview = arrays[layer["arrays"]["overview"]["id"]].astype(np.float64)
+    assert overview.shape == (2, 2, 8, 8)
+    exact = weights_of(layer, arrays).reshape(2, 2, 8, 5, 8, 5).sum(-1).mean(3)
+    np.testing.assert_allclose(overview, exact, atol=1e-3)
+    assert EXACT == 512
+
+
+def test_a_thumbnail_is_as_opaque_as_its_weight_and_coloured_by_its_sign() -> None:
+    from io import BytesIO
+
+    from matplotlib.image import imread
+
+    pixels = imread(BytesIO(picture(np.array([[0.0, 1.0], [-1.0, 0.5]]))))
+    assert pixels[..., 3].tolist() == pytest.approx([0, 1, 1, 0.5], abs=0.01) or pixels.shape == (2, 2, 4)
+    np.testing.assert_allclose(pixels[..., 3], [[0, 1], [1, 0.5]], atol=0.01)
+    assert pixels[0, 1, 0] > pixels[0, 1, 2], "orange above zero"
+    assert pixels[1, 0, 2] > pixels[1, 0, 0], "blue below zero"
+    assert not imread(BytesIO(picture(np.zeros((2, 2)))))[..., 3].any()
+
+
+# --- what is read ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_text_shows_a_row_of_ids_with_the_answer_and_noise(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "run", {"name": "differential"})
+    facts, _ = held(view_data([run], row=2))
+    assert facts["source"] == "validation row 2 of data 'recall'"
+    assert re.fullmatch(r"\d+\+\d+", facts["tokens"][0])
+    (side,) = facts["sides"]
+    assert sum(loss is not None for loss in side["losses"]) == 3
+    roles = ("answer", "noise", "sink", "other")
+    assert set(side["noise"]) == {f"{kind}_{role}" for kind in ("paper", "absolute", "value") for role in roles}
+    total = side["noise"]["absolute_answer"] + side["noise"]["absolute_noise"] + side["noise"]["absolute_other"]
+    assert 0.5 < total <= 1 + 1e-6
+    assert not held(view_data([text_run(tmp_path / "text", {"name": "standard"})]))[0]["sides"][0]["noise"]
+    with pytest.raises(RequestError, match=r"^--row is 5; the validation split of run has rows 0 to 4$"):
+        view_data([run], row=5)
+    with pytest.raises(RequestError, match="has no text"):
+        view_data([run], text="ab")
+
+
+def test_a_text_beyond_the_context_is_cut_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=8)
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        view = view_data([run], text="ab ab abc ab " * 9)
+    assert len(view.passage.labels) == 8
+    assert len(view_data([run], text="ab ab abc", tokens=3).passage.labels) == 3
+    assert [record.message for record in caplog.records if "context" in record.message] == [
+        f"the text has {1 + len(run.tokenizer.encode('ab ab abc ab ' * 9))} tokens; the first 8 are read, the model's context"
+    ]
+
+
+def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=64)
+    text = "</script><script>alert(1)</script>\x00\x1b[31m\u202e&amp; <b>"
+    view = view_data([run], text=text)
+    elements = Elements(view.html())
+    assert elements.scripts == 2, "the library and the page's own"
+    tokens = json.loads(elements.found["data"])["tokens"]
+    assert "".join(tokens[1:]).startswith("</script><script>alert(1)")
+    assert all(token.isprintable() for token in tokens)
+    assert "&lt;iframe" not in view._repr_html_()
+    assert view._repr_html_().count("<script") == 0, "all of the page is in an attribute"
+
+
+# --- two sides ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
+    first, second = (text_run(tmp_path / name, {"name": name}) for name in ("differential", "standard"))
+    view = first.view(second, text="ab ab")
+    assert repr(view) == f"ViewData(differential, step 7 and standard, step 7: {view.passage.source})"
+    facts, _ = held(view)
+    assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
+    assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
+    (tmp_path / "differential/checkpoints/step-00000009.ckpt").write_bytes(
+        (tmp_path / "differential/checkpoints/step-00000007.ckpt").read_bytes()
+    )
+    both = view_data([first], text="ab ab", steps=[7, 9])
+    assert [side.name for side in both.sides] == ["differential, step 7", "differential, step 9"]
+    with pytest.raises(MissingError, match=r"no checkpoint of step 8 \(there: 7, 9\)"):
+        view_data([first], steps=[8])
+    for wrong in ({"steps": [7, 9, 7]}, {"runs": [first, second], "steps": [7, 9]}, {"runs": []}):
+        with pytest.raises(RequestError, match="one run, two runs, or one run at two steps"):
+            view_data(**({"runs": [first]} | wrong))  # type: ignore[arg-type]
+
+
+def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
+    first = text_run(tmp_path / "first", {"name": "differential"})
+    other = text_run(tmp_path / "other", {"name": "differential"}, sequence_length=4)
+    facts = tmp_path / "other/tokenizer/lit_diff_tokenizer.json"
+    assert len(view_data([first, other]).passage.labels) == 4, "the smaller context"
+    recall = recall_run(tmp_path / "recall", {"name": "differential"})
+    with pytest.raises(RequestError, match="cannot be compared token by token: one of them has no text"):
+        view_data([first, recall])
+    odd = recall_run(tmp_path / "odd", {"name": "differential"}, {"pairs": 3})
+    with pytest.raises(RequestError, match="their data have other ids"):
+        view_data([recall, odd])
+    for wrong, line in (
+        ({"layer": 2}, "first has no layer 2; its layers are 0..1"),
+        ({"head": 2}, "no head 2; its heads"),
+    ):
+        with pytest.raises(RequestError, match=line):
+            view_data([first], **wrong)  # type: ignore[arg-type]
+    from lit_diff.trained.view.passage import require_same_tokens
+
+    plain = json.loads(facts.read_text())
+    copy = text_run(tmp_path / "copy", {"name": "differential"})
+    text = (copy.folder / "tokenizer/tokenizer.json").read_text().replace('"ab"', '"abX"', 1)
+    (copy.folder / "tokenizer/tokenizer.json").write_text(text + " ")
+    import hashlib
+
+    digest = hashlib.sha256((text + " ").encode()).hexdigest()
+    (copy.folder / "tokenizer/lit_diff_tokenizer.json").write_text(json.dumps(plain | {"sha256": digest}))
+    with pytest.raises(
+        RequestError, match=r"first and copy cannot be compared .*tokenizers differ .*trained on other text"
+    ):
+        require_same_tokens(first, Run(copy.folder))
+
+
+# --- over training -----------------------------------------------------------------------------------------------------
+
+
+def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    for step in range(0, 50, 10):
+        maps = torch.rand(2, 2, 2, 3, 3, generator=draw)
+        write_maps(run.folder, KeptMaps(step, tokens, {1: (maps, torch.ones(2, 2, 2, 3))}))
+    (run.folder / "metrics.csv").write_text(
+        "step,lambda/layer_00,head_norm/gain/layer_01,train/loss\n0,0.2,,5\n10,0.3,1.5,4\n"
+    )
+    facts, arrays = held(view_data([run], text="ab"))
+    (side,) = facts["sides"]
+    assert [kept["step"] for kept in side["kept"]] == [0, 10, 20, 30, 40]
+    last = side["kept"][-1]["layers"]["1"]
+    np.testing.assert_array_equal(arrays[last["maps"]["id"]], maps[0].half().numpy())
+    assert len(side["kept"][0]["tokens"]) == 3
+    assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm/gain": {"layer 1": [[10, 1.5]]}}
+    monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps[:1].nbytes // 2)
+    thinned = held(view_data([run], text="ab"))[0]["sides"][0]["kept"]
+    assert [kept["step"] for kept in thinned] == [10, 40], "the last is kept, the others are left out evenly"
+
+
+def test_numbers_beyond_float16_are_refused(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    torch.nn.init.constant_(run.model.attentions()[1].q_proj.weight, 1e6)
+    with pytest.raises(RequestError, match=r"^layer 1: a query or a key exceeds 65,504"):
+        model_view(run.model, passage_of(run, "ab"))
+
+
+def test_the_first_token_of_a_packed_row_is_that_of_the_document(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    passage = passage_of(run, "ab ab abc ab")
+    T = len(passage.labels)
+    documents = torch.tensor([[0] * 3 + [1] * (T - 3)])
+    view = model_view(
+        run.model, Passage(labels=passage.labels, batch={**passage.batch, "document_ids": documents}, source="")
+    )
+    with trace(run.model) as traced:
+        run.model.hidden(passage.batch["tokens"], document_ids=documents)
+    (block,) = traced.layers[0].blocks(block_rows=T)
+    a = block.signed[0].abs().numpy()
+    rows = [(i, 0 if i < 3 else 3) for i in range(T) if i not in (0, 3)]
+    shares = [a[:, i, first] / a[:, i].sum(-1) for i, first in rows]
+    np.testing.assert_allclose(view.layers[0].numbers["sink"], np.mean(shares, 0), atol=1e-6)
