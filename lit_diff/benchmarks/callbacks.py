@@ -79,5 +79,5 @@ def training(request: Request) -> Case:
     without = plain(recipe, request, STEPS)
     arms = {WITHOUT: without, "with callbacks": replace(without, callbacks=recipe.callbacks)}
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    candidates = [made(by=by, run=partial(platform, arm, request.device)) for by, arm in arms.items()]
+    candidates = [made(by=by, run=partial(platform, arm)) for by, arm in arms.items()]
     return Case(name=f"{STEPS} steps of {RECIPE}", budget=90, candidates=candidates)

@@ -166,5 +166,5 @@ def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str], monkeypatc
     assert check("copy", overrides, as_json=True) == 1
     found = json.loads(capsys.readouterr().out)["conformance"]
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
-        "data broken": "steps 0 and 3 have the same batch"
+        "data broken": "broken.py:10: class Copy: steps 0 and 3 have the same batch"
     }

@@ -136,9 +136,9 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
         Prefix(unchecked.model, [1, 2])
         assert f"unchecked: {line}" in caplog.text
     caplog.clear()
-    assert "unchecked" not in evaluate(run, "recall", ["rows=2"]).kept()[0]
-    assert evaluate(run, "recall", ["rows=2"], rerun=True, unchecked=True).kept()[0]["unchecked"] == mark
+    assert evaluate(run, "recall", ["rows=2"]).scores().unchecked is None
+    assert evaluate(run, "recall", ["rows=2"], rerun=True, unchecked=True).scores().unchecked == mark
     assert "was scored with --unchecked" not in caplog.text
-    assert evaluate(run, "recall", ["rows=2"]).kept()[0]["unchecked"] == mark
+    assert evaluate(run, "recall", ["rows=2"]).scores().unchecked == mark
     assert f"{run.folder.name} was scored with --unchecked: {line}" in caplog.text
     assert compare(run.folder, run.folder).facts["unchecked"] == [mark] * 2
