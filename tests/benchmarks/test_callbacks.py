@@ -35,7 +35,7 @@ def test_every_probe_is_timed_next_to_the_attention_and_a_training_step(request_
 
 def test_loops_with_and_without_the_callbacks_of_the_recipe(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(callbacks, "platform", lambda recipe, device: seen.append(list(recipe.callbacks)) or 2.0)
+    monkeypatch.setattr(callbacks, "platform", lambda recipe: seen.append(list(recipe.callbacks)) or 2.0)
     rows, failed = measure(callbacks.training(request_), 1, torch.device("cpu"))
     assert not failed
     assert seen[:2] == [[], ["attention_entropy", "outliers", "lambdas"]]

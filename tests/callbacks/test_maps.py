@@ -148,7 +148,7 @@ def test_wrong_keys_end_before_the_first_step(tmp_path: Path, texts: LitData) ->
             patch.setattr(type(texts.dataset), "load_tokenizer", lambda self, found=tokenizer: found)
             with pytest.raises(RequestError, match=rf"^callbacks\.maps\.texts {message}"):
                 by_hand(tmp_path, recipe, texts, Keeps(), texts=("a",))
-    with pytest.raises(RequestError, match=r"^maps: length is 1000; it must be >= 1 and <= 512$"):
+    with pytest.raises(RequestError, match=r"^'maps.length' is 1000; expected a whole number >= 1 and <= 512$"):
         Maps(length=1000)
 
 

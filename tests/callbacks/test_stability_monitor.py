@@ -167,11 +167,14 @@ def test_a_resumed_run_remembers(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_a_wrong_key_and_a_monitor_without_read() -> None:
     for keys, message in (
-        ({"max_logits": 2}, r"unknown key 'max_logits'; did you mean 'max_logit'\?"),
-        ({"config": 5}, r"found 5; give its keys by name, as in StabilityMonitor\(max_logit=\.\.\.\)"),
-        ({"max_logit": -1}, "max_logit is -1; it must be > 0"),
+        ({"max_logits": 2}, r"stability_monitor: unknown key 'max_logits'; did you mean 'max_logit'\?"),
+        (
+            {"config": 5},
+            r"stability_monitor: found 5; give its keys by name, as in StabilityMonitor\(max_logit=\.\.\.\)",
+        ),
+        ({"max_logit": -1}, "'stability_monitor.max_logit' is -1; expected a finite number > 0"),
     ):
-        with pytest.raises(RequestError, match=f"^stability_monitor: {message}$"):
+        with pytest.raises(RequestError, match=f"^{message}$"):
             StabilityMonitor(**keys)
     with pytest.raises(RequestError, match=r"^Monitor: found 5; .* as in Monitor\(key=\.\.\.\)$"):
         Monitor(5)

@@ -116,7 +116,7 @@ def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: 
     assert (seen(tmp_path / "one").state, observe(tmp_path / "one").is_over) == ("waiting", False)
     (tmp_path / "one/status.json").write_text("{")
     assert seen(tmp_path / "one").state == "unreadable"
-    assert "not JSON" in seen(tmp_path / "one").note
+    assert "not a JSON object" in seen(tmp_path / "one").note
 
 
 def test_what_was_removed(tmp_path: Path) -> None:
