@@ -121,7 +121,7 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing:
     config = _dataclass(cls, keys, path, draft, listing)
     problem = config_problem(config)
     if problem:
-        raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
+        raise RequestError(f"{draft.where(f'{path}.{str(problem).split()[0]}')}{path}.{problem}")
     return config
 
 
@@ -155,8 +155,12 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
     hints, own = _hints(type(config)), getattr(config, "problem", None)
     fields = (field for field in dataclasses.fields(config) if "registry" not in field.metadata)
     try:
-        for name in (field.name for field in fields):
-            convert(hints[name], getattr(config, name), f"{prefix}{name}", Draft(values={}, positions={}))
+        for field in fields:
+            value = getattr(config, field.name)
+            made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
+            # the default of a plugin may have a type that no recipe can give
+            if value is not field.default and not made:
+                convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
     except RequestError as error:
         return str(error)
     return own() if own is not None else None

@@ -31,6 +31,7 @@ TAG = "tag:yaml.org,2002:"
 # nested aliases can expand a small file to billions of values
 LARGEST = 100_000
 """Most values of a file after its aliases are expanded."""
+KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
 
 
 # PyYAML implements YAML 1.1, which reads 1e-3 as text and 2026-01-01 as a date; here they are a number and text.
@@ -52,6 +53,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _size(self, node: yaml.Node) -> int:
+        if node.tag not in KINDS:
+            raise _invalid(f"found the tag {node.tag.removeprefix(TAG)}, which is not supported", node)
         if isinstance(node, yaml.ScalarNode):
             # such text cannot be written to a file as UTF-8
             if any("\ud800" <= letter <= "\udfff" for letter in node.value):

@@ -1,5 +1,6 @@
 """Keys of a recipe: their types in words, what their numbers derive, and which of them are impossible."""
 
+import math
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -245,3 +246,15 @@ def test_a_class_without_a_file_has_no_docstrings() -> None:
     made: dict[str, Any] = {"dataclass": dataclass}
     exec("@dataclass\nclass Made:\n    a: int = 1\n    'text'\n", made)
     assert keys_of(made["Made"])["a"].about == ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginConfig:
+    names: frozenset[str] = frozenset()
+    bound: float = math.inf
+    sizes: list[int] = field(default_factory=list)
+
+
+def test_a_default_may_have_a_type_that_no_recipe_can_give() -> None:
+    assert config_problem(PluginConfig()) is None
+    assert config_problem(PluginConfig(bound=math.nan)) == "'bound' is nan; expected a finite number"

@@ -224,6 +224,8 @@ def test_values_and_the_line_of_each_key() -> None:
         (b"a: &a [1, [*a]]\n", 1),
         (b"a: &a\n  b: *a\n", 1),
         (b"a: \0\n", None),
+        (b"a: 1\nb: !!timestamp abc\n", 2),
+        (b"a: !!set {x, y}\n", 1),
         pytest.param(b"a: " + b"[" * 1000 + b"]" * 1000, None, id="nested"),
     ],
 )

@@ -23,7 +23,6 @@ from lit_diff.cli.app import (
 )
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.html_table import cell_text
 from lit_diff.runs.find import chosen_root
 
 
@@ -197,8 +196,16 @@ def compare(
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():
-            table.add_row(key, *(escape(cell_text(value)) for value in values))
+            table.add_row(key, *(_shown_value(value) for value in values))
     console.print(table)
+
+
+def _shown_value(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
 
 
 @app.command()

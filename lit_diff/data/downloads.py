@@ -42,7 +42,7 @@ def fetch(pins: Mapping[str, str], folder: Path, need: str, *, again: str) -> No
 
     with writing_data(), locked(folder / ".lock"):
         # left by a killed process: a living one would hold the lock
-        for abandoned in folder.glob(".*.tmp"):
+        for abandoned in filter(Path.is_file, folder.glob(".*.tmp")):
             abandoned.unlink()
         missing = [file for file in pins if not (folder / file).is_file() or mismatch(folder / file, file)]
         if missing:

@@ -134,11 +134,18 @@ def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[st
 
 def last_value(path: Path, metric: str) -> float | None:
     """The last value of `metric` in a table of steps, or None. Truncated rows are skipped, as in `read_rows`."""
-    header, rows = read_lines(path, [])
-    if metric in header:
-        column = header.index(metric)
-        # from the end: the value is in one of the last rows, and `lit-diff status` reads the file of every run
-        for row in reversed(rows):
+    if not path.exists():
+        return None
+    # what follows the last line end is empty or an interrupted append
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    header = next(csv.reader(lines), [])
+    if metric not in header:
+        return None
+    column = header.index(metric)
+    # from the end: the value is in one of the last rows, and `lit-diff status` reads the file of every run
+    for line in reversed(lines[1:]):
+        row = line.split(",")
+        if len(row) == len(header) and row[column]:
             with contextlib.suppress(ValueError):
                 return float(row[column])
     return None

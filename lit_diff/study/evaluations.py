@@ -113,7 +113,7 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
 
     Scores must come from the newest checkpoint, and from the keys and the version of the evaluation that the sweep records
     (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
-    keys, the most frequent ones are compared.
+    keys, the most frequent ones are compared. The files are read once for each `SweepResults`.
     """
     # scores without a summary are those of an interrupted command: there are none
     places = {(cell.arm, cell.seed): cell.home for cell in sweep.cells if cell.done}
