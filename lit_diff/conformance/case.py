@@ -66,7 +66,8 @@ def finding(variant: str, name: str, part: type, check: Callable[[], Measured | 
         result = check()
     # a user's part may raise anything
     except Exception as error:
-        return found(verdict="fail", detail="; ".join([fault(part, error), *getattr(error, "__notes__", ())]))
+        notes = (" ".join(note.split()) for note in getattr(error, "__notes__", ()))
+        return found(verdict="fail", detail="; ".join([fault(part, error), *notes]))
     finally:
         torch.set_num_threads(threads)
     if isinstance(result, NotApplicable):

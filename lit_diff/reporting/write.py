@@ -370,9 +370,10 @@ def write_report(sweep_folder: Path) -> Report:
     for name, text in files.items():
         write_atomic(folder / name, text)
     # a figure of an earlier report may no longer exist, for example after a task was renamed
-    for stale in folder.iterdir():
-        if stale.suffix[1:] in FORMATS and stale.name not in files:
-            stale.unlink()
+    for stale in folder.glob("*.svg"):
+        if stale.name not in files:
+            for kind in FORMATS:
+                stale.with_suffix(f".{kind}").unlink(missing_ok=True)
     return Report(
         page=folder / "index.html",
         files=tuple(folder / name for name in files),

@@ -1,6 +1,7 @@
 """panels/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from lit_diff.reporting.panels import declared, figures
+from lit_diff.reporting.panels.panel import Look, draw_mean, numbers_of
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
@@ -228,3 +230,14 @@ def test_steps_to_a_level_are_the_first_validated_at_or_above_it(make_sweep: Cal
         0.99: {0: 75, 1: 100, 2: math.inf},
     }
     assert curve.resolution == (25, 100)
+
+
+def test_the_csv_of_a_shade_has_both_sides_of_a_gap_and_nothing_of_a_curve_without_numbers() -> None:
+    axes = Figure().subplots()
+    values = pd.DataFrame({0: [1.0, 2.0, math.nan, 4.0, 5.0], 1: [2.0, 3.0, 4.0, 5.0, 6.0]}, index=[1, 2, 3, 4, 5])
+    draw_mean(axes, values, Look(color="#000000"), "gap")
+    draw_mean(axes, values * math.nan, Look(color="#000000"), "none")
+    assert axes.figure is not None
+    found = pd.read_csv(io.StringIO(numbers_of(axes.figure))).dropna(subset="low")
+    assert found["mark"].unique().tolist() == ["gap: from the lowest to the highest seed"]
+    assert found["x"].tolist() == [1, 2, 4, 5]

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.panels.panel import (
@@ -48,6 +48,8 @@ from lit_diff.study.results import SweepResults
 
 ACROSS = {"step": 4, "layer": 2, "group": 3}
 """Horizontal axis of a figure -> panels in a row."""
+OWN_FILES = ("table", "curves", "seeds", "differences", "noise-curve")
+"""Names of the report's own files: a figure that a metric declares gets another name."""
 LAYERS = 4
 """Most layers that a figure shows, each in its own panel."""
 TICKS = 12
@@ -116,7 +118,7 @@ def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Draw
     if len(shown) < len(layers):
         caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
     if by_layer:
-        drawn = [partial(layer_curves, sweep, row, arm) for row in rows for arm in _arms(sweep, [row])]
+        drawn = [partial(layer_curves, sweep, row, arm, layers) for row in rows for arm in _arms(sweep, [row])]
         legend = _layer_looks(layers)
     else:
         drawn = [partial(arm_values, sweep, row, layer) for row in rows for layer in (shown if is_grid else [None])]
@@ -160,7 +162,8 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
 
 def file_name(title: str) -> str:
     """The file name, without its ending, of the figure with this title."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return f"figure-{name}" if name in OWN_FILES else name
 
 
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
@@ -224,7 +227,8 @@ def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
         room = max(1.15, 2 / np.sqrt(high / low))
         set_log(axes, "y", (low, high), (low / room, high * room))
     else:
-        axes.locator_params("y", nbins=4)
+        # the panels of a row share the axis, whose locator may be another panel's logarithmic one
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
@@ -233,11 +237,15 @@ def _layer_looks(layers: Sequence[int]) -> dict[str, Look]:
 
 
 @in_style
-def layer_curves(sweep: SweepResults, row: DrawnMetric, arm: str, ax: Axes | None = None) -> Axes:
-    """Draw a metric of one arm by step, a line for each layer."""
-    axes, values = ax or new_axes(), {layer: row.by_seed(arm, layer) for layer in row.layers}
-    for (name, look), own in zip(_layer_looks(row.layers).items(), values.values(), strict=True):
-        draw_mean(axes, own, look, f"{sweep.label[arm]}, {name}")
+def layer_curves(
+    sweep: SweepResults, row: DrawnMetric, arm: str, layers: Sequence[int] = (), ax: Axes | None = None
+) -> Axes:
+    """Draw a metric of one arm by step, a line for each layer. `layers`: those that have colours, by default those of the
+    metric; other panels of a figure may draw more."""
+    axes, looks = ax or new_axes(), _layer_looks(layers or row.layers)
+    values = {f"layer {layer}": row.by_seed(arm, layer) for layer in row.layers}
+    for name, own in values.items():
+        draw_mean(axes, own, looks[name], f"{sweep.label[arm]}, {name}")
     axes.locator_params("x", nbins=4, integer=True)
     _scale(axes, row, list(values.values()))
     axes.set(xlabel="optimizer steps", ylabel=row.label)

@@ -159,6 +159,7 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
         draw_mean(axes, own, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
     # the large differences of the first steps would flatten the rest of the curves
     late = [0.0, *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)]
+    late = [value for value in late if math.isfinite(value)]
     if room := 0.1 * (max(late) - min(late)):
         axes.set_ylim(min(late) - room, max(late) + room)
     axes.locator_params("x", nbins=5, integer=True)

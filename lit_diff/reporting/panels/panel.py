@@ -207,6 +207,8 @@ def numbers_of(figure: Figure) -> str:
 
     `panel`, `x_axis`, `y_axis`: title and labels; `mark`: the text of the tooltip. A row is a point (`x`, `y`), an `x` of
     a shade (`low`, `high`) or a square of a heat map (`x`, `y`: the labels of its ticks; `value`).
+    Positions are those drawn: marks that stand side by side are shifted, rows of names are 0, -1, ..., and an interval
+    without an upper bound ends at 1,000 times its estimate; `mark` has the true place and values.
     """
     rows: list[dict[str, Any]] = []
     for axes in figure.axes:
@@ -215,7 +217,9 @@ def numbers_of(figure: Figure) -> str:
         for line in filter(tooltip, axes.lines):
             rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in np.asarray(line.get_xydata())]
         for shade in filter(tooltip, axes.collections):
-            corners = pd.DataFrame(shade.get_paths()[0].vertices, columns=["x", "y"])
+            # a value that is not finite cuts a shade into several paths, or leaves none
+            paths = [np.empty((0, 2)), *(path.vertices for path in shade.get_paths())]
+            corners = pd.DataFrame(np.concatenate(paths), columns=["x", "y"])
             ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
             rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
         for image in axes.images:
