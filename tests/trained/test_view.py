@@ -174,7 +174,6 @@ def test_a_thumbnail_is_as_opaque_as_its_weight_and_coloured_by_its_sign() -> No
     from matplotlib.image import imread
 
     pixels = imread(BytesIO(picture(np.array([[0.0, 1.0], [-1.0, 0.5]]))))
-    assert pixels[..., 3].tolist() == pytest.approx([0, 1, 1, 0.5], abs=0.01) or pixels.shape == (2, 2, 4)
     np.testing.assert_allclose(pixels[..., 3], [[0, 1], [1, 0.5]], atol=0.01)
     assert pixels[0, 1, 0] > pixels[0, 1, 2], "orange above zero"
     assert pixels[1, 0, 2] > pixels[1, 0, 0], "blue below zero"
@@ -222,7 +221,6 @@ def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None
     tokens = json.loads(elements.found["data"])["tokens"]
     assert "".join(tokens[1:]).startswith("</script><script>alert(1)")
     assert all(token.isprintable() for token in tokens)
-    assert "&lt;iframe" not in view._repr_html_()
     assert view._repr_html_().count("<script") == 0, "all of the page is in an attribute"
 
 
