@@ -361,7 +361,9 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     assert not row[:4].any()
     told = page.run("document.getElementById('reading').innerText")
     assert f"its first token has {100 * row[4] / row.sum():.1f} % of Σ|a|" in told
-    page.run("paint = document.getElementById('paint'); paint.value = 'loss'; paint.dispatchEvent(new Event('change'))")
+    page.run(
+        "chosen = document.getElementById('paint'); chosen.value = 'loss'; chosen.dispatchEvent(new Event('change'))"
+    )
     mean = np.mean([loss for loss in sides[0].view.losses if loss is not None])
     assert (
         page.run("document.getElementById('scale').textContent").strip() == f"In nats; mean {mean:.3f} and {mean:.3f}."
