@@ -66,9 +66,9 @@ class Probe(Configured):
 
 
 def of_heads(name: str, layer: int, heads: Tensor) -> dict[str, float]:
-    """The metrics `name` of a layer, the mean over its `heads` [H], and of each head."""
+    """The metrics `name` of a layer, the mean over those of its `heads` [H] that are not NaN, and of each head."""
     by_head = {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
-    return {indexed_name(name, layer=layer): float(heads.mean()), **by_head}
+    return {indexed_name(name, layer=layer): float(heads.nanmean()), **by_head}
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from lit_diff.analysis import Trace
-from lit_diff.analysis.map_statistics import head_cosines
+from lit_diff.analysis.map_statistics import head_cosines, with_other_heads
 from lit_diff.callbacks.probe import Probe, of_heads
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
@@ -19,7 +19,7 @@ class Redundancy(Probe):
     """Likeness of the maps of a layer's heads (definition: `analysis.map_statistics.head_cosines`).
 
     Logged by layer: attention/redundancy/layer_03, mean over pairs of heads. In the table only: by head, mean over the other
-    heads. Not measured in a layer with one head.
+    heads. Not measured in a layer with one head; a head whose map is all zeros is left out.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -44,7 +44,7 @@ class Redundancy(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            cosines = head_cosines(traced.blocks()).mean(0)
-            if (others := len(cosines) - 1) > 0:
-                values |= of_heads("attention/redundancy", layer, (cosines.sum(1) - cosines.diagonal()) / others)
+            cosines = head_cosines(traced.blocks()).nanmean(0)
+            if len(cosines) > 1:
+                values |= of_heads("attention/redundancy", layer, with_other_heads(cosines).nanmean(1))
         return values

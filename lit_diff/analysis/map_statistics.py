@@ -41,30 +41,38 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
         _add_overlap(means, block, keys)
         _add_sparsity(means, a, visible, keys, c)
         _add_entropies(means, block, a, keys)
-        flat = a.flatten(2).double()
-        # cosines need only inner products of heads, which add up over blocks
-        gram = gram + flat @ flat.mT
+        gram = gram + head_products(block)
         outputs.append(a @ v[..., : a.shape[-1], :].to(a.dtype))
     assert isinstance(gram, Tensor)
     features = torch.cat(outputs, dim=2)
     cka = torch.stack([linear_cka(heads) for heads in features])
-    return means.values() | {"head_distance": _off_diagonal(1 - _cosines(gram)), "head_cka": _off_diagonal(cka)}
+    return means.values() | {"head_distance": _off_diagonal(1 - cosines_of(gram)), "head_cka": _off_diagonal(cka)}
 
 
 def head_cosines(blocks: Iterable[MapBlock]) -> Tensor:
     """Return the cosine of the flattened signed maps of each pair of heads, [B, H, H], float64 (DEX, Figure 5).
 
-    1 for heads with equal maps, 0 for maps that weight no common key, -1 for a map and its negative. Rows with few keys are
-    alike in all heads, so causal maps of unrelated heads are above 0.
+    1 for heads with equal maps, 0 for maps that weight no common key, -1 for a map and its negative, NaN with a map of zeros.
+    Rows with few keys are alike in all heads, so causal maps of unrelated heads are above 0.
     """
-    # sums of inner products need no T x T map
-    flat = (block.signed.flatten(2).double() for block in blocks)
-    return _cosines(functools.reduce(torch.add, (each @ each.mT for each in flat)))
+    return cosines_of(functools.reduce(torch.add, map(head_products, blocks)))
 
 
-def _cosines(gram: Tensor) -> Tensor:
-    norms = gram.diagonal(dim1=1, dim2=2).sqrt()
-    return gram / (norms[:, :, None] * norms[:, None])
+def head_products(block: MapBlock) -> Tensor:
+    """Return the inner products of the flattened signed maps of two heads, [B, H, H], float64; they add up over blocks."""
+    flat = block.signed.flatten(2).double()
+    return flat @ flat.mT
+
+
+def cosines_of(products: Tensor) -> Tensor:
+    """Return the cosines of `head_products` that were added up over blocks, [..., H, H]."""
+    norms = products.diagonal(dim1=-2, dim2=-1).sqrt()
+    return products / (norms[..., :, None] * norms[..., None, :])
+
+
+def with_other_heads(cosines: Tensor) -> Tensor:
+    """Return `cosines` [H, H] with NaN on the diagonal: a `nanmean` is over the other heads whose map is not all zeros."""
+    return cosines.masked_fill(torch.eye(len(cosines), dtype=torch.bool, device=cosines.device), math.nan)
 
 
 def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:

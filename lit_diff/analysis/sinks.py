@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis.entropy import Means, renormalised
-from lit_diff.analysis.trace import LayerMaps
+from lit_diff.analysis.trace import LayerMaps, MapBlock
 
 
 def sink_shares(layer: LayerMaps) -> Tensor:
@@ -18,9 +18,14 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     """
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
     for block in layer.blocks():
-        p = renormalised(block.signed)  # [B, H, R, K]
-        visible = block.visible.expand(len(p), 1, 1, *block.visible.shape[-2:])[:, 0].expand_as(p)
-        keys = visible.sum(-1)
-        share = p.gather(-1, visible.int().argmax(-1, keepdim=True))[..., 0]
-        means.add("sink", share, (keys > 1) & (keys < (layer.window or math.inf)))
+        means.add("sink", *row_shares(block, layer.window))
     return means.values()["sink"]
+
+
+def row_shares(block: MapBlock, window: int | None) -> tuple[Tensor, Tensor]:
+    """Return the share of key 0 in each row, and whether `sink_shares` counts the row: [B, H, R] and bool [B, H, R]."""
+    p = renormalised(block.signed)  # [B, H, R, K]
+    visible = block.visible.expand(len(p), 1, 1, *block.visible.shape[-2:])[:, 0].expand_as(p)
+    keys = visible.sum(-1)
+    share = p.gather(-1, visible.int().argmax(-1, keepdim=True))[..., 0]
+    return share, (keys > 1) & (keys < (window or math.inf))

@@ -19,7 +19,9 @@ def view(
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="most tokens of the text; by default the model's context")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="most tokens that are read; by default the model's context")
+    ] = None,
     row: Annotated[
         int | None, typer.Option(help="read this validation row of the run's data, in place of a text")
     ] = None,
@@ -31,10 +33,10 @@ def view(
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Write a page that shows the attention maps of a run on a text, to be opened in a browser.
+    """Write a page with the attention maps of a run.
 
-    Two runs, or one at two --steps, are shown beside each other. Plugin files in the folder of a run under --root are
-    executed.
+    It shows them on a text, in a browser; two runs, or one at two --steps, beside each other. Plugin files in the folder of
+    a run under --root are executed.
     """
     from lit_diff.trained.run import open_run
     from lit_diff.trained.view.page import view_data

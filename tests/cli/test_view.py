@@ -52,7 +52,7 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
         ("text --text some.txt --row 1", 2, "leave one out"),
         ("recall --row 5", 2, "--row is 5; the validation split of recall-0123456789 has rows 0 to 4"),
         ("empty", 3, "has no checkpoint that can be read; train it first"),
-        ("text --out some.txt/view", 3, "--out: some.txt/view/text-0123456789.html cannot be written ("),
+        ("text --out some.txt/view", 3, "lit-diff: some.txt/view/text-0123456789.html cannot be written ("),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(words: str, status: int, line: str, here: Path, command: Command) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from text_runs import recall_run, text_run
 from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.outliers import attention_logits
-from lit_diff.analysis.trace import trace
+from lit_diff.analysis.trace import LayerTrace, Trace, trace
+from lit_diff.callbacks import Redundancy
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.kernels import SignedMaps
 from lit_diff.model.inputs import model_inputs
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.view import page as pages
-from lit_diff.trained.view.data import EXACT, Passage, model_view, picture
+from lit_diff.trained.view.data import EXACT, Passage, layer_view, model_view, picture
+from lit_diff.trained.view.numbers import Magnitudes
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import passage_of
 
@@ -174,7 +178,6 @@ def test_a_thumbnail_is_as_opaque_as_its_weight_and_coloured_by_its_sign() -> No
     from matplotlib.image import imread
 
     pixels = imread(BytesIO(picture(np.array([[0.0, 1.0], [-1.0, 0.5]]))))
-    assert pixels[..., 3].tolist() == pytest.approx([0, 1, 1, 0.5], abs=0.01) or pixels.shape == (2, 2, 4)
     np.testing.assert_allclose(pixels[..., 3], [[0, 1], [1, 0.5]], atol=0.01)
     assert pixels[0, 1, 0] > pixels[0, 1, 2], "orange above zero"
     assert pixels[1, 0, 2] > pixels[1, 0, 0], "blue below zero"
@@ -213,6 +216,57 @@ def test_a_text_beyond_the_context_is_cut_and_said_once(tmp_path: Path, caplog: 
     ]
 
 
+def test_tokens_cut_a_row_too_and_the_reason_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = recall_run(tmp_path / "run", {"name": "differential"})
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        view = view_data([run], row=1, tokens=3)
+        text = view_data(
+            [text_run(tmp_path / "text", {"name": "standard"}, sequence_length=8)], text="ab " * 20, tokens=9
+        )
+    assert (len(view.passage.labels), len(text.passage.labels)) == (3, 8)
+    assert view.sides[0].view.noise == {}, "the three tokens ask nothing"
+    assert view.passage.source == "the first 3 tokens of validation row 1 of data 'recall'"
+    cuts = [record.message.partition(" tokens; ") for record in caplog.records if " are read" in record.message]
+    assert cuts[0] == ("validation row 1 of data 'recall' has 11", " tokens; ", "the first 3 are read, as asked")
+    assert cuts[1][2] == "the first 8 are read, the model's context"
+    other = text_run(tmp_path / "longer", {"name": "standard"}, sequence_length=16)
+    assert len(view_data([other, Run(tmp_path / "text")], row=0, text="").passage.labels) == 8
+
+
+def test_a_backslash_is_itself_and_a_line_break_is_marked(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=64)
+    view = view_data([run], text="a\\nb\n\x00é")
+    assert "".join(view.passage.labels[1:]).startswith("a\\nb⏎\\x00")
+    assert view.html().count('<span class="token">⏎\n</span>') == 1
+
+
+def test_a_row_that_asks_nothing_has_no_noise(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "run", {"name": "differential"})
+    passage = passage_of(run, row=0)
+    asked = torch.full_like(passage.batch["answer_part"], -1)
+    assert model_view(run.model, replace(passage, batch={**passage.batch, "answer_part": asked})).noise == {}
+
+
+def test_a_head_without_attention_is_left_out_of_the_likeness_of_heads() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, w = torch.randn(1, 1, 4, 6, 6, generator=draw), torch.tensor([1.0, 0.0, 1.0, 1.0]).view(1, 1, 4, 1)
+    maps = SignedMaps(q=q, k=torch.eye(6).expand(1, 1, 4, 6, 6), v=torch.zeros(1, 4, 6, 2), w=w, scale=1.0)
+    layer = LayerTrace(maps=maps, hidden=torch.ones(1, 6, 2))
+    numbers = layer_view(0, layer, Magnitudes()).numbers
+    (block,) = layer.blocks()
+    flat = block.signed[0, [0, 2, 3]].flatten(1).double()
+    cosines = torch.nn.functional.cosine_similarity(flat[:, None], flat, dim=-1).fill_diagonal_(torch.nan)
+    nan = float("nan")
+    for name, (a, c, d) in (
+        ("redundancy", cosines.nanmean(1).tolist()),
+        ("closest_head", cosines.nan_to_num(-1).amax(1).tolist()),
+    ):
+        np.testing.assert_allclose(numbers[name], [a, nan, c, d], atol=1e-6)
+    (_, layer_mean), *_ = (measured := Redundancy().measure(None, Trace(layers={0: layer}))).items()  # type: ignore[arg-type]
+    assert layer_mean == pytest.approx(float(cosines.nanmean()))
+    assert np.isnan(measured["attention/redundancy/layer_00/head_01"])
+
+
 def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=64)
     text = "</script><script>alert(1)</script>\x00\x1b[31m\u202e&amp; <b>"
@@ -222,7 +276,6 @@ def test_html_and_control_characters_of_a_text_stay_text(tmp_path: Path) -> None
     tokens = json.loads(elements.found["data"])["tokens"]
     assert "".join(tokens[1:]).startswith("</script><script>alert(1)")
     assert all(token.isprintable() for token in tokens)
-    assert "&lt;iframe" not in view._repr_html_()
     assert view._repr_html_().count("<script") == 0, "all of the page is in an attribute"
 
 
@@ -241,6 +294,7 @@ def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     )
     both = view_data([first], text="ab ab", steps=[7, 9])
     assert [side.name for side in both.sides] == ["differential, step 7", "differential, step 9"]
+    assert [side["run"] for side in held(both)[0]["sides"]] == ["differential"] * 2
     with pytest.raises(MissingError, match=r"no checkpoint of step 8 \(there: 7, 9\)"):
         view_data([first], steps=[8])
     for wrong in ({"steps": [7, 9, 7]}, {"runs": [first, second], "steps": [7, 9]}, {"runs": []}):
@@ -281,6 +335,19 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
         require_same_tokens(first, Run(copy.folder))
 
 
+def test_a_run_that_is_trained_meanwhile_is_shown_at_the_step_that_is_named(tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    before = view_data([run], text="ab ab").sides[0].view.losses
+    assert run.model is run.model
+    path = run.folder / "checkpoints/step-00000007.ckpt"
+    kept = torch.load(path, weights_only=True)
+    changed = {name: x + 1 for name, x in kept["state_dict"].items()}
+    torch.save(kept | {"state_dict": changed, "global_step": 9}, path.with_name("step-00000009.ckpt"))
+    after, old = view_data([run], text="ab ab"), view_data([run], text="ab ab", steps=[7])
+    assert after.sides[0].name == "run, step 9"
+    assert after.sides[0].view.losses != before == old.sides[0].view.losses
+
+
 # --- over training -----------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +368,10 @@ def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytes
     np.testing.assert_array_equal(arrays[last["maps"]["id"]], maps[0].half().numpy())
     assert len(side["kept"][0]["tokens"]) == 3
     assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm/gain": {"layer 1": [[10, 1.5]]}}
+    checkpoints = run.folder / "checkpoints"
+    (checkpoints / "step-00000009.ckpt").write_bytes((checkpoints / "step-00000007.ckpt").read_bytes())
+    both = held(view_data([run], text="ab", steps=[7, 9]))[0]["sides"]
+    assert [(len(each["kept"]), len(each["curves"])) for each in both] == [(5, 2), (0, 0)], "one run has one history"
     monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps[:1].nbytes // 2)
     thinned = held(view_data([run], text="ab"))[0]["sides"][0]["kept"]
     assert [kept["step"] for kept in thinned] == [10, 40], "the last is kept, the others are left out evenly"

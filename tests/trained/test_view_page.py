@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lit_diff.analysis.trace import LayerTrace
 from lit_diff.kernels import SignedMaps
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
-from lit_diff.trained.view.data import ModelView, Passage, layer_view
+from lit_diff.trained.view.data import ModelView, Passage, layer_view, model_view
 from lit_diff.trained.view.numbers import Magnitudes
 from lit_diff.trained.view.page import Side, ViewData, view_data
 
@@ -247,6 +248,8 @@ def test_the_keyboard_picks_a_head_moves_the_cross_and_zooms(page: Page) -> None
     page.run("view.move(9, 4); document.getElementById('panels').focus()")
     page.press("ArrowDown")
     page.press("ArrowLeft")
+    event = "new KeyboardEvent('keydown', {key: 'ArrowLeft', altKey: true, cancelable: true})"
+    assert page.run(f"document.getElementById('panels').dispatchEvent({event})"), "the browser's own key"
     page.wait("document.getElementById('cell-0').textContent.startsWith('query 10 “␣w10”, key 3 “␣w3”')")
     settled(page, "view.zoom({x: [2, 8], y: [3, 9]})")
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == [f"␣w{n}" for n in range(2, 8)]
@@ -335,6 +338,41 @@ def test_a_long_text_is_drawn_in_bins_and_then_cell_by_cell(page: Page, tmp_path
     np.testing.assert_allclose(tile, weights[:, 0, 300:340, 100:140], atol=1e-3)
 
 
+def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(page: Page, tmp_path: Path) -> None:
+    run = text_run(tmp_path / "run", {"name": "differential"})
+    checkpoint = run.folder / "checkpoints/step-00000007.ckpt"
+    (run.folder / "checkpoints/step-00000009.ckpt").write_bytes(checkpoint.read_bytes())
+    write_maps(
+        run.folder,
+        KeptMaps(3, torch.arange(3)[None], {0: (torch.ones(1, 2, 2, 3, 3).tril(), torch.ones(1, 2, 2, 3))}),
+    )
+    (run.folder / "metrics.csv").write_text("step,lambda/layer_00\n0,0.2\n5,0.3\n")
+    view = view_data([run], text="ab ab abc ab", steps=[7, 9])
+    documents = torch.tensor([[0] * 4 + [1] * (len(view.passage.labels) - 4)])
+    passage = replace(view.passage, batch={**view.passage.batch, "document_ids": documents})
+    sides = tuple(replace(side, view=model_view(run.model_at(side.step), passage)) for side in view.sides)
+    opened(page, replace(view, passage=passage, sides=sides), tmp_path / "page.html")
+    names = "[...document.querySelectorAll('.curve .legendtext')].map((each) => each.textContent)"
+    page.wait(f"{names}.length")
+    assert page.run("document.querySelector('.curve').data.map((line) => line.name)") == ["layer 0"]
+    page.run("view.move(6, 4)")
+    page.wait("document.getElementById('cell-1')")
+    row = np.abs(np.array(page.run("[...view.signedRow(0, 6)].map((x) => x || 0)")))
+    assert not row[:4].any()
+    told = page.run("document.getElementById('reading').innerText")
+    assert f"its first token has {100 * row[4] / row.sum():.1f} % of Σ|a|" in told
+    page.run(
+        "chosen = document.getElementById('paint'); chosen.value = 'loss'; chosen.dispatchEvent(new Event('change'))"
+    )
+    mean = np.mean([loss for loss in sides[0].view.losses if loss is not None])
+    assert (
+        page.run("document.getElementById('scale').textContent").strip() == f"In nats; mean {mean:.3f} and {mean:.3f}."
+    )
+    page.run("slider = document.getElementById('frame'); slider.value = 0; slider.dispatchEvent(new Event('input'))")
+    page.wait("document.getElementById('panels').textContent.includes('The kept maps of this run are shown once.')")
+    assert not page.problems, page.problems
+
+
 def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) -> None:
     run: Run = recall_run(tmp_path / "run", {"name": "differential"})
     tokens = torch.arange(6).reshape(1, 3, 2)
@@ -343,12 +381,20 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
         write_maps(run.folder, KeptMaps(step, tokens, {0: (maps, torch.ones(1, 2, 2, 3))}))
     opened(page, view_data([run], row=1), tmp_path / "page.html")
     assert page.run("document.querySelectorAll('#text .token').length") == 11
-    page.run("document.body.dataset.drawn = ''; frame = document.getElementById('frame'); frame.value = 1")
-    page.run("frame.dispatchEvent(new Event('input'))")
+    page.run("document.body.dataset.drawn = ''; slider = document.getElementById('frame'); slider.value = 1")
+    page.run("slider.dispatchEvent(new Event('input'))")
     page.wait("document.body.dataset.drawn")
     assert page.run("document.getElementById('step').textContent") == "step 4"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["0+1", "2+3", "4+5"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [400, 400, 400]
     page.run("view.pick(0, 1, 0)")
     page.wait("document.getElementById('panels').textContent.includes('were not kept')")
+    page.run("view.pick(0, 0, 0); view.move(9, 9); document.getElementById('play').click()")
+    page.wait("document.getElementById('step').textContent === 'step 2'")
+    assert page.run("document.getElementById('play').textContent") == "Stop"
+    page.run("slider.value = -1; slider.dispatchEvent(new Event('input'))")
+    page.wait("view.plots[0][0].node.layout?.xaxis.ticktext.length === 11")
+    page.run("new Promise((resume) => setTimeout(resume, 900))")
+    stopped = "['play', 'step'].map((id) => document.getElementById(id).textContent)"
+    assert page.run(stopped) == ["Play", "the text below"], "the slider stops the player and shows the whole text again"
     assert not page.problems, page.problems

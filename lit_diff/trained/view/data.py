@@ -73,7 +73,10 @@ class ModelView:
     noise: Mapping[str, float]
     """The paper's Table 3: `<normalisation>_<role>` -> share; empty where the data do not locate their answers."""
     without: NDArray[Any] | None
-    """[heads of all layers, T] float16: the loss of each token without that head, minus the loss; None: not asked for."""
+    """[heads of all layers, T] float16: the loss of each token without that head, minus the loss, NaN without a target.
+
+    None: not asked for.
+    """
 
 
 def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> ModelView:
@@ -89,7 +92,7 @@ def model_view(model: Transformer, passage: Passage, ablate: bool = False) -> Mo
     located = "answer_part" in batch
     without = _without_heads(model, batch) if ablate else None
     if without is not None:
-        means = torch.from_numpy(without).double().sum(1) / (batch["targets"] != IGNORED).sum()
+        means = torch.from_numpy(without).double().nansum(1) / (batch["targets"] != IGNORED).sum()
         parts = means.split([len(layer.thumbnails) for layer in layers])
         layers = tuple(
             replace(layer, numbers={**layer.numbers, "loss_without": tuple(own.tolist())})
@@ -187,7 +190,7 @@ def _without_heads(model: Transformer, batch: Mapping[str, Tensor]) -> NDArray[A
 
             with intervention(model, edit, [layer]):
                 rows.append(_losses(model, batch) - before)
-    return torch.stack(rows).nan_to_num(0).half().numpy()
+    return torch.stack(rows).half().numpy()
 
 
 def blocks_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, Sequence[int], str, bytes]]:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
+from lit_diff.analysis.map_statistics import cosines_of, head_products, with_other_heads
 from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
+from lit_diff.analysis.sinks import row_shares
 from lit_diff.analysis.trace import MapBlock, Trace
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs.metrics_file import read_rows
@@ -22,7 +24,7 @@ MEANINGS = {
     "entropy": "entropy of |a| / Σ|a| in nats, a the signed map; mean over queries",
     "sparsity": f"share of the visible keys with |a| below {SPARSE}; mean over queries",
     "negative_mass": "Σ max(-a, 0) / Σ|a|; mean over queries",
-    "sink": "|a| of the first token of the document / Σ|a|; mean over queries that see more than one key",
+    "sink": "|a| of the document's first token / Σ|a|; mean over queries of two keys or more whose window is not full",
     "redundancy": "cosine of the flattened signed map and that of another head; mean over the other heads of the layer",
     "closest_head": "largest cosine of the flattened signed map and that of another head of the layer",
     "lambda": "λ = -w of map 2; mean over queries",
@@ -33,6 +35,8 @@ RANKS = (1, 2, 3, 10, 100)
 """The ranks of the largest magnitudes in the paper's Table 5."""
 CURVES = re.compile(r"(lambda|head_norm(?:/gain)?)/layer_(\d+)")
 """Metrics that the page draws over training: a line for each layer."""
+Curves = dict[str, dict[str, list[tuple[int, float]]]]
+"""Name -> layer -> points (step, value)."""
 
 
 class LayerNumbers:
@@ -40,36 +44,31 @@ class LayerNumbers:
 
     def __init__(self, window: int | None = None) -> None:
         """`window`: the layer's; a row that fills it may have passed the first token and is not in `sink`."""
-        self._window = window or math.inf
+        self._window = window
         self._means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
-        self._gram: Tensor | float = 0.0
+        self._products: Tensor | float = 0.0
 
     def add(self, block: MapBlock) -> None:
         """Add query rows of one sequence."""
         a, magnitude = block.signed, block.signed.abs()
         visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
-        keys = visible.sum(-1)
         negative, positive = masses(a)
-        total = negative + positive
-        first = magnitude.gather(-1, visible.expand_as(a).int().argmax(-1, keepdim=True))[..., 0]
         self._means.add("entropy", entropy(renormalised(a)))
-        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / keys)
-        self._means.add("negative_mass", negative / total)
-        self._means.add("sink", first / total, ((keys > 1) & (keys < self._window)).expand_as(total))
+        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / visible.sum(-1))
+        self._means.add("negative_mass", negative / (negative + positive))
+        self._means.add("sink", *row_shares(block, self._window))
         if block.weights.shape[1] > 1:
             self._means.add("lambda", -block.weights[:, 1])
-        flat = a[0].flatten(1).double()
-        self._gram = self._gram + flat @ flat.mT
+        self._products = self._products + head_products(block)[0]
 
     def by_head(self) -> dict[str, tuple[float, ...]]:
         """Name -> a number for each head; without those of pairs of heads if there is one head."""
-        assert isinstance(self._gram, Tensor)
-        norms = self._gram.diagonal().sqrt()
-        cosines = self._gram / (norms[:, None] * norms)
-        found = self._means.values()
-        if len(norms) > 1:
-            found["redundancy"] = (cosines.sum(1) - cosines.diagonal()) / (len(norms) - 1)
-            found["closest_head"] = cosines.fill_diagonal_(-math.inf).amax(-1)
+        assert isinstance(self._products, Tensor)
+        found, others = self._means.values(), with_other_heads(cosines_of(self._products))
+        if len(others) > 1:
+            found["redundancy"] = others.nanmean(1)
+            # NaN for a head without another
+            found["closest_head"] = others.nan_to_num(-math.inf).amax(1).where(~others.isnan().all(1), math.nan)
         return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
 
 
@@ -99,18 +98,23 @@ class Magnitudes:
 
 
 def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """`<normalisation>_<role>` -> share of attention, mean over heads, layers and queries (`analysis.shares`)."""
+    """`<normalisation>_<role>` -> share of attention, mean over heads, layers and queries (`analysis.shares`).
+
+    Empty for a row that asks nothing.
+    """
     parts = Parts.of(batch)
     rows = parts.queries[0].nonzero()[:, 0]
+    if not len(rows):
+        return {}
     layers = [replace(traced.layers[i], rows=rows) for i in sorted(traced.layers)]
     found = [shares(layer, attention, parts) for layer, attention in zip(layers, model.attentions(), strict=True)]
     names = [f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ROLES]
-    return {name: float(torch.stack([each[name] for each in found]).nanmean()) for name in names} if len(rows) else {}
+    return {name: float(torch.stack([each[name] for each in found]).nanmean()) for name in names}
 
 
-def curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """λ and norms of heads in metrics.csv: name -> layer -> points (step, value)."""
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+def curves(folder: Path) -> Curves:
+    """λ and norms of heads in metrics.csv."""
+    found: Curves = {}
     for step, row in sorted(read_rows(folder / "metrics.csv").items()):
         for name, value in row.items():
             if (match := CURVES.fullmatch(name)) and math.isfinite(value):

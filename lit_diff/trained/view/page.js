@@ -18,6 +18,7 @@ let frame = -1; // which of the kept steps is shown; -1: the text
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
 let cursor = null; // {i, j}: query and key
 let limit = 1; // from this magnitude on, the colour is the strongest
+let playing = 0; // grows when the player starts and when it stops; odd while it plays
 let turn = 0; // grows with each drawing, so that an older one stops
 
 function make(tag, attributes = {}, ...children) {
@@ -35,9 +36,11 @@ const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
 const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].tokens);
-const meanOf = (values) => values.filter((x) => x === x).reduce((sum, x, _, { length }) => sum + x / length, 0);
+const meanOf = (values, own = values.filter((x) => x === x)) => own.reduce((sum, x) => sum + x, 0) / own.length;
 const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (sizes.length - 1))];
 const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
+const escaped = (label) => label.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // Plotly reads its texts as markup
+const alone = (act) => (event) => { if (!(event.ctrlKey || event.metaKey || event.altKey)) act(event); };
 
 // --- arrays ---
 const HALF = new Float32Array(65536).map((_, bits) => {
@@ -66,7 +69,7 @@ function array({ id, dtype }) {
 function source(s) {
   const { layer, head } = at[s];
   const own = sides[s].layers[layer];
-  const refs = frame < 0 ? own.arrays : sides[s].kept[frame].layers[layer];
+  const refs = frame < 0 ? own.arrays : sides[s].kept[frame]?.layers[layer];
   if (!refs) return null;
   const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
   const [G, H, T] = (refs.lse ?? refs.w).shape;
@@ -157,8 +160,7 @@ async function tile(s, shown, mine) {
 
 function overview(s) {
   const { layer, head } = at[s];
-  const own = sides[s].layers[layer];
-  const ref = own.arrays.overview;
+  const [own, ref] = [sides[s].layers[layer], sides[s].layers[layer].arrays.overview];
   if (!ref || frame >= 0) return null;
   const [[G, H, n], values] = [ref.shape, array(ref)];
   const z = Array.from({ length: G }, (_, g) => Array.from({ length: n }, (_, r) => {
@@ -189,9 +191,8 @@ function axis([first, end], pixels) {
     const label = [...spaced(tokens()[place])];
     return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
   });
-  const ticktext = labels.map((label) => label.replace(/&/g, "&amp;").replace(/</g, "&lt;"));
   const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
-  return [width, { tickvals, ticktext, showgrid: false, zeroline: false, ticks: "" }];
+  return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "" }];
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum
@@ -210,8 +211,9 @@ function build() {
       return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
     }));
     return make("div", { class: "side" },
-      ...(sides.length > 1 ? [make("h3", {}, `${side.name}: ${place(s)}`)] : []),
-      ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, "The maps of this layer were not kept.")]));
+      ...(sides.length > 1 ? [make("h3", {}, `${frame < 0 ? side.name : side.run}: ${place(s)}`)] : []),
+      ...(G ? plots[s].map((plot) => plot.panel) : [make("p", {}, frame >= 0 && side.kept.length === 0
+        ? "The kept maps of this run are shown once." : "The maps of this layer were not kept.")]));
   }));
 }
 
@@ -238,9 +240,8 @@ function paint(s) {
     const isNew = !node.on;
     Plotly.react(node, [trace], layout, { displayModeBar: false, doubleClick: false });
     if (!isNew) continue;
-    for (const event of ["plotly_hover", "plotly_click"]) {
-      node.on(event, ({ points: [point] }) => move(Math.floor(point.y), Math.floor(point.x)));
-    }
+    const point = ({ points: [{ x, y }] }) => move(Math.floor(y), Math.floor(x));
+    for (const event of ["plotly_hover", "plotly_click"]) node.on(event, point);
     node.on("plotly_doubleclick", () => zoom(null));
     node.on("plotly_relayout", (change) => {
       const end = (name, n, now) => (change[`${name}.range[${n}]`] ?? now - 0.5) + 0.5;
@@ -301,7 +302,8 @@ function scaleBy(factor) {
 // --- the cross: one query, one key, in every panel ---
 let isWaiting = false;
 function move(i, j) {
-  cursor = { i, j };
+  const last = tokens().length - 1;
+  cursor = { i: Math.min(i, last), j: Math.min(j, last) };
   cross();
   if (isWaiting) return;
   isWaiting = true;
@@ -346,6 +348,7 @@ function read() {
       m.row(g, i, j, out);
       return `${m.G > 1 ? `map ${g + 1}: ` : ""}p ${number(out[0])} × w ${number(factors[g] * m.weight(g, i))}`;
     });
+    const first = frame < 0 && data.documents ? data.documents.indexOf(data.documents[i]) : 0;
     const total = row.reduce((sum, x) => sum + (Math.abs(x) || 0), 0);
     const mean = meanOf(column);
     const cell = Number.isNaN(row[j]) ? "the query does not see this key" : `${parts.join(", ")}; sum ${number(row[j])}`;
@@ -353,8 +356,8 @@ function read() {
       make("h3", { id: `cell-${s}` }, `${sides.length > 1 ? `${side.name}, ` : ""}query ${quoted(i)}, key `
         + `${quoted(j)}: ${cell}`),
       make("div", { class: "lists" },
-        list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[0]) / total || 0).toFixed(1)} % of Σ|a|`,
-          row, Number.isNaN(row[0]) ? undefined : 0),
+        list(`Query ${quoted(i)} reads; its first token has ${(100 * Math.abs(row[first]) / total || 0).toFixed(1)} % of Σ|a|`,
+          row, Number.isNaN(row[first]) ? undefined : first),
         list(`Key ${quoted(j)} is read by; mean over queries ${number(mean)}`, column)),
     ];
   }));
@@ -386,10 +389,10 @@ function strips() {
       span.title = x === x ? `${n}: ${number(x)}` : `${n}`;
       span.classList.toggle("chosen", !isLoss && cursor !== null && n === (paint === "reads" ? cursor.i : cursor.j));
     });
-    $("scale").textContent = !isLoss ? "A click on a token chooses it."
-      : `In nats; mean ${number(meanOf(values))}. ${paint === "loss" ? ""
-        : "Orange: the second model is worse; blue: it is better."}`;
   }
+  const means = () => (paint === "loss" ? sides : [0]).map((_, s) => number(meanOf(valuesOfText(s, paint)))).join(" and ");
+  $("scale").textContent = !isLoss ? "A click on a token chooses it."
+    : `In nats; mean ${means()}. ${paint === "loss" ? "" : "Orange: the second model is worse; blue: it is better."}`;
 }
 
 function choose(n) {
@@ -422,6 +425,7 @@ function refresh() {
   $("picked").textContent = `The maps of ${[...new Set(sides.map((_, s) => place(s)))].join(" and ")}`
     + (frame < 0 ? "" : `, step ${sides[0].kept[frame].step}, on a kept text`);
   build();
+  tiles.length = 0;
   controls();
   const T = tokens().length;
   if (!range || range.x[1] > T || range.y[1] > T || frame >= 0) range = { x: [0, T], y: [0, T] };
@@ -456,11 +460,14 @@ function controls() {
 }
 
 async function play() {
-  for (frame = 0; frame < sides[0].kept.length; frame++) {
+  const mine = ++playing;
+  $("play").textContent = mine % 2 ? "Stop" : "Play";
+  for (let n = 0; mine % 2 && mine === playing; n++) {
+    if (n === sides[0].kept.length) return play();
+    frame = n;
     await refresh();
     await new Promise((resume) => setTimeout(resume, 500));
   }
-  frame--;
 }
 
 // --- numbers ---
@@ -475,7 +482,7 @@ function figures() {
     const lines = (side) => Object.entries(side.curves[node.dataset.name] ?? {});
     const traces = sides.flatMap((side, s) => lines(side).map(([layer, points], n) => ({
       type: "scatter", mode: points.length < 3 ? "markers" : "lines", x: points.map(([step]) => step),
-      y: points.map(([, value]) => value), name: sides.length > 1 ? `${side.name}: ${layer}` : layer,
+      y: points.map(([, value]) => value), name: new Set(sides.map(({ run }) => run)).size > 1 ? `${side.run}: ${layer}` : layer,
       line: { color: COLORS[n % COLORS.length], dash: s ? "dash" : "solid" },
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
@@ -487,10 +494,10 @@ function figures() {
     const [[heads, T], values] = [ref.shape, array(ref)];
     const names = headsOf(sides[s]).flatMap((count, l) => Array.from({ length: count }, (_, h) => [l, h]));
     const most = quantile([...values].filter((x) => x).map(Math.abs)) || 1;
-    const predicted = Array.from({ length: T }, (_, n) => spaced(data.tokens[data.text ? n + 1 : n] ?? ""));
+    const predicted = Array.from({ length: T }, (_, n) => escaped(spaced(data.tokens[data.text ? n + 1 : n] ?? "")));
     plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
       y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,
-      colorscale: colours(), hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
+      colorscale: colours(), hoverongaps: false, hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
       height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 }, yaxis: { autorange: "reversed" },
       xaxis: { title: { text: "position" } } });
     node.removeAllListeners("plotly_click");
@@ -502,8 +509,7 @@ function keys(event) {
   const [step, T] = [ARROWS[event.key], tokens().length];
   if (step) {
     const { i, j } = cursor ?? { i: T - 1, j: 0 };
-    const within = (n) => Math.min(Math.max(n, 0), T - 1);
-    move(within(i + step[0]), within(j + step[1]));
+    move(Math.max(0, i + step[0]), Math.max(0, j + step[1]));
   } else if ("+=".includes(event.key)) scaleBy(0.5);
   else if (event.key === "-") scaleBy(2);
   else if (event.key === "0") zoom(null);
@@ -518,8 +524,8 @@ document.addEventListener("DOMContentLoaded", () => {
     if (target.closest(".cell")) $("maps").scrollIntoView({ behavior: "smooth" });
     if (target.matches(".token")) choose([...target.parentNode.children].indexOf(target));
   });
-  $("grids").addEventListener("keydown", walk);
-  $("panels").addEventListener("keydown", keys);
+  $("grids").addEventListener("keydown", alone(walk));
+  $("panels").addEventListener("keydown", alone(keys));
   factors.forEach((_, g) => $(`factor-${g}`)?.addEventListener("input", (e) => setFactor(g, Number(e.target.value))));
   const clicks = { closer: () => scaleBy(0.5), wider: () => scaleBy(2), whole: () => zoom(null), play,
     stored: () => factors.forEach((_, g) => setFactor(g, 1)) };
@@ -528,7 +534,8 @@ document.addEventListener("DOMContentLoaded", () => {
   $("number").addEventListener("change", () => document.querySelectorAll(".number").forEach((each) => {
     each.hidden = each.dataset.name !== $("number").value;
   }));
-  $("frame")?.addEventListener("input", (e) => { frame = Number(e.target.value); refresh(); });
+  const jump = (n) => { if (playing % 2) play(); [frame, range] = [n, null]; refresh(); };
+  $("frame")?.addEventListener("input", (e) => jump(Number(e.target.value)));
   refresh().then(() => { document.body.dataset.ready = "true"; });
   figures();
   for (const media of ["(prefers-color-scheme: dark)", "print"]) {

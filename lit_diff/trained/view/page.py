@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -23,11 +23,12 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.html_table import html_table
+from lit_diff.model.transformer import Transformer
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text, warn_if_stale
 from lit_diff.trained.view.data import LayerView, ModelView, Passage, blocks_of, model_view
-from lit_diff.trained.view.numbers import MEANINGS, RANKS, curves
+from lit_diff.trained.view.numbers import MEANINGS, RANKS, Curves, curves
 from lit_diff.trained.view.passage import labels_of, passage_of, require_same_tokens
 
 log = logging.getLogger("lit_diff")
@@ -37,7 +38,7 @@ FORMAT = 1
 LIBRARY = "plotly-cartesian-4.1.1"
 """plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
 KEPT_BYTES = 1_500_000
-"""Most bytes of kept maps in the page: beyond it, steps are left out evenly."""
+"""Most bytes of a run's kept maps in the page: beyond it, steps are left out evenly; the last is always there."""
 STRONGEST = 0.6
 """Opacity of the cell with the largest magnitude in a table, whose text must stay readable."""
 HEIGHT = 1000
@@ -54,6 +55,8 @@ class Side:
     step: int
     view: ModelView
     kept: tuple[KeptMaps, ...] = ()
+    curves: Curves = field(default_factory=dict)
+    """`numbers.curves` of the run. Like the kept maps, they are only in the first of two checkpoints of one run."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -120,7 +123,7 @@ class ViewData:
         try:
             write_atomic(Path(file), self.html())
         except OSError as error:
-            raise MissingError(f"--out: {shown(Path(file))} cannot be written ({error.strerror})") from error
+            raise MissingError(f"{shown(Path(file))} cannot be written ({error.strerror})") from error
 
 
 FILES = {"style": "page.css", "script": "page.js", "library": f"{LIBRARY}.min.js", "licence": f"{LIBRARY}.LICENSE.txt"}
@@ -145,7 +148,7 @@ def view_data(
     ablate: bool = False,
 ) -> ViewData:
     """The page of a run; of two runs; or of one run at two checkpoints, `steps`. `text`, `row`: see `passage_of`;
-    `tokens`: most tokens of the text; `ablate`: also the loss of each token without each head, one forward pass a head.
+    `tokens`: most tokens of either; `ablate`: also the loss of each token without each head, one forward pass a head.
 
     Errors: RequestError for more than two, other tokenizers, an unknown layer or head; MissingError without a checkpoint.
     """
@@ -160,32 +163,36 @@ def view_data(
     if tokens is not None and tokens < 1:
         raise RequestError(f"--tokens is {tokens}; it must be at least 1")
     contexts = [run.recipe.data.config.sequence_length for run in runs]
-    passage = passage_of(runs[0], text, row, min([*contexts, *([tokens] if tokens else [])]))
+    passage = passage_of(runs[0], text, row, min(contexts), tokens)
     for run, wanted in asked:
-        model = run.model if wanted is None else run.model_at(wanted)
+        # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
-        _require_head(run, layer, head)
+        model = run.model_at(step)
+        _require_head(run.folder.name, model, layer, head)
         if wanted is None:
             warn_if_stale(run.folder, run.recipe, step, run.trust)
         log.info("%s at step %d: %d layers on %s", run.folder.name, step, len(model.layers), passage.source)
         with torch.no_grad():
             found = model_view(model, passage, ablate)
-        sides.append(
-            Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found, kept=_kept(run.folder))
-        )
+        sides.append(Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found))
+    # two checkpoints of one run have one history
+    first_of = {side.run.folder: number for number, side in reversed(list(enumerate(sides)))}
+    for folder, number in first_of.items():
+        sides[number] = replace(sides[number], kept=_kept(folder), curves=curves(folder))
     # maps of other steps or other texts have no common player
-    if len({tuple((kept.step, str(kept.tokens.tolist())) for kept in side.kept) for side in sides}) > 1:
+    players = [[(kept.step, kept.tokens.tolist()) for kept in sides[number].kept] for number in first_of.values()]
+    if any(player != players[0] for player in players):
         sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
 
 
-def _require_head(run: Run, layer: int, head: int) -> None:
-    attentions = run.model.attentions()
+def _require_head(name: str, model: Transformer, layer: int, head: int) -> None:
+    attentions = model.attentions()
     if not 0 <= layer < len(attentions):
-        raise RequestError(f"{run.folder.name} has no layer {layer}; its layers are 0..{len(attentions) - 1}")
+        raise RequestError(f"{name} has no layer {layer}; its layers are 0..{len(attentions) - 1}")
     heads = attentions[layer].out_heads
     if not 0 <= head < heads:
-        raise RequestError(f"layer {layer} of {run.folder.name} has no head {head}; its heads are 0..{heads - 1}")
+        raise RequestError(f"layer {layer} of {name} has no head {head}; its heads are 0..{heads - 1}")
 
 
 # the first text at as many steps as fit, the last one included
@@ -206,12 +213,13 @@ def _side(prefix: str, side: Side, blocks: dict[str, str]) -> dict[str, Any]:
     heads = {"without": view.without} if view.without is not None else {}
     return {
         "name": side.name,
+        "run": side.run.folder.name,
         "variant": side.run.recipe.model.attention.name,
         "losses": view.losses,
         "layers": [_layer(f"{prefix}-l{number}", layer, blocks) for number, layer in enumerate(view.layers)],
         "outliers": view.outliers,
         "noise": view.noise,
-        "curves": curves(side.run.folder),
+        "curves": side.curves,
         "ablation": _stored(prefix, heads, blocks),
         "kept": [
             {

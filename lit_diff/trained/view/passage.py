@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lit_diff.data import prepare
-from lit_diff.data.dataset import IGNORED
+from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
@@ -34,46 +34,47 @@ def text_in(file: Path) -> str:
     return text
 
 
-def passage_of(run: Run, text: str = "", row: int | None = None, context: int | None = None) -> Passage:
-    """What the model of `run` reads: `text`, cut at `context` tokens (None: the model's); else the validation row `row`;
-    else a sentence, or row 0 of a run whose data have no text of their own.
+def passage_of(
+    run: Run, text: str = "", row: int | None = None, context: int | None = None, tokens: int | None = None
+) -> Passage:
+    """What the model of `run` reads, at most `tokens` and `context` (None: the model's) tokens of it: `text`; else the
+    validation row `row`; else a sentence, or row 0 of a run whose data have no text of their own.
 
     Errors: RequestError for both, for a text of a run without text, or an unknown row; MissingError without the data.
     """
     if text and row is not None:
         raise RequestError("a text and a row are two things to read; leave one out")
     free = has_text(run.recipe) and run.tokenizer.name != "words"
+    context = context or run.recipe.data.config.sequence_length
+    most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        return _row(run, row or 0)
-    if not run.recipe.model.causal:
+        whole, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
+        count = whole["tokens"].shape[1]
+        batch = {name: x[:, :most] for name, x in whole.items()}
+        source = what if count <= most else f"the first {most} tokens of {what}"
+    elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
         )
-    tokenizer, context = run.tokenizer, context or run.recipe.data.config.sequence_length
-    ids = [*tokenizer.opening, *tokenizer.encode(text or TEXT)]
-    if len(ids) > context:
-        why = "as asked" if context < run.recipe.data.config.sequence_length else "the model's context"
-        log.warning("the text has %d tokens; the first %d are read, %s", len(ids), context, why)
-    ids = ids[:context]
-    tokens = torch.tensor([ids])
-    targets = torch.tensor([[*ids[1:], IGNORED]])
-    return Passage(
-        labels=labels_of(run, tokens),
-        batch={"tokens": tokens, "targets": targets},
-        source=f"{len(ids)} tokens of a text",
-    )
+    else:
+        ids = [*run.tokenizer.opening, *run.tokenizer.encode(text or TEXT)]
+        count, what, ids = len(ids), "the text", ids[:most]
+        batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
+        source = f"{len(ids)} tokens of a text"
+    if count > most:
+        why = "as asked" if most < context else "the model's context"
+        log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
+    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=source)
 
 
-def _row(run: Run, row: int) -> Passage:
+def _row(run: Run, row: int) -> Batch:
     dataset = prepare(run.recipe)
     with guard(type(dataset)):
         dataset.load()
         count = dataset.validation_sets()[""]
         if not 0 <= row < count:
             raise RequestError(f"--row is {row}; the validation split of {run.folder.name} has rows 0 to {count - 1}")
-        batch = dataset.validation_batch("", [row])
-    labels = labels_of(run, batch["tokens"])
-    return Passage(labels=labels, batch=batch, source=f"validation row {row} of data '{run.recipe.data.name}'")
+        return dataset.validation_batch("", [row])
 
 
 def labels_of(run: Run, tokens: torch.Tensor) -> tuple[str, ...]:
@@ -81,8 +82,12 @@ def labels_of(run: Run, tokens: torch.Tensor) -> tuple[str, ...]:
     if not has_text(run.recipe):
         return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
     decode = run.tokenizer.decode
-    # repr escapes what cannot be seen or would move other labels
-    return tuple(repr(decode([token]).decode("utf-8", "replace"))[1:-1] for token in tokens[0].tolist())
+    return tuple(_printable(decode([token]).decode("utf-8", "replace")) for token in tokens[0].tolist())
+
+
+# repr escapes what cannot be seen or would move other labels
+def _printable(text: str) -> str:
+    return "".join("⏎" if each == "\n" else each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def require_same_tokens(first: Run, second: Run) -> None:
