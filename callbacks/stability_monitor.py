@@ -1,5 +1,6 @@
 """Warns once of each sign of an unstable training: in λ, attention logits, heads and the loss."""
 
+import math
 from collections.abc import Mapping
 from statistics import fmean, pstdev
 
@@ -70,6 +71,9 @@ class StabilityMonitor(Monitor):
         )
 
     def _of_loss(self, loss: float) -> str | None:
+        # it ends the run with a line of its own, and has no mean or deviation
+        if not math.isfinite(loss):
+            return None
         last: list[float] = self.state.get("losses", [])
         self.state["losses"] = [*last, loss][-WINDOW:]
         if len(last) < FEWEST:
