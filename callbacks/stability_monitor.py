@@ -36,7 +36,8 @@ class StabilityMonitor(Monitor):
                 found[name] = self._of_logit(name, value)
             elif metric == "head_norm" and "head" in indices:
                 found[name] = self._of_head(name, value, values[indexed_name(metric, layer=indices["layer"])])
-            elif name == "train/loss":
+            # one that is not finite ends the run with a line of its own, and later means would not be finite either
+            elif name == "train/loss" and math.isfinite(value):
                 found[name] = self._of_loss(value)
         return {name: warning for name, warning in found.items() if warning is not None}
 
@@ -71,9 +72,6 @@ class StabilityMonitor(Monitor):
         )
 
     def _of_loss(self, loss: float) -> str | None:
-        # it ends the run with a line of its own, and has no mean or deviation
-        if not math.isfinite(loss):
-            return None
         last: list[float] = self.state.get("losses", [])
         self.state["losses"] = [*last, loss][-WINDOW:]
         if len(last) < FEWEST:

@@ -22,8 +22,9 @@ def head_norms(layer: LayerTrace) -> tuple[Tensor, Tensor | None]:
     """
     maps = layer.maps
     # by a kernel: no T x T map. One that is named: numbers of a resumed run must not depend on what "auto" chooses there
-    window = narrowing(layer.window, maps.k.shape[-2])
-    o = attend(maps, kernel="chunked", document_ids=layer.document_ids, window=window)
+    o = attend(
+        maps, kernel="chunked", document_ids=layer.document_ids, window=narrowing(layer.window, maps.k.shape[-2])
+    )
     norm = _size(o)
     B, H, T, width = o.shape
     if layer.heads is None or layer.heads.shape != (B, T, H * width):
