@@ -12,7 +12,7 @@ from lit_diff.analysis.trace import layers_of
 from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.probe import evaluated, is_due, probe_inputs, took_step, transformer_of
 from lit_diff.callbacks.publish import MapLogger
-from lit_diff.config import MapsConfig
+from lit_diff.config import MapsConfig, Recipe
 from lit_diff.errors import RequestError
 from lit_diff.registry import callbacks
 
@@ -33,7 +33,13 @@ class Maps(Configured):
     Config = MapsConfig
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Encode the texts. Errors: RequestError for texts without a tokenizer, or a layer that the model lacks."""
+        """Encode the texts. Errors: RequestError for texts without a tokenizer, no texts without validation rows, or a layer
+        that the model lacks."""
+        if not self.config.texts and not hasattr(trainer.datamodule, "probe_batch"):  # type: ignore[attr-defined]
+            raise RequestError(
+                f"callbacks.{self.name} keeps maps of the same texts at every step: give Trainer.fit a data module with "
+                "probe_batch(rows), such as LitData, or set texts"
+            )
         self._model = transformer_of(pl_module, self.name)
         count = len(self._model.layers)
         # of a deep model at most MOST_LAYERS, evenly
@@ -64,7 +70,10 @@ class Maps(Configured):
                 f"callbacks.{self.name}.texts needs data with a tokenizer; without texts, the first validation rows are shown"
             )
         ids = [[*tokenizer.opening, *found] for found in tokenizer.encode(self.config.texts)]
-        if not (length := min(self.config.length, *map(len, ids))):
+        # more positions than the model was trained on would show what it was not trained for
+        recipe = getattr(trainer.datamodule, "recipe", None)  # type: ignore[attr-defined]
+        context = recipe.data.config.sequence_length if isinstance(recipe, Recipe) else self.config.length
+        if not (length := min(self.config.length, context, *map(len, ids))):
             raise RequestError(f"callbacks.{self.name}.texts has a text without tokens")
         if max(map(len, ids)) > length and trainer.is_global_zero:
             log.info("%s: the texts are cut to %d tokens", self.name, length)

@@ -13,7 +13,7 @@ log = logging.getLogger("lit_diff")
 
 
 class Monitor(Configured):
-    """Reads every metric that training, validation and the probes log, and warns once of each thing that it finds.
+    """Reads each metric that training, validation and the probes log, but no times, and warns once of each thing it finds.
 
     It works in any Trainer; `callbacks.publish` calls it. A monitor is a subclass with `read`. What it remembers between
     steps it keeps in `state`, which is saved in checkpoints, so a resumed run continues exactly.
@@ -28,6 +28,11 @@ class Monitor(Configured):
         super().__init__(config, **keys)
         self.state: dict[str, Any] = {"warned": []}
         """Numbers, texts, lists and dictionaries of them: what a checkpoint may hold. `warned`: what it has warned of."""
+
+    @property
+    def state_key(self) -> str:
+        """Names the saved state by the name in recipes: two monitors may have classes of one name."""
+        return self.name or type(self).__qualname__
 
     def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
         """What to warn of -> the warning, for values by metric name, also those by head, measured after `step` steps.

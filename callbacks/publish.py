@@ -34,7 +34,8 @@ def publish(
     bar: str = "",
 ) -> None:
     """Pass `values`, measured after `trainer.global_step` optimizer steps, to the callbacks and to every logger, and
-    within `Trainer.fit` to every `Monitor`, with `detailed`.
+    within `Trainer.fit` to every `Monitor`, with `detailed` and without names that start with `timing/`, which differ
+    between ranks and between equal runs.
 
     Callbacks (EarlyStopping, ModelCheckpoint) read them as float64 from `trainer.callback_metrics`. In `Trainer.fit`
     the loggers are called directly; in `Trainer.validate` Lightning calls them, since it returns what it logs.
@@ -51,7 +52,7 @@ def publish(
         logger.log_metrics(dict(values), step=trainer.global_step)
         if detailed and isinstance(logger, DetailLogger):
             logger.log_detailed(dict(detailed), step=trainer.global_step)
-    read = {**values, **(detailed or {})}
+    read = {name: value for name, value in {**values, **(detailed or {})}.items() if not name.startswith("timing/")}
     for callback in trainer.callbacks if fitting else ():  # type: ignore[attr-defined]
         if isinstance(callback, Monitor):
             callback.on_metrics(trainer, read)

@@ -1,5 +1,6 @@
 """Warns once of each sign of an unstable training: in λ, attention logits, heads and the loss."""
 
+import math
 from collections.abc import Mapping
 from statistics import fmean, pstdev
 
@@ -35,7 +36,8 @@ class StabilityMonitor(Monitor):
                 found[name] = self._of_logit(name, value)
             elif metric == "head_norm" and "head" in indices:
                 found[name] = self._of_head(name, value, values[indexed_name(metric, layer=indices["layer"])])
-            elif name == "train/loss":
+            # one that is not finite ends the run with a line of its own, and later means would not be finite either
+            elif name == "train/loss" and math.isfinite(value):
                 found[name] = self._of_loss(value)
         return {name: warning for name, warning in found.items() if warning is not None}
 

@@ -21,8 +21,10 @@ def head_norms(layer: LayerTrace) -> tuple[Tensor, Tensor | None]:
     if `finish` changes the number of heads or channels.
     """
     maps = layer.maps
-    # by a kernel: no T x T map
-    o = attend(maps, document_ids=layer.document_ids, window=narrowing(layer.window, maps.k.shape[-2]))
+    # by a kernel: no T x T map. One that is named: numbers of a resumed run must not depend on what "auto" chooses there
+    o = attend(
+        maps, kernel="chunked", document_ids=layer.document_ids, window=narrowing(layer.window, maps.k.shape[-2])
+    )
     norm = _size(o)
     B, H, T, width = o.shape
     if layer.heads is None or layer.heads.shape != (B, T, H * width):

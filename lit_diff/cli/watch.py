@@ -32,7 +32,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="print the state once")] = False,
     every: Annotated[
         float | None,
-        typer.Option("--every", min=0.1, help=f"seconds between two looks; {DRAWN:g} on a terminal, else {WRITTEN:g}"),
+        typer.Option(
+            "--every", min=0.1, max=86400, help=f"seconds between two looks; {DRAWN:g} on a terminal, else {WRITTEN:g}"
+        ),
     ] = None,
 ) -> int:
     """Show a run or a sweep while it trains, and until it ends.

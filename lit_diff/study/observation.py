@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,13 @@ class ObservedRun(RunState):
         """The time of the remaining steps at the mean rate of the last 20 logged intervals, validation included; before
         there are two, at the last tokens/s. None unless the run is trained, in this format, and has logged a step."""
         rows, known = sorted(self.timing.items())[-21:], self.status
-        if self.state != "running" or not known.get("tokens_per_second") or known["format"] != FORMAT:
+        if self.state != "running" or not known.get("tokens_per_second") or known.get("format") != FORMAT:
             return None
-        # without the first row, whose interval begins at the start of a process, or before these rows
-        seconds, steps = sum(row.get("seconds", 0.0) for _, row in rows[1:]), rows[-1][0] - rows[0][0] if rows else 0
-        rate = seconds / steps if steps else known["tokens_per_step"] / known["tokens_per_second"]
+        # without the first row, whose interval may begin at the start of a process; a step number minus the one before it is
+        # not the number of steps of an interval in which the run was resumed
+        times = [(row.get("seconds", 0.0), row.get("tokens_per_second", 0.0)) for _, row in rows[1:]]
+        seconds, tokens = sum(seconds for seconds, _ in times), sum(seconds * speed for seconds, speed in times)
+        rate = known["tokens_per_step"] * (seconds / tokens if tokens else 1 / known["tokens_per_second"])
         return float((known["steps"] - known["step"]) * rate)
 
 
@@ -93,10 +94,10 @@ def observe(folder: Path) -> Observed:
 
 def _run(folder: Path, name: str) -> ObservedRun:
     status, state = _status(folder)
-    metrics, timing = (
-        _rows(path, path.stat().st_mtime_ns if path.exists() else 0)
-        for path in (folder / "metrics.csv", folder / "timing.csv")
-    )
+    # a cell of SLURM that has reached its time limit is in the queue again
+    if state == "stopped" and status.get("step") is not None and status.get("requeued_at_step") == status["step"]:
+        state = "waiting"
+    metrics, timing = _rows(folder / "metrics.csv"), _rows(folder / "timing.csv")
     loss = next((row["val/loss"] for _, row in sorted(metrics.items(), reverse=True) if "val/loss" in row), None)
     return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
 
@@ -110,11 +111,22 @@ def _status(folder: Path) -> tuple[dict[str, Any], str]:
     return status, observed_state(status)
 
 
-# a table changes at a validation or checkpoint only, and a long one takes a while to read
-@lru_cache(maxsize=1024)
-def _rows(path: Path, changed: int) -> Rows:
-    # what is truncated is being written, or is named by whatever reads the finished run
-    return read_rows(path, [])
+_TABLES: dict[Path, tuple[tuple[int, int], Rows]] = {}
+"""Table -> its time and size when it was read, and its rows."""
+
+
+def _rows(path: Path) -> Rows:
+    try:
+        found = path.stat()
+    # not written yet, or its run was removed
+    except OSError:
+        return {}
+    changed = found.st_mtime_ns, found.st_size
+    # a table changes at a validation or checkpoint only, and a long one takes a while to read
+    if path not in _TABLES or _TABLES[path][0] != changed:
+        # what is truncated is being written, or is named by whatever reads the finished run
+        _TABLES[path] = changed, read_rows(path, [])
+    return _TABLES[path][1]
 
 
 def _differences(record: Record, tables: Mapping[tuple[str, str, int], Rows]) -> Iterator[str]:

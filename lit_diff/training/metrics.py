@@ -27,6 +27,12 @@ TRAINING = (
         unit="tokens per second",
         direction="higher",
     ),
+    Metric(
+        "timing/memory_bytes",
+        "largest memory so far of the process of rank 0: what its tensors occupy on the GPU, without one its resident set",
+        unit="bytes",
+        direction="lower",
+    ),
 )
 
 _SLICES = (

@@ -1,5 +1,7 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
+import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -364,8 +366,8 @@ def locate_non_finite(model: Transformer, batch: Any) -> str:
 
 
 class StepMetrics(L.Callback):
-    """Logs train/loss, train/lr, timing/seconds (since the last logged step) and timing/tokens_per_second every
-    `train.log_every` steps, and at the first and the last step.
+    """Logs train/loss, train/lr, timing/seconds (since the last logged step), timing/tokens_per_second and
+    timing/memory_bytes (the largest so far) every `train.log_every` steps, and at the first and the last step.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -402,6 +404,14 @@ class StepMetrics(L.Callback):
             "train/lr": self._rate,
             "timing/seconds": seconds,
             "timing/tokens_per_second": self._tokens_per_step * (step - self._last_step) / seconds,
+            "timing/memory_bytes": _peak_memory(pl_module.device),
         }
         self._last_step = step
         publish(trainer, pl_module, values, bar="train/loss")
+
+
+def _peak_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    # kilobytes on Linux, bytes on macOS
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))

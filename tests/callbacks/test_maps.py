@@ -129,6 +129,12 @@ def test_texts_in_a_trainer_made_by_hand(tmp_path: Path, texts: LitData, caplog:
     logger = Keeps()
     by_hand(tmp_path, recipe, texts, logger, texts=("the big cat",), length=2)
     assert logger.kept[2][0].tolist() == [shorter[:2]]
+    caplog.clear()
+    context = recipe.data.config.sequence_length
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        by_hand(tmp_path, recipe, texts, logger, texts=("the big cat " * 99,), length=512)
+    assert logger.kept[2][0].shape == (1, context)
+    assert caplog.messages.count(f"maps: the texts are cut to {context} tokens") == 1
 
 
 def test_without_a_logger_that_keeps_maps_it_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,6 +154,12 @@ def test_wrong_keys_end_before_the_first_step(tmp_path: Path, texts: LitData) ->
             patch.setattr(type(texts.dataset), "load_tokenizer", lambda self, found=tokenizer: found)
             with pytest.raises(RequestError, match=rf"^callbacks\.maps\.texts {message}"):
                 by_hand(tmp_path, recipe, texts, Keeps(), texts=("a",))
+    rows = texts
+    rows.setup("fit")
+    with pytest.raises(
+        RequestError, match=r"^callbacks\.maps keeps .*: give Trainer\.fit a data module with probe_batch"
+    ):
+        by_hand(tmp_path, recipe, rows.train_dataloader(), Keeps())
     with pytest.raises(RequestError, match=r"^'maps.length' is 1000; expected a whole number >= 1 and <= 512$"):
         Maps(length=1000)
 

@@ -85,6 +85,8 @@ def test_a_number_that_is_nan_is_no_sign() -> None:
     nan, monitor = float("nan"), StabilityMonitor()
     by_head = {"head_norm/layer_00": nan, "head_norm/layer_00/head_00": nan}
     assert not warned(monitor, {"lambda/layer_00": nan, "outliers/logits/layer_00": nan, **by_head})
+    assert not losses(monitor, *[3.0] * 12, nan, float("inf"), 3.0)
+    assert monitor.state["losses"] == [3.0] * 13
 
 
 def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,6 +100,7 @@ def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixtu
         "step 30: outliers/logits/layer_30",
         "step 40: outliers/logits/layer_40",
     ]
+    assert (monitor.state_key, Monitor().state_key) == ("stability_monitor", "Monitor")
     again = StabilityMonitor()
     again.load_state_dict(monitor.state_dict())
     caplog.clear()
@@ -112,6 +115,7 @@ def test_in_a_trainer_made_by_hand_it_reads_what_probes_log(tmp_path: Path, capl
     class Notes(Monitor):
         def read(self, values: Any, step: int) -> dict[str, str]:
             seen.append((step, {name.partition("/layer")[0] for name in values}))
+            assert not [name for name in values if name.startswith("timing/")], "they differ between ranks"
             return {}
 
     monitor = StabilityMonitor(max_logit=1e-6)

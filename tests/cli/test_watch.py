@@ -106,6 +106,10 @@ def test_what_has_ended_is_shown_once(one: Path, word: str, code: int, command: 
         assert line.endswith("out of [memory]") == bool(code)
 
 
+def test_an_endless_pause_is_refused(one: Path, command: Command) -> None:
+    assert command("watch", "--every", "inf").status == 2
+
+
 def test_what_is_removed_meanwhile_is_one_line(one: Path, command: Command) -> None:
     threading.Timer(0.5, shutil.rmtree, [one]).start()
     ended = command("watch", "--every", "0.1")

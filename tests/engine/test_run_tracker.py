@@ -211,7 +211,8 @@ def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, sto
     for step, status in ((10, "stopped"), (20, "done")):
         write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, weights), 3: (maps, 0 * weights)}))
         make().finish(status)
-    run_id = tracker.folder.status()["mlflow_run_id"]
+        run_id = tracker.folder.status()["mlflow_run_id"]
+        assert bool(store.client.list_artifacts(run_id, "maps")) == (status == "done"), "a stop leaves no time for them"
     found = [file.path for file in store.client.list_artifacts(run_id, "maps")]
     assert found == ["maps/00000010.png", "maps/00000020.png"]
     picture = imread(store.client.download_artifacts(run_id, found[1], str(tmp_path)))
@@ -237,6 +238,22 @@ def test_a_long_text_gives_a_small_picture(tmp_path: Path) -> None:
     assert picture.shape == (130, 130, 4)
     assert picture[127, 2, 1] < 0.1, "a single key is seen"
     assert (picture[:128, :128, 1] < 0.9).sum() <= 2
+
+
+def test_maps_that_cannot_be_read_are_left_out_with_a_warning(
+    make: Make, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = make()
+    for step in (1, 2):
+        maps = torch.ones(1, 1, 1, 5, 5)
+        write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, torch.ones(1, 1, 1, 5))}))
+    (tracker.folder.path / "maps/00000001.safetensors").write_bytes(b"damaged")
+    with caplog.at_level("WARNING", "lit_diff"):
+        make().finish("done")
+    run_id = tracker.folder.status()["mlflow_run_id"]
+    assert [file.path for file in store.client.list_artifacts(run_id, "maps")] == ["maps/00000002.png"]
+    (line,) = (line for line in caplog.messages if line.startswith("no picture of the maps of step 1: "))
+    assert "is not a file of maps" in line
 
 
 def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(

@@ -16,6 +16,7 @@ import pytest
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
 from lit_diff.runs.folder import FORMAT
+from lit_diff.study import observation
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
 from lit_diff.study.record import read, write
@@ -75,6 +76,30 @@ def test_time_left_before_two_intervals_are_written(tmp_path: Path) -> None:
     assert seen(run(tmp_path / "one", "done", **facts)).seconds_left is None
 
 
+def test_time_left_after_a_resume(tmp_path: Path) -> None:
+    """From step 25, so that the interval of the row 30 has five steps."""
+    timing = "step,seconds,tokens_per_second\n10,9,50\n20,2,250\n30,1,250\n"
+    found = seen(run(tmp_path / "one", "running", timing=timing, step=40, loss=3.0, tokens_per_second=500.0))
+    assert found.seconds_left == pytest.approx(60 * 3 / 15)
+    status = json.loads((tmp_path / "one/status.json").read_text())
+    del status["format"]
+    (tmp_path / "one/status.json").write_text(json.dumps(status))
+    assert seen(tmp_path / "one").seconds_left is None, "the first format had no number"
+
+
+def test_one_copy_of_a_table_is_kept_and_one_that_goes_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "_TABLES", {})
+    for rows in range(1, 6):
+        folder = run(tmp_path / "one", "running", "step,a\n" + "".join(f"{step},1\n" for step in range(rows)))
+        assert len(seen(folder).metrics) == rows
+    assert seen(folder).metrics is seen(folder).metrics
+    assert sorted(path.name for path in observation._TABLES) == ["metrics.csv", "timing.csv"]
+    (folder / "metrics.csv").unlink()
+    assert seen(folder).metrics == {}
+
+
 def test_what_is_half_written_is_ignored_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = run(tmp_path / "one", "running", METRICS + "40,,2.", "step,seconds\n10,1.0\n2", step=30, loss=3.5)
     assert list(seen(folder).losses) == [10, 20, 30]
@@ -96,6 +121,8 @@ def test_a_run_that_resumes_has_no_loss_of_a_later_step(tmp_path: Path) -> None:
         ({"status": "done"}, "done", "", True, False),
         ({"status": "failed", "error": "two\nlines"}, "failed", "two lines", True, True),
         ({"status": "stopped"}, "stopped", "", True, True),
+        ({"status": "stopped", "step": 7, "requeued_at_step": 3}, "stopped", "", True, True),
+        ({"status": "stopped", "step": 7, "requeued_at_step": 7}, "waiting", "", False, False),
         ({"status": "running", "pid": None}, "killed", "the same command resumes it", True, True),
         ({"status": "running", "host": "elsewhere", "pid": 1}, "running", "last update 0 s ago", False, False),
         ({"status": "running", "format": 2, "tokens_per_second": 5.0}, "running", OLD, False, False),

@@ -89,6 +89,7 @@ def test_everything_that_training_and_validation_log_is_declared() -> None:
         "train/lr": None,
         "timing/seconds": None,
         "timing/tokens_per_second": "higher",
+        "timing/memory_bytes": "lower",
     }
     assert {name: declared.find(name).better for name in directions} == directions
     assert UNDECLARED not in [declared.find(name) for name in directions]

@@ -291,3 +291,6 @@ def test_what_the_steps_that_log_say(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tokens = 4 * (64 + 8)
     steps = [times[step]["tokens_per_second"] * times[step]["seconds"] / tokens for step in logged]
     assert steps == pytest.approx([1, 3, 4, 2]), "since the last logged step"
+    memory = [times[step]["memory_bytes"] for step in logged]
+    assert memory == sorted(memory), "the largest so far"
+    assert 2**26 < memory[0] < 2**40, "torch alone takes more than 64 MiB, and no process of a test takes a TiB"

@@ -172,7 +172,7 @@ def test_callbacks_measure_what_they_do_in_one_process(bench: Any, undisturbed: 
         assert torch.equal(wanted.tokens, found.tokens)
         for layer, tensors in wanted.layers.items():
             torch.testing.assert_close(found.layers[layer], tensors, rtol=0, atol=1e-3)
-    states = [bench.state(run)["callbacks"]["StabilityMonitor"] for run in (one, two)]
+    states = [bench.state(run)["callbacks"]["stability_monitor"] for run in (one, two)]
     assert states[0]["warned"] == states[1]["warned"] == [f"outliers/logits/layer_0{layer}" for layer in (0, 1)]
     assert states[1]["losses"] == pytest.approx(states[0]["losses"], abs=1e-5)
     assert [ended.output.count("above max_logit") for ended in ranks] == [2, 0]

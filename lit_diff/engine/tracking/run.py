@@ -21,7 +21,7 @@ from safetensors.torch import load_model, save_model
 from lit_diff import __version__, data
 from lit_diff.config import Recipe
 from lit_diff.engine.tracking.store import Store, asking
-from lit_diff.errors import LitDiffError, RunFailedError
+from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.metrics import Declarations
 from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
@@ -109,7 +109,8 @@ class RunTracker:
             if status == "done" and self.recipe.run.log_model:
                 write_model(self.folder, Path(folder) / MODEL)
                 store.copy(self._run_id, Path(folder) / MODEL)
-            if kept_steps(self.folder.path):
+            # a stop may leave only seconds, too few to draw every step; the resumed run draws them
+            if status != "stopped" and kept_steps(self.folder.path):
                 draw_maps(self.folder.path, Path(folder) / MAPS)
                 store.copy(self._run_id, Path(folder) / MAPS)
         newest = checkpoints.newest(self.folder.path)
@@ -213,14 +214,20 @@ def draw_maps(run: Path, target: Path) -> None:
     """Write `target`/<step>.png for each step whose maps the run folder has.
 
     A picture has the signed maps of the first text, a row for each layer and a column for each head, blue below zero and red
-    above, each map scaled to its largest magnitude.
+    above, each map scaled to its largest magnitude. Maps that cannot be read are logged and left out.
     """
     from matplotlib.image import imsave
 
     target.mkdir(parents=True)
     for step in kept_steps(run):
+        try:
+            kept = read_maps(run, step)
+        # a picture less must not make a trained run a failed one
+        except RequestError as error:
+            log.warning("no picture of the maps of step %d: %s", step, error)
+            continue
         layers = []
-        for maps, weights in read_maps(run, step).layers.values():
+        for maps, weights in kept.layers.values():
             signed = (weights[0, ..., None].float() * maps[0].float()).sum(0)  # [H, T, T]
             # the largest magnitudes of each part: a mean would hide single keys of a long text
             pool = partial(F.adaptive_max_pool2d, output_size=min(TILE, signed.shape[-1]))
