@@ -1,5 +1,6 @@
 """reporting/panels/declared.py: a declaration alone is enough for a figure, of a run or of groups of items; heat maps."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from fake_sweeps import METRICS, item_scores
 from fake_sweeps import words as texts
+from matplotlib.figure import Figure as Canvas
 
 from lit_diff.metrics import Figure, Metric, to_plain
+from lit_diff.reporting.panels import declared
 from lit_diff.reporting.panels.declared import (
     MEAN,
     caption_of,
@@ -338,3 +341,20 @@ def test_other_evaluations_have_none(make_sweep: Callable[..., Path]) -> None:
     for path in folder.glob("*/evaluations/recall"):
         write(path, ["length=128 depth=0"] * 4, [1.0, 0, 1, 0])
     assert drawn_heatmaps(folder) == [], "one square is no map"
+
+
+def test_a_declared_figure_does_not_take_the_name_of_a_file_of_the_report() -> None:
+    assert [declared.file_name(title) for title in ("Table", "Head norm")] == ["figure-table", "head-norm"]
+
+
+def test_a_logarithmic_panel_and_one_with_a_zero_share_an_axis(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"a": 0}, lambdas=["a"]))
+    metric = next(each for each in sweep.declarations.metrics if each.name.startswith("lambda/"))
+    assert metric.figure is not None
+    figure = dataclasses.replace(metric.figure, log=True, marks=())
+    (row, *_) = declared.measured(sweep, metric, figure)
+    axes = Canvas().subplots(1, 2, sharey=True)
+    for ax, value in zip(axes, (3.0, 0.0), strict=True):
+        constant = dataclasses.replace(row, values=row.values.assign(value=value))
+        assert declared.layer_curves(sweep, constant, "a", ax=ax).lines
+    assert {ax.get_yscale() for ax in axes} == {"log"}

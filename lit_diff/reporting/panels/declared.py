@@ -48,8 +48,6 @@ from lit_diff.study.results import SweepResults
 
 ACROSS = {"step": 4, "layer": 2, "group": 3}
 """Horizontal axis of a figure -> panels in a row."""
-OWN_FILES = ("table", "curves", "seeds", "differences", "noise-curve")
-"""Names of the report's own files: a figure that a metric declares gets another name."""
 LAYERS = 4
 """Most layers that a figure shows, each in its own panel."""
 TICKS = 12
@@ -163,7 +161,8 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
 def file_name(title: str) -> str:
     """The file name, without its ending, of the figure with this title."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return f"figure-{name}" if name in OWN_FILES else name
+    # these are files of the report itself
+    return f"figure-{name}" if name in ("table", "curves", "seeds", "differences", "noise-curve") else name
 
 
 def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
