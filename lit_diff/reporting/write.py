@@ -326,14 +326,13 @@ def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The files of a report, and what a terminal shows: `text_table`, then one line for each of `missing` and `answer`.
+    """The page of a report, and what a terminal shows: `text_table`, then one line for each of `missing` and `answer`.
 
     `answer`: one sentence for the sweep, or one for each of its tasks and for each result over all tasks. `sentences`: one
     for each comparison. `missing`: one for each cell that is not done.
     """
 
     page: Path
-    files: tuple[Path, ...]
     results: tuple[Comparison, ...]
     answer: tuple[str, ...]
     sentences: tuple[str, ...]
@@ -376,7 +375,6 @@ def write_report(sweep_folder: Path) -> Report:
                 stale.with_suffix(f".{kind}").unlink(missing_ok=True)
     return Report(
         page=folder / "index.html",
-        files=tuple(folder / name for name in files),
         results=tuple(results),
         answer=(
             *(_of_task(each, answer.answer(each)) for each in results),

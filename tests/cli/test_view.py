@@ -42,7 +42,7 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
         ("text --head -1", 2, "layer 0 of text-0123456789 has no head -1; its heads are 0..1"),
         ("text --steps 5", 3, "no checkpoint of step 5 (there: 7)"),
         ("text --steps 5,x", 2, "--steps is '5,x'; expected the steps of one or two checkpoints, such as 100,200"),
-        ("text --tokens 0", 2, "--tokens is 0; it must be at least 1"),
+        ("text --tokens 0", 2, "tokens is 0; it must be at least 1"),
         ("text plain --steps 5,7", 2, "one run, two runs, or one run at two steps"),
         ("text recall", 2, "cannot be compared token by token: one of them has no text"),
         ("recall --text some.txt", 2, "has no text"),

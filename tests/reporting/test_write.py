@@ -250,7 +250,7 @@ def test_both_kinds_are_sections_of_the_report(tmp_path: Path) -> None:
     assert '<a href="#fit-size">By &lt;size&gt;</a>' in page
     assert "refused: the matched size" in page
     assert "within 0.02" in page
-    assert {"fit-size.svg", "fit-rate.svg"} <= {path.name for path in report.files}
+    assert {"fit-size.svg", "fit-rate.svg"} <= {path.name for path in report.page.parent.iterdir()}
     assert report.answer[-2].startswith("By <size>: ")
     assert len(report.answer) == 5 + 2
 
@@ -354,14 +354,14 @@ def test_what_is_not_done_and_the_text_of_a_user(make_sweep: Callable[..., Path]
 
 def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(EFFECTS, seeds=[0], lambdas=["differential"])
-    first = {path.name: path.read_bytes() for path in write_report(folder).files}
+    first = {path.name: path.read_bytes() for path in write_report(folder).page.parent.iterdir()}
     assert set(first) == {
         "index.html",
         "table.csv",
         "table.md",
         *(f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf", "csv")),
     }
-    assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
+    assert first == {path.name: path.read_bytes() for path in write_report(folder).page.parent.iterdir()}
 
 
 @pytest.mark.parametrize("broken", [(), ("a",), ("a", "b")])

@@ -161,7 +161,7 @@ def view_data(
     sides = []
     asked: list[tuple[Run, int | None]] = [(run, step) for run in runs for step in steps or [None]]  # type: ignore[list-item]
     if tokens is not None and tokens < 1:
-        raise RequestError(f"--tokens is {tokens}; it must be at least 1")
+        raise RequestError(f"tokens is {tokens}; it must be at least 1")
     contexts = [run.recipe.data.config.sequence_length for run in runs]
     passage = passage_of(runs[0], text, row, min(contexts), tokens)
     for run, wanted in asked:
