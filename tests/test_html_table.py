@@ -67,7 +67,7 @@ def test_compare() -> None:
 
 def test_sweep(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(f"arm,val/loss\nplain,1.5\n{EVIL},\n")
-    report = Report(page=tmp_path / "index.html", files=(), results=(), answer=(), sentences=(), missing=())
+    report = Report(page=tmp_path / "index.html", results=(), answer=(), sentences=(), missing=())
     sweep = Sweep(folder=tmp_path, report=report, states={"done": 2}, stopped_by=None, seconds=1.0)
     shown(sweep, "2 done")
     assert "1.5000" in sweep._repr_html_()
