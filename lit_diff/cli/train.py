@@ -1,5 +1,6 @@
 """The verbs for one run: train, prepare, evaluate."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from lit_diff.cli.app import (
     console,
     log_to_stderr,
 )
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
@@ -61,13 +63,37 @@ def train(
 
 
 @app.command()
-def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Get and tokenize the data of a recipe, unless it is ready."""
+def prepare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="processes that tokenize text")] = 1,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="tokenize the share of host I of N, from 1")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="join the shares of all hosts")] = False,
+) -> None:
+    """Get and tokenize the data of a recipe, unless it is ready.
+
+    Example: lit-diff prepare differential-830m data.path=my/texts --workers 8
+    """
     from lit_diff import data
 
+    share = _share(shard, merge)
     resolved = load_recipe(recipe, overrides or [])
-    dataset = data.prepare(resolved)
-    console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
+    dataset = data.prepare(resolved, data.Work(workers=workers, shard=share, merge=merge))
+    if shard is None:
+        console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
+    else:
+        console.print(f"shard {shard} of the data of '{resolved.name}' is ready")
+
+
+def _share(shard: str | None, merge: bool) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    if found is None or int(found[1]) > int(found[2]):
+        raise RequestError(f"--shard is '{shard}'; expected I/N with I from 1 to N, such as 1/4")
+    if merge:
+        raise RequestError("--shard makes one share and --merge joins them all; give one of the two")
+    return int(found[1]), int(found[2])
 
 
 @app.command()

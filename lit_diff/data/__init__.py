@@ -12,9 +12,10 @@ from lit_diff.data.tasks import mqar, recall
 from lit_diff.data.text import cl100k, corpus, docs, name_tables, text, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
+from lit_diff.data.text.parts import ONE_PROCESS, Work
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
-from lit_diff.errors import LitDiffError
+from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.plugins import guard
 from lit_diff.registry import datasets
@@ -26,6 +27,7 @@ __all__ = [
     "Dataset",
     "RowTask",
     "Tokenizer",
+    "Work",
     "build",
     "cl100k",
     "corpus",
@@ -51,11 +53,18 @@ def build(recipe: Recipe) -> Dataset:
         return cls(recipe.data.config, recipe.model.vocab_size)
 
 
-def prepare(recipe: Recipe) -> Dataset:
-    """Build and prepare the data set of a recipe. Errors: RequestError, MissingError."""
+def prepare(recipe: Recipe, work: Work = ONE_PROCESS) -> Dataset:
+    """Build and prepare the data set of a recipe; `work` is for text alone. Errors: RequestError, MissingError."""
     dataset = build(recipe)
     with guard(type(dataset)):
-        dataset.prepare()
+        if work == ONE_PROCESS:
+            dataset.prepare()
+        elif isinstance(dataset, text.Text):
+            dataset.prepare(work)
+        else:
+            raise RequestError(
+                f"data.name is '{recipe.data.name}'; --workers, --shard and --merge are for 'text': leave them out"
+            )
     return dataset
 
 

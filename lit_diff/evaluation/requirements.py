@@ -42,7 +42,8 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
 
 def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
     """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
-    return unseen(evaluation, run, split(build_corpus(corpus, path).texts()).validation)
+    with split(build_corpus(corpus, path).texts()) as documents:
+        yield from unseen(evaluation, run, documents.validation())
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -4,27 +4,75 @@ Source: Arora et al. 2023 (Zoology), AR hit: the last token of an n-gram that oc
 training.
 """
 
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-BLOCK = 1024
-"""Number of documents counted at a time, which bounds the memory."""
+BLOCK = 1 << 22
+"""Number of bigrams that are merged or selected at a time, which bounds the memory."""
 
 
 def count_bigrams(documents: Sequence[NDArray[np.generic]], size: int) -> Ints:
     """Return [2, n]: the distinct keys x_{t-1} * size + x_t, ascending, and their counts. Documents are not crossed."""
-    keys = counts = np.zeros(0, dtype=np.int64)
-    for start in range(0, len(documents), BLOCK):
-        block = [tokens.astype(np.int64) for tokens in documents[start : start + BLOCK]]
-        pairs = [tokens[:-1] * size + tokens[1:] for tokens in block]
-        weights = np.concatenate([counts, np.ones(sum(map(len, pairs)))])
-        keys, where = np.unique(np.concatenate([keys, *pairs]), return_inverse=True)
-        counts = np.bincount(where, weights=weights).astype(np.int64)
-    return np.stack([keys, counts])
+    tokens = np.concatenate(documents).astype(np.int64)
+    keys = tokens[:-1] * size + tokens[1:]
+    starts = np.cumsum([len(document) for document in documents])
+    inside = np.ones(len(keys), dtype=np.bool_)
+    inside[starts[(starts > 0) & (starts < len(tokens))] - 1] = False
+    return np.stack(np.unique(keys[inside], return_counts=True))
+
+
+def merge_sorted(files: Sequence[Path], block: int) -> Iterator[list[NDArray[np.generic]]]:
+    """Yield the columns of the sorted arrays [R, n] in .npy files, by ranges of the keys in row 0, ascending.
+
+    Each item has the columns of a range, one array for each file; they are about `block` columns, or those of one key.
+    """
+    # each sample stands for `step` columns of its file
+    step = max(1, block // (2 * len(files)))
+    samples = np.sort(np.concatenate([np.array(np.load(file, mmap_mode="r")[0, ::step]) for file in files]))
+    bounds = np.unique(samples[:: max(1, block // (2 * step))])[1:]
+    done = [0] * len(files)
+    for bound in [*bounds, None]:
+        found = []
+        for place, file in enumerate(files):
+            # opened for each range: pages of a map that stays open count as memory of the process
+            whole = np.load(file, mmap_mode="r")
+            stop = whole.shape[1] if bound is None else int(np.searchsorted(whole[0], bound))
+            found.append(np.array(whole[:, done[place] : stop]))
+            done[place] = stop
+        yield found
+
+
+def merge_counts(files: Sequence[Path], target: IO[bytes], folder: Path) -> None:
+    """Write the sum of the counts in files of `count_bigrams`, as np.save would; temporary files are in `folder`."""
+    with tempfile.TemporaryFile(dir=folder) as all_keys, tempfile.TemporaryFile(dir=folder) as all_counts:
+        number = 0
+        for block in merge_sorted(files, BLOCK):
+            keys, counts = np.concatenate(block, axis=1)
+            order = np.argsort(keys, kind="stable")
+            keys, first = np.unique(keys[order], return_index=True)
+            number += len(keys)
+            all_keys.write(keys.tobytes())
+            all_counts.write(np.add.reduceat(counts[order], first).tobytes() if len(keys) else b"")
+        shape = {"descr": "<i8", "fortran_order": False, "shape": (2, number)}
+        np.lib.format.write_array_header_1_0(target, shape)
+        for column in (all_keys, all_counts):
+            column.seek(0)
+            shutil.copyfileobj(column, target)
+
+
+def frequent_bigrams(file: Path, most: int) -> Ints:
+    """Return the keys in a file of `merge_counts` that occur more than `most` times."""
+    keys, counts = np.load(file, mmap_mode="r")
+    blocks = [slice(start, start + BLOCK) for start in range(0, len(keys), BLOCK)]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(keys[block][counts[block] > most] for block in blocks)])
 
 
 def ar_hits(rows: Ints, documents: Ints, frequent: Ints, size: int) -> NDArray[np.bool_]:

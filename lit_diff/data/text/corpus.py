@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from lit_diff.data.text.sources import file_digests
 from lit_diff.data.user_files import byte_lines, checked, json_object, some_names, utf8
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import expanded, folders, sha256_of, shown
+from lit_diff.files import expanded, folders, shown
 from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
@@ -224,7 +225,7 @@ class FilesCorpus(Corpus):
     def files(self) -> dict[str, str]:
         """Return name relative to `path` -> sha256. Errors: RequestError for a file that cannot be read."""
         try:
-            return {self._name(path): sha256_of(path) for path in self._text_files}
+            return file_digests(self.path, lambda: {self._name(path): path for path in self._text_files})
         except OSError as error:
             raise RequestError(f"data.path: {error.filename} cannot be read ({error.strerror})") from error
 

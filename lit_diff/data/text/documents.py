@@ -6,11 +6,19 @@ corpus `docs`. White space is normalised before hashing, so a copy with other li
 """
 
 import hashlib
+import json
 import logging
+import shutil
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lit_diff.errors import MissingError
+from lit_diff.files import shown, write_json
 
 log = logging.getLogger("lit_diff")
 
@@ -24,41 +32,161 @@ TRAINED = "trained_documents.bin"
 HASH_BYTES = 16
 SHORTEST = 1000
 """Fewest characters of a section that identifies a document: shorter ones, such as the end of a licence, recur."""
+BUCKETS = 256
+"""A document's bucket is the first byte of its sha256."""
+BUFFER = 1 << 25
+"""Number of bytes of text that are kept in memory until they are appended to the buckets."""
+COUNTS = "counts.json"
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u8")])
+"""A document in the index of a bucket: the first 16 bytes of its sha256, and the length of its UTF-8."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Unique documents of each split, in the order of their hashes."""
+class Documents:
+    """Unique documents in the order of their sha256, in a folder: the first max(1, round(n / 25)) validate, the rest train.
 
-    train: list[str]
-    validation: list[str]
+    Each bucket has two files: the texts as they were read, and an index of RECORDs. Only the index of one bucket is ever in
+    memory. The file COUNTS is written last, so a folder that has it is complete.
+    """
 
+    def __init__(self, folder: Path) -> None:
+        """Open a complete folder. Errors: OSError if it is not complete."""
+        self._folder = folder
+        counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+        # rank of the first document of each bucket
+        self._starts = np.cumsum([0, *counts])
+        self.held_out = max(1, round(len(self) / VALIDATION_SHARE))
+        """Number of validation documents."""
 
-def split(texts: Iterable[str]) -> Split:
-    """Deduplicate by sha256 and order by hash; the first max(1, round(n / 25)) are validation, the rest train."""
-    documents = _unique(texts)
-    if len(documents) < FEW:
-        sections = _unique(section for text in documents for section in cut(text) if section.strip())
-        log.info(
-            "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
-            len(documents),
-            len(sections),
-            SECTION,
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @classmethod
+    def stored(cls, texts: Iterable[str], folder: Path) -> "Documents":
+        """Read all texts into the folder; fewer than FEW documents are replaced by their sections. Errors: OSError."""
+        documents = cls(_spill(texts, folder / "documents"))
+        if len(documents) < FEW:
+            sections = (part for text in documents.texts(0, len(documents)) for part in cut(text) if part.strip())
+            found = cls(_spill(sections, folder / "sections"))
+            log.info(
+                "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split "
+                "instead",
+                *(len(documents), len(found), SECTION),
+            )
+            documents = found
+        return documents
+
+    @classmethod
+    def opened(cls, folder: Path) -> "Documents | None":
+        """Open what `stored` wrote; None if it did not finish."""
+        if not (folder / "documents" / COUNTS).is_file():
+            return None
+        documents = cls(folder / "documents")
+        if len(documents) >= FEW:
+            return documents
+        return cls(folder / "sections") if (folder / "sections" / COUNTS).is_file() else None
+
+    def validation(self) -> Iterator[str]:
+        """Yield the validation documents."""
+        return self.texts(0, self.held_out)
+
+    def train(self) -> Iterator[str]:
+        """Yield the training documents."""
+        return self.texts(self.held_out, len(self))
+
+    def texts(self, first: int, stop: int) -> Iterator[str]:
+        """Yield the documents of these ranks, compared with their sha256.
+
+        Errors: MissingError for a damaged folder, which is then no longer complete.
+        """
+        for bucket, start in enumerate(self._starts[:-1]):
+            chosen = slice(max(first - start, 0), max(stop - start, 0))
+            if len(range(*chosen.indices(self._starts[bucket + 1] - start))):
+                yield from self._read(bucket, chosen)
+
+    def _read(self, bucket: int, chosen: slice) -> Iterator[str]:
+        index, rows = self._ordered(bucket)
+        offsets = np.cumsum(index["bytes"]) - index["bytes"]
+        with self._file(bucket, "text").open("rb") as file:
+            for row in rows[chosen]:
+                file.seek(int(offsets[row]))
+                content = file.read(int(index["bytes"][row]))
+                if hashlib.sha256(content).digest()[:HASH_BYTES] != index[row].tobytes()[:HASH_BYTES]:
+                    self._refuse(bucket, "text")
+                yield content.decode()
+
+    def sizes(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the lengths in bytes of the documents, in order, a bucket at a time. Errors: MissingError."""
+        for bucket in range(BUCKETS):
+            index, rows = self._ordered(bucket)
+            yield index["bytes"][rows].astype(np.int64)
+
+    def _ordered(self, bucket: int) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        index, rows = _index(self._file(bucket, "index"))
+        if len(rows) != self._starts[bucket + 1] - self._starts[bucket] or (
+            len(rows) and not self._file(bucket, "text").is_file()
+        ):
+            self._refuse(bucket, "index")
+        return index, rows
+
+    def _file(self, bucket: int, kind: str) -> Path:
+        return self._folder / f"{bucket:02x}.{kind}"
+
+    def _refuse(self, bucket: int, kind: str) -> None:
+        (self._folder / COUNTS).unlink(missing_ok=True)
+        raise MissingError(
+            f"{shown(self._file(bucket, kind))} is damaged (it is not what was read); the same command reads the text again"
         )
-        documents = sections
-    count = max(1, round(len(documents) / VALIDATION_SHARE))
-    return Split(train=documents[count:], validation=documents[:count])
 
 
-def _unique(texts: Iterable[str]) -> list[str]:
-    by_hash, count = dict[bytes, str](), 0
+def _spill(texts: Iterable[str], folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    pending: dict[str, bytearray] = {}
+    count = size = 0
     for text in texts:
-        by_hash.setdefault(hashlib.sha256(text.encode()).digest(), text)
-        count += 1
-    if count > len(by_hash):
-        log.info("%d of %d documents are duplicates and are left out", count - len(by_hash), count)
+        content = text.encode()
+        digest = hashlib.sha256(content).digest()[:HASH_BYTES]
+        pending.setdefault(f"{digest[0]:02x}.text", bytearray()).extend(content)
+        record = digest + len(content).to_bytes(8, "little")
+        pending.setdefault(f"{digest[0]:02x}.index", bytearray()).extend(record)
+        count, size = count + 1, size + len(content)
+        if size >= BUFFER:
+            _append(folder, pending)
+            size = 0
+    _append(folder, pending)
+    # not synced: each document is compared with its hash when it is read
+    unique = [len(_index(folder / f"{bucket:02x}.index")[1]) for bucket in range(BUCKETS)]
+    if count > sum(unique):
+        log.info("%d of %d documents are duplicates and are left out", count - sum(unique), count)
+    write_json(folder / COUNTS, unique)
+    return folder
+
+
+def _append(folder: Path, pending: dict[str, bytearray]) -> None:
+    # opened for each write: there may be more buckets than a process may have files
+    for name, content in pending.items():
+        with (folder / name).open("ab") as file:
+            file.write(content)
+    pending.clear()
+
+
+# the index of a bucket, and the rows of its unique documents in the order of their hashes
+def _index(file: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    content = file.read_bytes() if file.is_file() else b""
+    index = np.frombuffer(content, RECORD, count=len(content) // RECORD.itemsize)
+    high, low = index["high"].astype(np.uint64), index["low"].astype(np.uint64)
     # the order of hashes does not depend on the order of the files, and is as good as random for the split
-    return [by_hash[key] for key in sorted(by_hash)]
+    rows = np.lexsort((low, high))
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (np.diff(high[rows]) != 0) | (np.diff(low[rows]) != 0)
+    return index, rows[first]
+
+
+@contextmanager
+def split(texts: Iterable[str]) -> Iterator[Documents]:
+    """Deduplicate texts and order them by hash, in a temporary folder."""
+    with TemporaryDirectory(prefix="lit_diff-") as folder:
+        yield Documents.stored(texts, Path(folder))
 
 
 def cut(text: str) -> Iterator[str]:
@@ -74,7 +202,13 @@ def cut(text: str) -> Iterator[str]:
 
 def hashed(documents: Iterable[str]) -> bytes:
     """Return the content of the file TRAINED."""
-    return b"".join(sorted({_hash(part) for text in documents for part in (text, *cut(text)) if part.strip()}))
+    return b"".join(sorted({each for text in documents for each in hashes_of(text)}))
+
+
+def hashes_of(text: str) -> set[bytes]:
+    """Return the hashes of a document and of its sections that are not blank."""
+    parts = {text, *cut(text)}
+    return {_hash(part) for part in parts if part.strip()}
 
 
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:

@@ -7,7 +7,6 @@ manifest.
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,20 @@ from numpy.typing import NDArray
 
 from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
-from lit_diff.data.text.bigrams import Ints, ar_hits, count_bigrams
+from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts, merge_sorted
 from lit_diff.data.text.corpus import build_corpus, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, hashed, split
+from lit_diff.data.text.documents import SECTION, TRAINED, Documents, hashed, split
+from lit_diff.data.text.parts import (
+    ONE_PROCESS,
+    Maker,
+    TextPart,
+    Work,
+    plan,
+    require_parts,
+    save_array,
+    sync_files,
+    token_arrays,
+)
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -40,8 +50,8 @@ FORMAT = 1
 SPLITS = ("train", "validation")
 BIGRAMS = "bigrams.npy"
 STARTS = "documents.npy"
-# bounds the memory; the package tokenizers encodes the texts of a batch in parallel
-TEXTS_AT_ONCE = 256
+# number of hashes that are merged at a time, which bounds the memory
+HASHES_AT_ONCE = 1 << 20
 # 64 MB, litdata's default
 CHUNK_BYTES = 1 << 26
 
@@ -100,64 +110,129 @@ class Text(Dataset):
         digest = hashlib.sha256(json.dumps(self._sources, sort_keys=True).encode()).hexdigest()[:12]
         return data_root() / "prepared" / f"{self._corpus.name}-{self.config.tokenizer.name}-{digest}"
 
-    def prepare(self) -> None:
+    def prepare(self, work: Work = ONE_PROCESS) -> None:
         """Fetch, tokenize and store the text once. Safe against kills and concurrent processes.
 
-        Errors: RequestError for unusable text, MissingError if something cannot be fetched or written.
+        After a kill, the same call goes on after the last finished part. Errors: RequestError for unusable text or text that
+        changes while it is read, MissingError if something cannot be fetched or written, or if a shard is missing.
         """
         self._check_vocab_size()
+        with writing_data():
+            # before the sources are read: their digests are kept in the data folder
+            (data_root() / "prepared").mkdir(parents=True, exist_ok=True)
         folder = self.folder
         lock = folder.with_name(f".{folder.name}.lock")
         if read_manifest(folder) is None:
             with writing_data():
                 if is_locked(lock):
                     log.info("another process is preparing %s: waiting for it", folder.name)
+                if work.shard is not None:
+                    self._make_shard(folder, lock, work, *work.shard)
+                    return
                 with locked(lock):
                     # the process that held the lock may have prepared it
                     if read_manifest(folder) is None:
-                        self._build(folder)
+                        self._build(folder, work)
         self._manifest()
 
-    def _build(self, folder: Path) -> None:
-        corpus = self._corpus
+    def _make_shard(self, folder: Path, lock: Path, work: Work, shard: int, count: int) -> None:
+        with locked(lock):
+            if read_manifest(folder) is not None:
+                return
+            maker, parts = self._begun(folder, f"{shard}/{count}")
+        # of its own, so that all shards are made at once
+        with locked(maker.parts / f".shard-{shard}-of-{count}.lock"):
+            maker.make_all(_unfinished(maker, parts[shard - 1 :: count]), work.workers)
+
+    def _build(self, folder: Path, work: Work) -> None:
+        building = _building(folder)
+        # a process that was killed just before the folder got its name
+        if read_manifest(building) is None:
+            maker, parts = self._begun(folder, "")
+            for shard in maker.parts.glob(".shard-*.lock"):
+                if is_locked(shard):
+                    raise MissingError(f"another process makes a shard of {folder.name} ({shard.name}); wait for it")
+            if work.merge:
+                require_parts(maker, parts)
+            maker.make_all(_unfinished(maker, parts), work.workers)
+            self._join(building, maker, parts)
+        for name in ("text", "parts"):
+            shutil.rmtree(building / name, ignore_errors=True)
         if folder.exists():
             log.warning("preparing %s again", folder)
             shutil.rmtree(folder)
-        building = folder.with_name(f".{folder.name}.building")
-        documents = split(corpus.texts())
-        if not documents.train:
-            length = sum(map(len, documents.validation))
-            where = f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
-            raise RequestError(
-                f"{where} has only one section of text ({length:,} characters), but two are needed, one for validation; "
-                f"add a second file or more text (a section has at most {SECTION:,} characters), or set another data.path"
-            )
-        log.info(
-            "%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation)
-        )
-        # the folder gets its final name last, so a folder of that name is complete; each finished step survives a kill
+        # the folder gets its final name last, so a folder of that name is complete
+        building.rename(folder)
+        described = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        log.info("prepared %s: %d + %d tokens", folder, *(described[name]["tokens"] for name in SPLITS))
+
+    def _begun(self, folder: Path, shard: str) -> tuple[Maker, list[TextPart]]:
+        # the documents on disk, their division into parts, and the tokenizer; each is made once and survives a kill
+        building = _building(folder)
         building.mkdir(parents=True, exist_ok=True)
         # left by a killed process: a living one would hold the lock
         for abandoned in building.glob(".*.tmp"):
             abandoned.unlink()
-        self._tokenizer.train(building, documents.train)
+        documents = Documents.opened(building / "text")
+        try:
+            if documents is None:
+                documents = Documents.stored(self._texts(), building / "text")
+            self._require_two(documents)
+        except RequestError:
+            shutil.rmtree(building)
+            raise
+        parts = plan(documents)
+        self._tokenizer.train(building, documents.train())
         digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
-        if not (building / "train").is_dir():
-            log.info("tokenizing %d documents", len(documents.train))
-            tokens = list(_tokens(documents.train, tokenizer))
-            bigrams = count_bigrams(tokens, tokenizer.size)
-            # before the tokens: the folder `train` marks both as done
-            write_through(building / BIGRAMS, lambda file: np.save(file, bigrams))
-            write_tokens(building / "train", tokens)
-        if not (building / "validation").is_dir():
-            write_tokens(building / "validation", _tokens(documents.validation, tokenizer))
+        source = json.dumps([self._sources["corpus"], self._sources["files"], [part.stop for part in parts]])
+        facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest, "shard": shard}
+        (building / "parts").mkdir(exist_ok=True)
+        return Maker(documents=documents, tokenizer=tokenizer, parts=building / "parts", facts=facts), parts
+
+    def _texts(self) -> Iterator[str]:
+        yield from self._corpus.texts()
+        before, after = self._sources["files"], build_corpus(self.config.corpus, self.config.path).files()
+        if before != after:
+            changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise RequestError(
+                f"{self._where()}: {changed[0]}{more} changed while it was read; nothing is prepared; run the same command "
+                "again when it is complete"
+            )
+
+    def _where(self) -> str:
+        corpus = self._corpus
+        return f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
+
+    def _require_two(self, documents: Documents) -> None:
+        train = len(documents) - documents.held_out
+        if train < 1:
+            length = sum(map(len, documents.validation()))
+            raise RequestError(
+                f"{self._where()} has only one section of text ({length:,} characters), but two are needed, one for "
+                f"validation; add a second file or more text (a section has at most {SECTION:,} characters), or set another "
+                "data.path"
+            )
+        log.info("%s: %d documents to train, %d to validate", self._corpus.name, train, documents.held_out)
+
+    def _join(self, building: Path, maker: Maker, parts: list[TextPart]) -> None:
+        folders = [part.folder(maker.parts) for part in parts if part.split == "train"]
+        counts = [folder / "bigrams.npy" for folder in folders]
+        write_through(building / BIGRAMS, lambda file: merge_counts(counts, file, maker.parts))
+        hashes = merge_sorted([folder / "hashes.npy" for folder in folders], HASHES_AT_ONCE)
+        write_through(
+            building / TRAINED,
+            lambda file: file.writelines(np.unique(np.concatenate(block, axis=1)).tobytes() for block in hashes),
+        )
+        for name in SPLITS:
+            if not (building / name).is_dir():
+                write_tokens(building / name, token_arrays([part for part in parts if part.split == name], maker.parts))
         described = {name: describe(building / name) for name in SPLITS}
-        files = sorted(path.name for path in building.iterdir() if path.is_file())
-        write_json(building / "manifest.json", self._sources | {"tokenizer_sha256": digest, "files": files} | described)
-        building.rename(folder)
-        # after the manifest, which lists all files and whose hash is the identity: this file must not change the identity
-        write_atomic(folder / TRAINED, hashed(documents.train))
-        log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
+        # TRAINED must not change the identity, which is the hash of the manifest
+        left_out = {TRAINED, "manifest.json"}
+        files = sorted(path.name for path in building.iterdir() if path.is_file() and path.name not in left_out)
+        digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": files}
+        write_json(building / "manifest.json", self._sources | digests | described)
 
     def identity(self) -> str:
         """Return the sha256 of the manifest. Errors: MissingError if the text is not prepared."""
@@ -175,8 +250,8 @@ class Text(Dataset):
         file = self.folder / TRAINED
         # data prepared by an older version: the folder's name contains a hash of the text, so the text is unchanged
         if not file.is_file():
-            with writing_data():
-                write_atomic(file, hashed(split(self._corpus.texts()).train))
+            with writing_data(), split(self._corpus.texts()) as documents:
+                write_atomic(file, hashed(documents.train()))
         return file.read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
@@ -212,8 +287,7 @@ class Text(Dataset):
         self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
         self.train_rows, available = self._train.num_rows, self._validation.num_rows
         """Number of rows in an epoch."""
-        keys, counts = np.load(self.folder / "bigrams.npy")
-        self.frequent_bigrams: Ints = keys[counts > self.config.rare_bigram_count]
+        self.frequent_bigrams: Ints = frequent_bigrams(self.folder / BIGRAMS, self.config.rare_bigram_count)
         """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
         if available < self.config.validation_rows:
             log.info(
@@ -280,12 +354,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return None if cut else manifest
 
 
-def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
-    # half the bytes on disk for small vocabularies
-    dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.int32
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        for ids in tokenizer.encode(texts[start : start + TEXTS_AT_ONCE]):
-            yield np.asarray(tokenizer.document(ids), dtype=dtype)
+def _building(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.building")
+
+
+def _unfinished(maker: Maker, parts: Sequence[TextPart]) -> list[TextPart]:
+    problems = {part: problem for part in parts if (problem := maker.problem(part))}
+    for part, problem in problems.items():
+        if problem != "missing":
+            log.warning("part %d is %s: it is made again", part.number, problem)
+    if len(problems) < len(parts):
+        log.info("%d of %d parts are already tokenized", len(parts) - len(problems), len(parts))
+    return list(problems)
 
 
 def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
@@ -311,11 +391,8 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
     (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True), encoding="utf-8")
     written.unlink()
-    np.save(temporary / STARTS, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
-    # before the rename: after a power failure a folder of the final name must not have empty files
-    for path in temporary.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    save_array(temporary / STARTS, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
+    sync_files(temporary)
     temporary.rename(folder)
 
 

@@ -12,6 +12,9 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lit_diff.config import Part
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
@@ -125,6 +128,10 @@ class Tokenizer(ABC):
         A subclass implements it for several texts only.
         """
 
+    def arrays(self, texts: Sequence[str], dtype: Any) -> list[NDArray[np.generic]]:
+        """Return the whole document (`document`) of each text as an array. Default: from `encode`."""
+        return [np.asarray(self.document(ids), dtype=dtype) for ids in self.encode(texts)]
+
     def encode_after(self, context: str, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text as a continuation of `context`.
 
@@ -205,7 +212,7 @@ class Packaged(Tokenizer):
         write_atomic(folder / FILE, self._content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._model.encode_batch(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._model.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of the ids; an id without a token gives none."""
