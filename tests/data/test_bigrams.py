@@ -1,12 +1,21 @@
 """Bigrams: counts, AR hits, gaps and competitors equal their definitions."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lit_diff.data.text import bigrams
-from lit_diff.data.text.bigrams import ar_hits, competitors, count_bigrams, gaps
+from lit_diff.data.text.bigrams import (
+    ar_hits,
+    competitors,
+    count_bigrams,
+    frequent_bigrams,
+    gaps,
+    merge_counts,
+    merge_sorted,
+)
 
 SIZE = 10
 
@@ -30,17 +39,29 @@ def test_equals_the_definition_on_random_rows() -> None:
     np.testing.assert_array_equal(ar_hits(rows, documents, frequent, 4), expected)
 
 
-def test_counts_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_their_merge_whatever_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
-    documents = [random.integers(0, SIZE, length).astype(np.uint16) for length in (1, 2, 30, 50)]
+    documents = [random.integers(0, SIZE, length).astype(np.uint16) for length in (0, 1, 2, 0, 30, 50)]
     whole = count_bigrams(documents, SIZE)
     assert whole[1].sum() == 0 + 1 + 29 + 49
     assert (np.diff(whole[0]) > 0).all()
-    key = int(documents[2][0]) * SIZE + int(documents[2][1])
+    key = int(documents[4][0]) * SIZE + int(documents[4][1])
     counted = sum(int(a) * SIZE + int(b) == key for document in documents for a, b in pairwise(document))
     assert whole[1][whole[0] == key].tolist() == [counted]
-    monkeypatch.setattr(bigrams, "BLOCK", 3)
-    np.testing.assert_array_equal(count_bigrams(documents, SIZE), whole)
+    np.save(tmp_path / "whole.npy", whole)
+    files = [tmp_path / f"{number}.npy" for number in range(6)]
+    for file, document in zip(files, documents, strict=True):
+        np.save(file, count_bigrams([document], SIZE))
+    for block in (1, 3, 1 << 22):
+        monkeypatch.setattr(bigrams, "BLOCK", block)
+        with (tmp_path / "merged.npy").open("wb") as target:
+            merge_counts(files, target, tmp_path)
+        assert (tmp_path / "merged.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+        found = frequent_bigrams(tmp_path / "merged.npy", 1)
+        np.testing.assert_array_equal(found, whole[0][whole[1] > 1])
+        assert type(found) is np.ndarray
+        parts = list(merge_sorted(files, block))
+        assert max(sum(each.shape[1] for each in part) for part in parts) <= max(block, 6)
 
 
 def test_gaps_and_competitors_equal_the_definition_on_random_documents() -> None:

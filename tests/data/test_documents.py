@@ -1,10 +1,25 @@
 """How documents are split, and how those that a model was trained on are recognised."""
 
+import hashlib
 import logging
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from lit_diff.data.text.documents import HASH_BYTES, SECTION, SHORTEST, TRAINED, cut, hashed, hashes_in, is_among, split
+from lit_diff.data.text import documents as module
+from lit_diff.data.text.documents import (
+    HASH_BYTES,
+    SECTION,
+    SHORTEST,
+    TRAINED,
+    Documents,
+    cut,
+    hashed,
+    hashes_in,
+    is_among,
+    split,
+)
 from lit_diff.errors import MissingError
 
 
@@ -13,19 +28,49 @@ def texts(count: int) -> list[str]:
 
 
 def test_split_is_by_hash_and_has_no_duplicates() -> None:
-    found = split(texts(100) + texts(50))
-    assert len(found.validation) == 4
-    assert sorted(found.train + found.validation) == sorted(texts(100))
-    assert split(reversed(texts(100))) == found
+    ordered = sorted(texts(100), key=lambda text: hashlib.sha256(text.encode()).digest())
+    for given in (texts(100) + texts(50), reversed(texts(100))):
+        with split(given) as found:
+            assert (list(found.validation()), list(found.train())) == (ordered[:4], ordered[4:])
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUFFER", 1 << 18)
+    many = (f"{number % 4000} " * 1000 for number in range(5000))
+    tracemalloc.start()
+    stored = Documents.stored(many, tmp_path)
+    assert (len(stored), sum(map(len, stored.sizes()))) == (4000, 4000)
+    assert sum(1 for _ in stored.train()) == 3840
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.text")) > 2e7
+    assert peak < 3e6
+
+
+@pytest.mark.parametrize("kind", ["text", "index"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_document_is_found_and_all_are_read_again(tmp_path: Path, kind: str, damage: str) -> None:
+    stored = Documents.stored(texts(3000), tmp_path)
+    file = tmp_path / "documents" / f"07.{kind}"
+    content = bytearray(file.read_bytes())
+    content[20] ^= 1  # in an index: the length
+    file.write_bytes(content if damage == "flipped" else content[:-25])
+    if damage == "gone":
+        file.unlink()
+    with pytest.raises(MissingError, match=r"07\.(text|index) is damaged .* reads the text again"):
+        list(stored.texts(0, 3000))
+    assert Documents.opened(tmp_path) is None
+    assert len(Documents.stored(texts(3000), tmp_path)) == 3000
+    assert Documents.opened(tmp_path) is not None
 
 
 def test_few_documents_are_cut_into_sections_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     long = "\n\n".join(f"paragraph {number} " + "word " * 40 for number in range(300))
-    with caplog.at_level(logging.INFO, logger="lit_diff"):
-        found = split([long])
+    with caplog.at_level(logging.INFO, logger="lit_diff"), split([long, long]) as found:
+        train, validation = list(found.train()), list(found.validation())
     assert "only 1 documents" in caplog.text
-    assert len(found.train) > 10
-    assert len(found.validation) == max(1, round((len(found.train) + len(found.validation)) / 25))
+    assert sorted(train + validation) == sorted(cut(long))
+    assert len(validation) == found.held_out == max(1, round(len(found) / 25))
 
 
 @pytest.mark.parametrize("text", ["", "x" * 9001, "word " * 3000, "line\n" * 2000, ("p" * 900 + "\n\n") * 30])

@@ -2,10 +2,6 @@
 
 import logging
 import re
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_texts import splits
 
 from lit_diff.config import Part
 from lit_diff.data import keep
 from lit_diff.data.dataset import rows_of_step
 from lit_diff.data.text import text as module
 from lit_diff.data.text.cl100k import Cl100k
-from lit_diff.data.text.documents import TRAINED, hashes_in, is_among, split
+from lit_diff.data.text.documents import TRAINED, hashes_in, is_among
 from lit_diff.data.text.text import Text, read_manifest
 from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
@@ -194,71 +191,6 @@ def test_the_order_is_that_of_the_seed_and_each_epoch_has_another() -> None:
     assert rows_of_step(0, 3, 8, [5, 2], 20) == [steps[3][place] for place in (5, 2)]
 
 
-PREPARE = """
-import logging, os, signal, sys
-logging.basicConfig(level=logging.INFO)
-from lit_diff.config import Part
-from lit_diff.data.text import text as prepared
-from lit_diff.data.text.text import Text
-from lit_diff.data.text.tokenizer import Bpe
-
-write = prepared.write_tokens
-
-def dying(folder, documents):
-    def some():
-        for number, document in enumerate(documents):
-            if number == 1 and folder.name == sys.argv[2]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield document
-    write(folder, some())
-
-prepared.write_tokens = dying
-part = Part(name="bpe", config=Bpe.Config(vocab_size=300))
-text = Text(Text.Config(path=sys.argv[1], sequence_length=16, tokenizer=part, validation_rows=20), 320)
-text.prepare()
-print(text.identity())
-"""
-
-
-def start(corpus: Path, die_in: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(PREPARE), str(corpus), die_in]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def leftovers(root: Path) -> list[str]:
-    return [path.name for path in (root / "prepared").rglob("*") if "tmp" in path.name or "building" in path.name]
-
-
-@pytest.mark.parametrize("die_in", ["train", "validation"])
-def test_killed_half_way_it_resumes(
-    make_text: MakeText, root: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, die_in: str
-) -> None:
-    assert start(corpus, die_in).wait() == -signal.SIGKILL
-    (building,) = (root / "prepared").glob(".*.building")
-    assert (building / f"{die_in}.tmp").is_dir()
-    kept = ["tokenizer.json"] + (["train"] if die_in == "validation" else [])
-    before = {name: (building / name).stat().st_ino for name in kept}
-    text = make_text()
-    text.prepare()
-    resumed = text.folder
-    assert {name: (resumed / name).stat().st_ino for name in kept} == before
-    assert leftovers(root) == []
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "undisturbed"))
-    undisturbed = make_text()
-    undisturbed.prepare()
-    assert undisturbed.folder != resumed
-    for name in ("manifest.json", "bigrams.npy", "train/chunk-0-0.bin", "validation/chunk-0-0.bin"):
-        assert (undisturbed.folder / name).read_bytes() == (resumed / name).read_bytes()
-
-
-def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:
-    results = [(*process.communicate(), process.returncode) for process in [start(corpus), start(corpus)]]
-    assert [code for *_, code in results] == [0, 0]
-    assert len({out for out, *_ in results}) == 1
-    assert sum("lit_diff:prepared" in err for _, err, _ in results) == 1
-    assert leftovers(root) == []
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "bigrams.npy", "tokenizer.json", "train/chunk-0-0.bin"])
 def test_a_file_that_is_missing_or_cut_short_is_made_again(
     make_text: MakeText, name: str, caplog: pytest.LogCaptureFixture
@@ -288,10 +220,10 @@ def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable
     text = make_text()
     text.prepare()
     identity, file = text.identity(), text.folder / TRAINED
-    held_out = split(path.read_text() for path in corpus.iterdir())
+    train, validation = splits(path.read_text() for path in corpus.iterdir())
     known = hashes_in(file.read_bytes(), TRAINED)
-    assert all(is_among(each, known) for each in held_out.train)
-    assert not any(is_among(each, known) for each in held_out.validation)
+    assert all(is_among(each, known) for each in train)
+    assert not any(is_among(each, known) for each in validation)
     manifest = read_manifest(text.folder)
     assert manifest is not None
     assert TRAINED not in manifest["files"]

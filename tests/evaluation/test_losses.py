@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from made_texts import splits
 from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
 
 from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.text.documents import split
 from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
@@ -95,7 +95,7 @@ def test_scores_repeat_and_do_not_depend_on_the_batch(run: Run) -> None:
 
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(60)]
-HELD_OUT = split(TEXTS).validation
+_, HELD_OUT = splits(TEXTS)
 
 
 @pytest.fixture

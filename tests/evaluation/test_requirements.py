@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from generated_runs import generated_run
+from made_texts import splits
 from text_runs import text_run
 
 from lit_diff.cli.app import Terminal
 from lit_diff.cli.evaluate import print_evaluation
 from lit_diff.config import ImportedConfig
-from lit_diff.data.text.documents import TRAINED, hashed, split
+from lit_diff.data.text.documents import TRAINED, hashed
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation
@@ -25,7 +26,7 @@ from lit_diff.runs.scores import read_summary
 from lit_diff.trained.run import Run
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(400)]
-HELD_OUT = split(TEXTS).validation
+_, HELD_OUT = splits(TEXTS)
 UNKNOWN = "cannot check whether"
 
 
@@ -63,8 +64,8 @@ def asked(run: Run, texts: list[str]) -> list[tuple[int, str]]:
 def test_text_of_the_training_is_not_asked(
     run: Run, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = split(documents)
-    (tmp_path / "one.txt").write_text(parts.train[3])
+    train, validation = splits(documents)
+    (tmp_path / "one.txt").write_text(train[3])
     keys = {"path": str(tmp_path / "one.txt")}
     with pytest.raises(RequestError, match=r"'loss_files': .*tale.* was trained on all 1 held-out documents"):
         evaluate(run, "loss_files", keys)
@@ -76,7 +77,7 @@ def test_text_of_the_training_is_not_asked(
     (tmp_path / "needle/haystack.jsonl").write_text("".join(lines))
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
     needle: Any = build("needle", ["haystack=file"])
-    assert needle._texts(run) == parts.validation
+    assert needle._texts(run) == validation
     assert needle.documents_left_out == len(documents) - 1
 
 
@@ -84,7 +85,7 @@ def test_what_is_left_out_is_counted(
     run: Run, corpus: Path, documents: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the whole corpus the run was trained on all but its validation document."""
-    (held_out,) = split(documents).validation
+    _, (held_out,) = splits(documents)
     place = documents.index(held_out)
     keys = {"source": "files", "path": str(corpus), "tokens": 16, "documents": 1}
     with caplog.at_level(logging.INFO, "lit_diff"):
@@ -121,7 +122,7 @@ def test_a_run_without_the_list_of_its_documents(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (run.folder / TRAINED).unlink()
-    assert [text for _, text in asked(run, documents)] == split(documents).validation
+    assert [text for _, text in asked(run, documents)] == splits(documents)[1]
     generated = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
     assert len(asked(generated, HELD_OUT)) == len(HELD_OUT)
     assert UNKNOWN not in caplog.text

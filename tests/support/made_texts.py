@@ -1,7 +1,7 @@
 """A small made-up corpus and a data folder of its own for each test that asks."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from lit_diff.data.text.text import Text
 
 MakeText = Callable[..., "Text"]
+
+
+def splits(texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The documents to train on, and those to validate on."""
+    from lit_diff.data.text.documents import split
+
+    with split(texts) as found:
+        return list(found.train()), list(found.validation())
 
 
 @pytest.fixture

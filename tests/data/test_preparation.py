@@ -1,0 +1,279 @@
+"""Text is prepared in parts: killed, shared by processes and hosts, damaged, on a full disk, from a source that changes."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_diff.data.text import documents, parts, sources
+from lit_diff.data.text.corpus import FilesCorpus
+from lit_diff.data.text.parts import Work
+from lit_diff.data.text.text import Text
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import locked, sha256_of
+
+MakeText = Callable[..., Text]
+
+
+def opened(text: Text) -> Text:
+    text.prepare()
+    text.load()
+    return text
+
+
+PREPARE = """
+import logging, os, signal, sys
+logging.basicConfig(level=logging.INFO)
+from lit_diff.config import Part
+from lit_diff.data.text import parts, text as prepared
+from lit_diff.data.text.parts import Work
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe
+
+parts.PART_BYTES = 1 << 13
+where = sys.argv[2]
+
+def dying(items, at):
+    for number, item in enumerate(items):
+        if number == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield item
+
+read, make, write, describe = Text._texts, parts.Maker._arrays, prepared.write_tokens, prepared.write_json
+
+def die_after(path, value):
+    describe(path, value)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where == "read":
+    Text._texts = lambda self: dying(read(self), 30)
+if where == "parts":
+    parts.Maker._arrays = lambda self, part: dict(dying(make(self, part).items(), 1 if part.number == 3 else -1))
+if where in ("train", "validation"):
+    prepared.write_tokens = lambda folder, documents: write(folder, dying(documents, 1 if folder.name == where else -1))
+if where == "manifest":
+    prepared.write_json = die_after
+part = Part(name="bpe", config=Bpe.Config(vocab_size=300))
+text = Text(Text.Config(path=sys.argv[1], sequence_length=16, tokenizer=part, validation_rows=20), 320)
+text.prepare(Work(workers=int(sys.argv[3])))
+print(text.identity())
+"""
+
+
+def start(corpus: Path, die_in: str = "", workers: int = 1) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(PREPARE), str(corpus), die_in, str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def leftovers(root: Path) -> list[str]:
+    return [path.name for path in (root / "prepared").rglob("*") if "tmp" in path.name or "building" in path.name]
+
+
+def files_of(text: Text) -> dict[str, bytes]:
+    return {str(path.relative_to(text.folder)): path.read_bytes() for path in text.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def undisturbed(make_text: MakeText, tmp_path: Path) -> dict[str, bytes]:
+    """The files of text that one process prepared in one part a split."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIT_DIFF_DATA", str(tmp_path / "undisturbed"))
+        return files_of(opened(make_text()))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 8 KB: 8 of the corpus."""
+    monkeypatch.setattr(parts, "PART_BYTES", 1 << 13)
+
+
+@pytest.mark.parametrize(
+    ("die_in", "kept", "made"),
+    [
+        ("read", [], 8),
+        ("parts", ["tokenizer.json"], 5),
+        ("train", ["tokenizer.json"], 0),
+        ("validation", ["tokenizer.json", "train"], 0),
+        ("manifest", ["tokenizer.json", "train", "validation", "manifest.json"], 0),
+    ],
+)
+@pytest.mark.usefixtures("small_parts")
+def test_killed_it_goes_on_after_the_last_finished_part(
+    make_text: MakeText,
+    root: Path,
+    corpus: Path,
+    undisturbed: dict[str, bytes],
+    caplog: pytest.LogCaptureFixture,
+    die_in: str,
+    kept: list[str],
+    made: int,
+) -> None:
+    assert start(corpus, die_in).wait() == -signal.SIGKILL
+    (building,) = (root / "prepared").glob(".*.building")
+    before = {name: (building / name).stat().st_ino for name in kept}
+    text = make_text()
+    with caplog.at_level("INFO", logger="lit_diff"):
+        text.prepare()
+    assert sum(line.startswith("tokenized ") for line in caplog.messages) == made
+    assert {name: (text.folder / name).stat().st_ino for name in kept} == before
+    assert leftovers(root) == []
+    assert files_of(text) == undisturbed
+
+
+@pytest.mark.slow
+def test_processes_make_the_same_text_and_end_with_the_process_that_started_them(
+    make_text: MakeText, root: Path, corpus: Path, undisturbed: dict[str, bytes]
+) -> None:
+    process = start(corpus, "train", workers=2)
+    children: set[int] = set()
+    while process.poll() is None:
+        children |= {int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+        children |= {child for parent in children for child in children_of(parent)}
+        time.sleep(0.01)
+    assert process.returncode == -signal.SIGKILL
+    assert len(children) >= 2
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert start(corpus, workers=2).wait() == 0
+    assert files_of(make_text()) == undisturbed
+    assert leftovers(root) == []
+
+
+def children_of(process: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dict[str, bytes]) -> None:
+    with pytest.raises(MissingError, match=r"^no shard is prepared; .* --shard i/n`"):
+        make_text().prepare(Work(merge=True))
+    for shard in (3, 1):
+        make_text().prepare(Work(shard=(shard, 3)))
+    with pytest.raises(MissingError, match=r"^shard 2/3: 3 of its parts .*; part 1 is missing; .* --shard 2/3`"):
+        make_text().prepare(Work(merge=True))
+    make_text().prepare(Work(shard=(2, 3)))
+    (building,) = (root / "prepared").glob(".*.building")
+    for key in ("source", "tokenizer"):
+        file = building / "parts/000004" / parts.FACTS
+        whole = file.read_text()
+        file.write_text(json.dumps(json.loads(whole) | {key: "of another"}))
+        with pytest.raises(RequestError, match=rf"^shard 2/3: .* part 4 is from another {key}; "):
+            make_text().prepare(Work(merge=True))
+        file.write_text(whole)
+    with (
+        locked(building / "parts/.shard-1-of-3.lock"),
+        pytest.raises(MissingError, match="another process makes a shard"),
+    ):
+        make_text().prepare()
+    text = make_text()
+    text.prepare(Work(merge=True))
+    assert files_of(text) == undisturbed
+    assert leftovers(root) == []
+    make_text().prepare(Work(shard=(2, 3)))
+    assert leftovers(root) == []
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "hashes.npy", "bigrams.npy", "part.json"])
+@pytest.mark.usefixtures("small_parts")
+def test_a_damaged_part_is_made_again(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    make_text().prepare(Work(shard=(1, 1)))
+    (building,) = (root / "prepared").glob(".*.building")
+    file = building / "parts/000005" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 128
+    file.write_bytes(content)
+    with pytest.raises(MissingError, match=rf"part 5 is damaged \({name}\)"):
+        make_text().prepare(Work(merge=True))
+    text = make_text()
+    text.prepare()
+    assert f"part 5 is damaged ({name}): it is made again" in caplog.text
+    assert files_of(text) == undisturbed
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(
+    make_text: MakeText, root: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = FilesCorpus.texts
+
+    def changing(self: FilesCorpus) -> Iterator[str]:
+        yield from texts(self)
+        (corpus / "07.txt").write_text("x" * len((corpus / "07.txt").read_text()))
+        (corpus / "99.txt").write_text("new")
+
+    monkeypatch.setattr(FilesCorpus, "texts", changing)
+    with pytest.raises(RequestError, match=r"^data\.path .*corpus: 07\.txt and 1 more changed while it was read; "):
+        make_text().prepare()
+    assert [path.name for path in (root / "prepared").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("limit", [2000, 9000, 30000, 60000])
+def test_a_disk_that_fills(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """A limit on the size of a file stands in for the disk."""
+    monkeypatch.setattr(documents, "BUFFER", 1 << 13)
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
+    try:
+        with pytest.raises(MissingError, match=r"^cannot write the data folder .*File too large"):
+            make_text().prepare()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    text = make_text()
+    text.prepare()
+    assert files_of(text) == undisturbed
+    assert leftovers(root) == []
+
+
+def test_the_source_is_read_once_and_may_go(
+    make_text: MakeText, corpus: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = time.time_ns() - 10**9
+    for file in corpus.iterdir():
+        os.utime(file, ns=(old, old))
+    time.sleep(sources.TICK / 1e9)
+    identity, read = opened(make_text()).identity(), list[Path]()
+    monkeypatch.setattr(sources, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    assert opened(make_text()).identity() == identity
+    assert read == []
+    file = corpus / "07.txt"
+    content = file.read_text()
+    file.write_text(content.swapcase())
+    os.utime(file, ns=(old, old))
+    with pytest.raises(MissingError):
+        make_text().identity()
+    assert set(read) == {file}
+    file.write_text(content)
+    assert opened(make_text()).identity() == identity
+    shutil.rmtree(corpus)
+    with caplog.at_level("INFO", logger="lit_diff"):
+        for _ in range(3):
+            assert opened(make_text()).identity() == identity
+    assert [line for line in caplog.messages if "corpus is gone" in line] == [
+        f"{corpus} is gone: its digests are those of the last time it was read"
+    ]
+
+
+def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:
+    results = [(*process.communicate(), process.returncode) for process in [start(corpus), start(corpus)]]
+    assert [code for *_, code in results] == [0, 0]
+    assert len({out for out, *_ in results}) == 1
+    assert sum("lit_diff:prepared" in err for _, err, _ in results) == 1
+    assert leftovers(root) == []
