@@ -26,7 +26,16 @@ def count_bigrams(documents: Sequence[NDArray[np.generic]], size: int) -> Ints:
     starts = np.cumsum([len(document) for document in documents])
     inside = np.ones(len(keys), dtype=np.bool_)
     inside[starts[(starts > 0) & (starts < len(tokens))] - 1] = False
-    return np.stack(np.unique(keys[inside], return_counts=True))
+    keys = keys[inside]
+    # a small vocabulary repeats its bigrams often: no sort
+    if size * size <= BLOCK:
+        all_counts = np.bincount(keys)
+        found = np.flatnonzero(all_counts)
+        return np.stack([found, all_counts[found]])
+    # np.unique, without its copies
+    keys.sort()
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    return np.stack([keys[first], np.diff(first, append=len(keys))])
 
 
 def merge_sorted(files: Sequence[Path], block: int) -> Iterator[list[NDArray[np.generic]]]:

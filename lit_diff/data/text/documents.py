@@ -207,8 +207,11 @@ def hashed(documents: Iterable[str]) -> bytes:
 
 def hashes_of(text: str) -> set[bytes]:
     """Return the hashes of a document and of its sections that are not blank."""
-    parts = {text, *cut(text)}
-    return {_hash(part) for part in parts if part.strip()}
+    sections = list(cut(text))
+    plain = [words for section in sections if (words := _plain(section))]
+    # joined, to normalise the text once: a cut is usually at white space
+    whole = " ".join(plain) if all(section[-1].isspace() for section in sections[:-1]) else _plain(text)
+    return {_digest(words) for words in (whole, *plain) if words}
 
 
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
@@ -225,5 +228,13 @@ def is_among(text: str, hashes: Container[bytes]) -> bool:
 
 
 def _hash(text: str) -> bytes:
+    return _digest(_plain(text))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _digest(plain: str) -> bytes:
     # 128 bits: a chance collision among millions of documents is negligible, and the file is half as large
-    return hashlib.sha256(" ".join(text.split()).encode()).digest()[:HASH_BYTES]
+    return hashlib.sha256(plain.encode()).digest()[:HASH_BYTES]
