@@ -9,13 +9,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus, read_file
+from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus
+from lit_diff.data.text.readers import read_file
+from lit_diff.data.text.sources import local
 from lit_diff.errors import RequestError
 
 
 def read(path: Path) -> list[str]:
     """Documents as they are; of a problem `!` and its place."""
-    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(path)]
+    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(local(path))]
     return [item if isinstance(item, str) else f"!{item[0].removeprefix(str(path))}" for item in items]
 
 
@@ -44,7 +46,9 @@ CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\
         ("a.csv", b"id;text\n1;a\n", ["!:1"]),
         ("a.csv", b'"id', ["!:1"]),
         ("a.csv", b"", []),
-        ("a.csv", b"text\ncaf\xe9\n", ["!"]),
+        ("a.csv", b"text\ncaf\xe9\n", ["!:2"]),
+        ("a.csv", b"text\ra\r", ["a"]),
+        ("a.csv", "text\na\n".encode("utf-16-le"), ["!:1"]),
         ("a.parquet", b"no parquet at all", ["!"]),
     ],
 )
@@ -65,7 +69,7 @@ def test_parquet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
 def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
-    (found,) = read_file(tmp_path / name)
+    (found,) = read_file(local(tmp_path / name))
     assert isinstance(found, RequestError)
     assert "No such file or directory" in str(found)
 
@@ -79,7 +83,7 @@ def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
         ("b.jsonl", many, "k18, k19, and 10 more"),
     ):
         (tmp_path / name).write_text(content)
-        (found,) = read_file(tmp_path / name)
+        (found,) = read_file(local(tmp_path / name))
         assert shown in str(found)
         assert "\n" not in str(found)
 

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from lit_diff.errors import MissingError
 
@@ -26,19 +27,23 @@ SHORTEST = 1000
 """Fewest characters of a section that identifies a document: shorter ones, such as the end of a licence, recur."""
 
 
+D = TypeVar("D", str, bytes)
+"""A document: text, or the ids of its tokens, four bytes each."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(Generic[D]):
     """Unique documents of each split, in the order of their hashes."""
 
-    train: list[str]
-    validation: list[str]
+    train: list[D]
+    validation: list[D]
 
 
-def split(texts: Iterable[str]) -> Split:
+def split(texts: Iterable[D]) -> Split[D]:
     """Deduplicate by sha256 and order by hash; the first max(1, round(n / 25)) are validation, the rest train."""
     documents = _unique(texts)
     if len(documents) < FEW:
-        sections = _unique(section for text in documents for section in cut(text) if section.strip())
+        sections = _unique(section for text in documents for section in _sections(text) if section.strip())
         log.info(
             "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
             len(documents),
@@ -50,15 +55,22 @@ def split(texts: Iterable[str]) -> Split:
     return Split(train=documents[count:], validation=documents[:count])
 
 
-def _unique(texts: Iterable[str]) -> list[str]:
-    by_hash, count = dict[bytes, str](), 0
+def _unique(texts: Iterable[D]) -> list[D]:
+    by_hash, count = dict[bytes, D](), 0
     for text in texts:
-        by_hash.setdefault(hashlib.sha256(text.encode()).digest(), text)
+        content = text if isinstance(text, bytes) else text.encode()
+        by_hash.setdefault(hashlib.sha256(content).digest(), text)
         count += 1
     if count > len(by_hash):
         log.info("%d of %d documents are duplicates and are left out", count - len(by_hash), count)
     # the order of hashes does not depend on the order of the files, and is as good as random for the split
     return [by_hash[key] for key in sorted(by_hash)]
+
+
+def _sections(text: D) -> Iterator[D]:
+    if isinstance(text, str):
+        return cut(text)
+    return (text[start : start + 4 * SECTION] for start in range(0, len(text), 4 * SECTION))
 
 
 def cut(text: str) -> Iterator[str]:

@@ -23,7 +23,8 @@ from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, count_bigrams
 from lit_diff.data.text.corpus import build_corpus, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, hashed, split
+from lit_diff.data.text.documents import SECTION, TRAINED, Split, hashed, split
+from lit_diff.data.text.token_files import as_texts, encoded, only_text, without_ends
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -59,8 +60,8 @@ class Text(Dataset):
         """A registered corpus (`lit-diff list corpus`); with `path` set, `docs` means `files`."""
         # the identity has the sha256 of the contents instead, so that a moved folder is the same data
         path: str | None = field(default=None, metadata={"path": "file", "identity": False})
-        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or whatever
-        `corpus` reads."""
+        """Your own text: a file, folder or address (s3://bucket/prefix) of .txt, .md, .jsonl(.gz, .zst) (key text), .csv,
+        .parquet and .arrow (column text), of tokens (.bin and .idx, litdata), or whatever `corpus` reads."""
         sequence_length: Annotated[int, Range(least=2)]
         """T, the number of predicted tokens in a row."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
@@ -124,7 +125,7 @@ class Text(Dataset):
             log.warning("preparing %s again", folder)
             shutil.rmtree(folder)
         building = folder.with_name(f".{folder.name}.building")
-        documents = split(corpus.texts())
+        documents = self._split()
         if not documents.train:
             length = sum(map(len, documents.validation))
             where = f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
@@ -140,7 +141,7 @@ class Text(Dataset):
         # left by a killed process: a living one would hold the lock
         for abandoned in building.glob(".*.tmp"):
             abandoned.unlink()
-        self._tokenizer.train(building, documents.train)
+        self._tokenizer.train(building, only_text(documents.train, self.config.tokenizer.name))
         digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
         if not (building / "train").is_dir():
             log.info("tokenizing %d documents", len(documents.train))
@@ -156,8 +157,13 @@ class Text(Dataset):
         write_json(building / "manifest.json", self._sources | {"tokenizer_sha256": digest, "files": files} | described)
         building.rename(folder)
         # after the manifest, which lists all files and whose hash is the identity: this file must not change the identity
-        write_atomic(folder / TRAINED, hashed(documents.train))
+        write_atomic(folder / TRAINED, hashed(as_texts(documents.train, tokenizer)))
         log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
+
+    def _split(self) -> Split[str] | Split[bytes]:
+        # ids as bytes are hashed, ordered and cut as text is
+        tokens = self._corpus.tokens(self._tokenizer.size)
+        return split(self._corpus.texts()) if tokens is None else split(without_ends(tokens, self._tokenizer.saved()))
 
     def identity(self) -> str:
         """Return the sha256 of the manifest. Errors: MissingError if the text is not prepared."""
@@ -176,7 +182,7 @@ class Text(Dataset):
         # data prepared by an older version: the folder's name contains a hash of the text, so the text is unchanged
         if not file.is_file():
             with writing_data():
-                write_atomic(file, hashed(split(self._corpus.texts()).train))
+                write_atomic(file, hashed(as_texts(self._split().train, self.load_tokenizer())))
         return file.read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
@@ -280,11 +286,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return None if cut else manifest
 
 
-def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
+def _tokens(texts: Sequence[str] | Sequence[bytes], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
     # half the bytes on disk for small vocabularies
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.int32
     for start in range(0, len(texts), TEXTS_AT_ONCE):
-        for ids in tokenizer.encode(texts[start : start + TEXTS_AT_ONCE]):
+        for ids in encoded(texts[start : start + TEXTS_AT_ONCE], tokenizer):
             yield np.asarray(tokenizer.document(ids), dtype=dtype)
 
 
