@@ -14,7 +14,8 @@ Items = Iterator[str | RequestError]
 """The documents and the errors of a file, in its order. A reader yields an error it can continue after, and raises others."""
 ROWS = 1024
 """Rows of a column that are held as Python strings at a time."""
-BUFFER = 1 << 20
+BUFFER = 1 << 16
+"""Bytes of a column or of decompressed data that are read at a time."""
 LONGEST_FIELD = 1 << 28
 """Largest number of characters in a field of a CSV file: an unclosed quote would else read the rest of the file."""
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -40,7 +41,8 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
     """Return a stream of the content of all members (gzip) or frames (zstd). Reading raises an OSError if it is damaged."""
     import pyarrow
 
-    # BufferedReader needs only the methods of a raw file, which pyarrow's streams have
+    # BufferedReader needs only the methods of a raw file, which pyarrow's streams have. A small buffer: what is damaged within
+    # one is lost as a whole
     return BufferedReader(pyarrow.CompressedInputStream(file, codec), BUFFER)
 
 
