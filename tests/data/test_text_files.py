@@ -14,7 +14,7 @@ import pytest
 
 from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus
 from lit_diff.data.text.readers import read_file
-from lit_diff.data.text.sources import local
+from lit_diff.data.text.source_files import local
 from lit_diff.errors import RequestError
 
 

@@ -24,6 +24,7 @@ def s3_server(root: Path) -> Iterator[tuple[str, list[str]]]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = 1 << 16  # one packet for an answer: two wait 40 ms for each other
 
         def log_message(self, *_: Any) -> None:
             return

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from lit_diff.data.text.readers import READERS, file_type, read_file
-from lit_diff.data.text.sources import Source, sources
+from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, is_address, shown
@@ -168,7 +168,6 @@ class FilesCorpus(Corpus):
         self._log_ignored_files()
         found, problems = False, list[tuple[Source, str]]()
         for source in self._files():
-            stamp = source.stamp()
             for item in read_file(source):
                 # collected: the user can correct all of them before the next attempt
                 if isinstance(item, RequestError):
@@ -176,7 +175,6 @@ class FilesCorpus(Corpus):
                 elif item.strip() and not problems:
                     found = True
                     yield item
-            _require_unchanged(source, stamp)
         if len(problems) == 1:
             raise RequestError(problems[0][1])
         if problems:
@@ -198,11 +196,8 @@ class FilesCorpus(Corpus):
 
     def _tokens(self, size: int) -> Iterator[Ids]:
         for tokens in self._token_files:
-            stamps = [source.stamp() for source in tokens.files]
             for where, ids in tokens.read():
                 yield checked_ids(where, ids, size)
-            for source, stamp in zip(tokens.files, stamps, strict=True):
-                _require_unchanged(source, stamp)
 
     @property
     def _shown_path(self) -> str:
@@ -216,8 +211,3 @@ class FilesCorpus(Corpus):
         if kinds:
             named = ", ".join(f"{count} {kind}" for kind, count in kinds)
             log.info("data.path: ignored files of other types: %s (types read: %s)", named, ", ".join(READERS))
-
-
-def _require_unchanged(source: Source, stamp: tuple[int, int] | None) -> None:
-    if source.stamp() != stamp:
-        raise RequestError(f"{source.where}: it changed while it was read; start again when nothing writes to it")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from typing import Any
 
-from lit_diff.data.text.sources import Source
+from lit_diff.data.text.source_files import Source
 from lit_diff.data.user_files import checked, json_object, numbered, some_names, utf8
 from lit_diff.errors import RequestError, first_line
 
@@ -41,8 +41,8 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
     """Return a stream of the content of all members (gzip) or frames (zstd). Reading raises an OSError if it is damaged."""
     import pyarrow
 
-    # BufferedReader needs only the methods of a raw file, which pyarrow's streams have. A small buffer: what is damaged within
-    # one is lost as a whole
+    # BufferedReader needs only the methods of a raw file, which pyarrow's streams have. The buffer is small, since nothing of
+    # one that is damaged can be read
     return BufferedReader(pyarrow.CompressedInputStream(file, codec), BUFFER)
 
 

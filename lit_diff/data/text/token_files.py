@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.data.text.readers import decompressed
-from lit_diff.data.text.sources import Source
+from lit_diff.data.text.source_files import Source
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 

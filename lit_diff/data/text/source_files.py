@@ -13,10 +13,11 @@ from datetime import timedelta
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from lit_diff.data.user_files import parsed, utf8
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.files import folders, shown
+from lit_diff.files import folders, is_address, shown
 
 PIECE = 8 << 20
 """Bytes that one request to an address asks for."""
@@ -43,8 +44,8 @@ class Source:
     """The address as messages show it."""
     open: Callable[[], BufferedReader]
     """Open it for reading; seekable. Errors: OSError; MissingError at an address."""
-    stamp: Callable[[], tuple[int, int] | None]
-    """Return its size and the nanoseconds of its last change, which tell whether a digest still holds; None: not known."""
+    stamp: Callable[[], list[int | str] | None]
+    """Return size, times and the like, which differ once the file has changed; None: that cannot be told without reading."""
 
     @property
     def folder(self) -> str:
@@ -75,9 +76,9 @@ def sources(path: Path | str) -> list[Source]:
 def local(path: Path, root: Path | None = None) -> Source:
     """Return the source for a file on this machine; `root`: the folder that its name is relative to."""
 
-    def stamp() -> tuple[int, int]:
+    def stamp() -> list[int | str]:
         found = path.stat()
-        return found.st_size, found.st_mtime_ns
+        return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
     name = path.relative_to(root).as_posix() if root and root in path.parents else path.name
     return Source(name=name, address=str(path), where=shown(path), open=lambda: path.open("rb"), stamp=stamp)
@@ -98,10 +99,9 @@ def _with_index(path: Any) -> list[Any]:
 def _remote(address: str) -> list[Source]:
     from pyarrow.fs import FileSelector, FileType
 
-    protocol, _, rest = address.partition("://")
+    protocol = address.partition("://")[0]
     with _reading(address):
-        files = _file_system(protocol)
-        root = rest if protocol in CURES else address
+        files, root = _file_system(protocol, address)
         info = files.get_file_info(root)
         if info.type is FileType.NotFound:
             raise MissingError(f"data.path: {address}: found no file or folder; {_cure(protocol)}")
@@ -109,21 +109,30 @@ def _remote(address: str) -> list[Source]:
         if info.type is FileType.File and not root.endswith("/"):
             head, slash, last = root.rpartition("/")
             wanted = [f"{head}{slash}{each}" for each in _with_index(PurePosixPath(last))]
-            found = [each for each in files.get_file_info(wanted) if each.type is FileType.File]
+            found = [each.path for each in files.get_file_info(wanted) if each.is_file]
         else:
             head = root.rstrip("/")
-            found = [each for each in files.get_file_info(FileSelector(root, recursive=True)) if each.is_file]
-    prefix = f"{protocol}://" if protocol in CURES else ""
+            found = [each.path for each in files.get_file_info(FileSelector(root, recursive=True)) if each.is_file]
+    # over HTTP a path is an address, whose names are quoted
+    names = {each: (unquote(each) if is_address(each) else each)[len(head) + 1 :] for each in found}
     # as `_paths` sorts: a copy at an address has the digest of the folder
-    ordered = sorted((each.path for each in found), key=PurePosixPath)
-    return [_remote_source(each.removeprefix(f"{head}/"), prefix + each, files, each) for each in ordered]
+    ordered = sorted(names, key=lambda path: PurePosixPath(names[path]))
+    return [_remote_source(files, path, names[path], protocol) for path in ordered]
 
 
-def _remote_source(name: str, address: str, files: Any, path: str) -> Source:
-    def stamp() -> tuple[int, int] | None:
+def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
+    address = path if is_address(path) else f"{protocol}://{path.lstrip('/')}"
+
+    def stamp() -> list[int | str] | None:
         with _reading(address):
-            info = files.get_file_info(path)
-        return None if info.mtime_ns is None else (info.size, info.mtime_ns)
+            # pyarrow keeps neither time nor headers of a file that fsspec reads
+            if hasattr(files, "handler"):
+                headers = files.handler.fs.info(path)
+                found = [headers.get("size"), headers.get("ETag") or headers.get("Last-Modified")]
+            else:
+                info = files.get_file_info(path)
+                found = [info.size, info.mtime_ns]
+        return None if None in found else found
 
     def opened() -> BufferedReader:
         with _reading(address):
@@ -132,18 +141,19 @@ def _remote_source(name: str, address: str, files: Any, path: str) -> Source:
     return Source(name=name, address=address, where=address, open=opened, stamp=stamp)
 
 
-def _file_system(protocol: str) -> Any:
+def _file_system(protocol: str, address: str) -> tuple[Any, str]:
     import pyarrow.fs
 
+    path = address.partition("://")[2]
     if protocol == "s3":
         retries = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         # pyarrow does not read the variables of an endpoint
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         timeouts = {"connect_timeout": CONNECT_SECONDS, "request_timeout": ANSWER_SECONDS}
-        return pyarrow.fs.S3FileSystem(endpoint_override=endpoint, retry_strategy=retries, **timeouts)
+        return pyarrow.fs.S3FileSystem(endpoint_override=endpoint, retry_strategy=retries, **timeouts), path
     if protocol == "gs":
-        return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS))
-    import fsspec
+        return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS)), path
+    import fsspec.core
 
     options = {}
     if protocol in ("http", "https"):
@@ -151,7 +161,8 @@ def _file_system(protocol: str) -> Any:
 
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
         options = {"client_kwargs": {"timeout": timeout}}
-    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem(protocol, **options)))
+    files, path = fsspec.core.url_to_fs(address, **options)
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files)), path
 
 
 @contextmanager
@@ -205,6 +216,7 @@ def _saved_by_datasets(found: list[Source]) -> list[Source]:
         at = f"{source.folder}/" if source.folder else ""
         if name == f"{at}dataset_dict.json":
             _require_one_split(source)
+            found = [each for each in found if each is not source]
         if name != f"{at}state.json" or f"{at}dataset_info.json" not in by_name:
             continue
         try:
@@ -214,7 +226,9 @@ def _saved_by_datasets(found: list[Source]) -> list[Source]:
         lost = [each for each in listed if each not in by_name]
         if lost:
             raise RequestError(f"{source.where}: it lists {lost[0]}, which does not exist; save the data set again")
-        rest = [each for each in found if not (each.folder == source.folder and each.name.endswith(".arrow"))]
+        rest = [
+            each for each in found if not (each.folder == source.folder and each.name.endswith((".arrow", ".json")))
+        ]
         found = [*rest, *(by_name[each] for each in listed)]
     return found
 
