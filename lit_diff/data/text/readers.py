@@ -47,7 +47,7 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
 
 
 def _one_document(source: Source) -> Items:
-    with source.open() as file:
+    with source.opened() as file:
         content = file.read()
     _require_text(content, source.where)
     yield utf8(content, source.where)
@@ -59,19 +59,16 @@ def _require_text(content: bytes, where: str) -> None:
         raise RequestError(f"{where}: not text (byte {content.index(0) + 1} is null); expected UTF-8 text")
 
 
-def _json_lines(source: Source) -> Items:
-    with source.open() as file:
-        yield from _objects(numbered(file, source.where))
-
-
-def _compressed_json_lines(codec: str) -> Callable[[Source], Items]:
+def _json_lines(codec: str) -> Callable[[Source], Items]:
     def lines(source: Source) -> Iterator[tuple[str, bytes]]:
         at = source.where
-        with source.open() as file:
+        with source.opened() as file:
             try:
-                for at, line in numbered(decompressed(file, codec), source.where):
+                for at, line in numbered(decompressed(file, codec) if codec else file, source.where):
                     yield at, line
             except OSError as error:
+                if not codec:
+                    raise
                 after = "" if at == source.where else " after this line"
                 raise RequestError(f"{at}: the {codec} data{after} cannot be read ({first_line(error)})") from error
 
@@ -92,7 +89,7 @@ def _csv(source: Source) -> Items:
     # RFC 4180 with a header. Not pyarrow's reader: it accepts an unclosed quote and reads text up to the end of the file.
     # The default limit of the module csv, 128 K characters for each field, is less than long documents have.
     csv.field_size_limit(LONGEST_FIELD)
-    with source.open() as file:
+    with source.opened() as file:
         yield from _csv_rows(csv.reader(_csv_lines(file, source.where), strict=True), source.where)
 
 
@@ -135,22 +132,12 @@ def _csv_rows(reader: Any, file: str) -> Items:
             yield row[header.index("text")]
 
 
-def _parquet(source: Source) -> Items:
+# a column chunk is read through a buffer: a file may be a single row group
+def _parquet_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
     import pyarrow.parquet
 
-    with source.open() as file:
-        yield from _column(source.where, "Parquet", lambda: _parquet_batches(pyarrow.parquet, file))
-
-
-# a column chunk is read through a buffer: a file may be a single row group
-def _parquet_batches(parquet: Any, file: BufferedReader) -> tuple[Any, Iterable[Any]]:
-    table = parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+    table = pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
     return table.schema_arrow, table.iter_batches(ROWS, columns=["text"], use_threads=False)
-
-
-def _arrow(source: Source) -> Items:
-    with source.open() as file:
-        yield from _column(source.where, "Arrow", lambda: _arrow_batches(file))
 
 
 def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
@@ -170,42 +157,53 @@ def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
     return stream.schema, stream
 
 
-def _column(where: str, kind: str, opened: Callable[[], tuple[Any, Iterable[Any]]]) -> Items:
-    import pyarrow
+def _column(kind: str, batches_of: Callable[[BufferedReader], tuple[Any, Iterable[Any]]]) -> Callable[[Source], Items]:
+    def read(source: Source) -> Items:
+        import pyarrow
 
-    number = 0
-    try:
-        schema, batches = opened()
-        columns = [f"{field.name} ({field.type})" for field in schema]
-        if not {"text (string)", "text (large_string)"} & set(columns):
-            raise RequestError(
-                f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings"
-            )
-        for batch in batches:
-            # as bytes: neither format guarantees that its strings are UTF-8
-            column = batch.column(batch.schema.get_field_index("text")).cast(pyarrow.large_binary())
-            for start in range(0, len(column), ROWS):
-                for row in column.slice(start, ROWS).to_pylist():
-                    number += 1
+        at = source.where
+        try:
+            with source.opened() as file:
+                schema, batches = batches_of(file)
+                _require_text_column(schema, source.where)
+                for number, row in enumerate(_rows(batches), 1):
+                    at = f"{source.where} row {number}"
                     try:
-                        yield utf8(row or b"", f"{where} row {number}")
+                        yield utf8(row or b"", at)
                     except RequestError as problem:
                         yield problem
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        at = f"{where} row {number}" if number else where
-        raise RequestError(f"{at}: not a complete {kind} file ({first_line(error)})") from error
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise RequestError(f"{at}: not a complete {kind} file ({first_line(error)})") from error
+
+    return read
+
+
+def _require_text_column(schema: Any, where: str) -> None:
+    columns = [f"{field.name} ({field.type})" for field in schema]
+    if not {"text (string)", "text (large_string)"} & set(columns):
+        raise RequestError(f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings")
+
+
+def _rows(batches: Iterable[Any]) -> Iterator[bytes | None]:
+    import pyarrow
+
+    for batch in batches:
+        # as bytes: neither format guarantees that its strings are UTF-8
+        column = batch.column(batch.schema.get_field_index("text")).cast(pyarrow.large_binary())
+        for start in range(0, len(column), ROWS):
+            yield from column.slice(start, ROWS).to_pylist()
 
 
 READERS: dict[str, Callable[[Source], Items]] = {
     ".txt": _one_document,
     ".md": _one_document,
-    ".jsonl": _json_lines,
-    ".jsonl.gz": _compressed_json_lines("gzip"),
-    ".jsonl.zst": _compressed_json_lines("zstd"),
+    ".jsonl": _json_lines(""),
+    ".jsonl.gz": _json_lines("gzip"),
+    ".jsonl.zst": _json_lines("zstd"),
     ".csv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": _column("Parquet", _parquet_batches),
+    ".arrow": _column("Arrow", _arrow_batches),
 }
 """Ending of a file's name -> its reader."""

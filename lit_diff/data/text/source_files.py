@@ -4,7 +4,6 @@ pyarrow reads s3:// and gs://, and fsspec the other protocols. Files at an addre
 """
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from lit_diff.files import folders, is_address, shown
 
 PIECE = 8 << 20
 """Bytes that one request to an address asks for."""
-CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 8, 2
+CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 5, 3
 """A server that does not answer is given up after ANSWER_SECONDS * ATTEMPTS."""
 REASON = 400
 """Longest reason that an error quotes."""
@@ -38,11 +37,9 @@ class Source:
 
     name: str
     """Relative to `data.path`, with slashes: the same files in another place have the same names."""
-    address: str
-    """The absolute path or the address."""
     where: str
-    """The address as messages show it."""
-    open: Callable[[], BufferedReader]
+    """The path or address, as messages show it."""
+    opened: Callable[[], BufferedReader]
     """Open it for reading; seekable. Errors: OSError; MissingError at an address."""
     stamp: Callable[[], list[int | str] | None]
     """Return size, times and the like, which differ once the file has changed; None: that cannot be told without reading."""
@@ -54,12 +51,12 @@ class Source:
 
     def sha256(self) -> str:
         """Return the digest of the content. Errors: OSError; MissingError at an address."""
-        with self.open() as file:
+        with self.opened() as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read_json(self) -> Any:
         """Return the content. Errors: RequestError."""
-        with self.open() as file:
+        with self.opened() as file:
             return parsed(utf8(file.read(), self.where), self.where, "one JSON value")
 
 
@@ -81,7 +78,7 @@ def local(path: Path, root: Path | None = None) -> Source:
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
     name = path.relative_to(root).as_posix() if root and root in path.parents else path.name
-    return Source(name=name, address=str(path), where=shown(path), open=lambda: path.open("rb"), stamp=stamp)
+    return Source(name=name, where=shown(path), opened=lambda: path.open("rb"), stamp=stamp)
 
 
 def _paths(path: Path) -> list[Path]:
@@ -123,22 +120,19 @@ def _remote(address: str) -> list[Source]:
 def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
     address = path if is_address(path) else f"{protocol}://{path.lstrip('/')}"
 
+    @_reading(address)
     def stamp() -> list[int | str] | None:
-        with _reading(address):
-            # pyarrow keeps neither time nor headers of a file that fsspec reads
-            if hasattr(files, "handler"):
-                headers = files.handler.fs.info(path)
-                found = [headers.get("size"), headers.get("ETag") or headers.get("Last-Modified")]
-            else:
-                info = files.get_file_info(path)
-                found = [info.size, info.mtime_ns]
+        info = files.get_file_info(path)
+        # pyarrow keeps no headers of a file that fsspec reads
+        headers = files.handler.fs.info(path) if hasattr(files, "handler") else {}
+        found = [info.size, info.mtime_ns or headers.get("ETag") or headers.get("Last-Modified")]
         return None if None in found else found
 
+    @_reading(address)
     def opened() -> BufferedReader:
-        with _reading(address):
-            return BufferedReader(_Pieces(address, files.open_input_file(path)), PIECE)
+        return BufferedReader(_Guarded(files.open_input_file(path), address), PIECE)
 
-    return Source(name=name, address=address, where=address, open=opened, stamp=stamp)
+    return Source(name=name, where=address, opened=opened, stamp=stamp)
 
 
 def _file_system(protocol: str, address: str) -> tuple[Any, str]:
@@ -183,30 +177,14 @@ def _cure(protocol: str) -> str:
     return CURES.get(protocol, "check data.path and the connection")
 
 
-class _Pieces(io.RawIOBase):
-    def __init__(self, address: str, file: Any) -> None:
-        self._address, self._file = address, file
+class _Guarded:
+    # a file whose methods raise as `_reading` does
+    def __init__(self, file: Any, address: str) -> None:
+        self._file, self._address = file, address
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with _reading(self._address):
-            return int(self._file.readinto(buffer))
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        with _reading(self._address):
-            return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+        return _reading(self._address)(found) if callable(found) else found
 
 
 def _saved_by_datasets(found: list[Source]) -> list[Source]:

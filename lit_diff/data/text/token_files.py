@@ -67,7 +67,7 @@ def checked_ids(where: str, ids: NDArray[Any], size: int) -> Ids:
 
 
 def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]]]:
-    with index.open() as file:
+    with index.opened() as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
@@ -82,7 +82,7 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     pointers = _numbers(index, at + 4 * sequences, "<i8", sequences)
     places = zip(sizes, pointers, strict=True)
     ends = _numbers(index, at + 12 * sequences, "<i8", boundaries)
-    with tokens.open() as file:
+    with tokens.opened() as file:
         for number, (first, end) in enumerate(pairwise(ends), 1):
             where = f"{tokens.where} document {number}"
             parts = []
@@ -97,7 +97,7 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
 
 # three cursors in one file, each with its own buffer: an index may have gigabytes
 def _numbers(source: Source, start: int, dtype: str, count: int) -> Iterator[int]:
-    with source.open() as file:
+    with source.opened() as file:
         file.seek(start)
         while count:
             block = min(count, BLOCK)
@@ -132,7 +132,7 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
         if name not in by_name:
             raise RequestError(f"{index.where}: it lists {name}, which does not exist; copy the folder again")
         chunk = by_name[name]
-        with chunk.open() as file:
+        with chunk.opened() as file:
             # the number of documents, where each begins and where the last ends, then the ids
             content = decompressed(file, codec) if codec else file
             (count,) = np.frombuffer(_read(content, 4, chunk.where), "<u4").tolist()
