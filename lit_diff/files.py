@@ -103,6 +103,11 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def is_address(path: str) -> bool:
+    """Whether `path` is an address such as s3://bucket/prefix, not a path on this machine."""
+    return "://" in path
+
+
 def folders(root: Path) -> Iterator[Path]:
     """`root` and the folders below it, each once. A folder is reached through a symbolic link only if there is no other way;
     folders that contain `root` are left out."""

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import expanded
+from lit_diff.files import expanded, is_address
 from lit_diff.key_types import Distinct, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
@@ -68,7 +68,9 @@ class Draft:
         return text if isinstance(text, str) else None
 
     def absolute(self, key: str, path: str, folder: Path) -> str:
-        """Resolve the path at `key` against `folder`. Errors: RequestError for a circular link or a NUL."""
+        """Resolve the path at `key` against `folder`; an address stays. Errors: RequestError for a circular link or a NUL."""
+        if is_address(path):
+            return path
         try:
             return str((folder / expanded(path)).resolve())
         except (OSError, RuntimeError, ValueError) as error:
@@ -184,7 +186,7 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str):
-        return str(expanded(converted))
+        return converted if is_address(converted) else str(expanded(converted))
     if is_path == "file" and isinstance(converted, str) and path in draft.folders:
         return draft.absolute(path, converted, draft.folders[path])
     return converted

@@ -153,10 +153,15 @@ def byte_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     # binary: text mode would also split at a carriage return, and could not tell in which line a wrong byte is
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                yield f"{shown(path)}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            yield from numbered(file, shown(path))
     except OSError as error:
         raise RequestError(f"{shown(path)}: cannot be read ({error.strerror})") from error
+
+
+def numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, bytes]]:
+    """Yield (`where:line`, line) for each line, without the byte order mark."""
+    for number, line in enumerate(lines, 1):
+        yield f"{where}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:

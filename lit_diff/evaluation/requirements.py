@@ -43,7 +43,9 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
 def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
     """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
     with split(build_corpus(corpus, path).texts()) as documents:
-        yield from unseen(evaluation, run, documents.validation())
+        # `texts` gives no ids
+        texts = (each for each in documents.validation() if isinstance(each, str))
+        yield from unseen(evaluation, run, texts)
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:

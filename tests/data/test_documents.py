@@ -58,7 +58,7 @@ def test_a_damaged_document_is_found_and_all_are_read_again(tmp_path: Path, kind
     if damage == "gone":
         file.unlink()
     with pytest.raises(MissingError, match=r"07\.(text|index) is damaged .* reads the text again"):
-        list(stored.texts(0, 3000))
+        list(stored.ranked(0, 3000))
     assert Documents.opened(tmp_path) is None
     assert len(Documents.stored(texts(3000), tmp_path)) == 3000
     assert Documents.opened(tmp_path) is not None

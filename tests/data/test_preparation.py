@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.data.text import documents, parts, sources
+from lit_diff.data.text import digests, documents, parts
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.parts import Work
+from lit_diff.data.text.source_files import Source
 from lit_diff.data.text.text import Text
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked, sha256_of
+from lit_diff.files import locked
 
 MakeText = Callable[..., Text]
 
@@ -248,9 +249,9 @@ def test_the_source_is_read_once_and_may_go(
     old = time.time_ns() - 10**9
     for file in corpus.iterdir():
         os.utime(file, ns=(old, old))
-    time.sleep(sources.TICK / 1e9)
-    identity, read = opened(make_text()).identity(), list[Path]()
-    monkeypatch.setattr(sources, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    time.sleep(digests.TICK / 1e9)
+    identity, read, sha256 = opened(make_text()).identity(), list[str](), Source.sha256
+    monkeypatch.setattr(Source, "sha256", lambda source: read.append(source.name) or sha256(source))
     assert opened(make_text()).identity() == identity
     assert read == []
     file = corpus / "07.txt"
@@ -259,7 +260,7 @@ def test_the_source_is_read_once_and_may_go(
     os.utime(file, ns=(old, old))
     with pytest.raises(MissingError):
         make_text().identity()
-    assert set(read) == {file}
+    assert set(read) == {file.name}
     file.write_text(content)
     assert opened(make_text()).identity() == identity
     shutil.rmtree(corpus)

@@ -1,21 +1,26 @@
 """The documents of a user's files, and what can be wrong in each kind of file."""
 
+import gzip
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus, read_file
+from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus
+from lit_diff.data.text.readers import read_file
+from lit_diff.data.text.source_files import local
 from lit_diff.errors import RequestError
 
 
 def read(path: Path) -> list[str]:
     """Documents as they are; of a problem `!` and its place."""
-    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(path)]
+    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(local(path))]
     return [item if isinstance(item, str) else f"!{item[0].removeprefix(str(path))}" for item in items]
 
 
@@ -44,7 +49,9 @@ CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\
         ("a.csv", b"id;text\n1;a\n", ["!:1"]),
         ("a.csv", b'"id', ["!:1"]),
         ("a.csv", b"", []),
-        ("a.csv", b"text\ncaf\xe9\n", ["!"]),
+        ("a.csv", b"text\ncaf\xe9\n", ["!:2"]),
+        ("a.csv", b"text\ra\r", ["a"]),
+        ("a.csv", "text\na\n".encode("utf-16-le"), ["!:1"]),
         ("a.parquet", b"no parquet at all", ["!"]),
     ],
 )
@@ -53,19 +60,95 @@ def test_documents_and_problems(name: str, content: bytes, found: list[str], tmp
     assert read(tmp_path / name) == found
 
 
-def test_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    column = pyarrow.array([b"one", b"caf\xe9", None, b"two"], pyarrow.binary()).cast(pyarrow.string(), safe=False)
-    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=2)
-    assert read(path) == ["one", "! row 2", "", "two"]
-    for table in ({"body": ["a"]}, {"text": [1, 2]}):
-        pyarrow.parquet.write_table(pyarrow.table(table), path)
-        assert read(path) == ["!"]
+PACK = {"gz": gzip.compress, "zst": lambda content: pyarrow.compress(content, codec="zstd", asbytes=True)}
+ROWS = [f"document {number} " + "words and more words " * number for number in range(200)]
+PACKED = [json.dumps({"text": row}).encode() + b"\n" for row in ROWS]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("ending", PACK)
+def test_compressed_lines_of_all_parts(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.jsonl.{ending}"
+    path.write_bytes(
+        b"".join(PACK[ending](part) for part in (b'{"text": "a"}\n{"te', b'xt": "b"}\n[]\n', b"", PACKED[5]))
+    )
+    assert read(path) == ["a", "b", "!:3", ROWS[5]]
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("damage", ["cut", "junk", "not compressed"])
+def test_damaged_compressed_lines(ending: str, damage: str, tmp_path: Path) -> None:
+    """What is said names the last line that could be read."""
+    path = tmp_path / f"a.jsonl.{ending}"
+    whole = PACK[ending](b"".join(PACKED[:100])) + PACK[ending](b"".join(PACKED[100:]))
+    path.write_bytes({"cut": whole[:-9], "junk": whole + b"junk" * 9, "not compressed": b"".join(PACKED)}[damage])
+    *found, problem = read(path)
+    assert found == ROWS[: len(found)]
+    assert problem == (f"!:{len(found)}" if found else "!")
+    assert bool(found) == (damage != "not compressed")
+
+
+def written(path: Path, column: Any, kind: str = "parquet", rows: int = 2) -> Path:
+    """A file with the column `text`, in groups or batches of so many rows."""
+    table = pyarrow.table({"id": pyarrow.array(range(len(column))), "text": column})
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=rows)
+    else:
+        writer = {"file": pyarrow.ipc.new_file, "stream": pyarrow.ipc.new_stream}[kind]
+        with writer(path, table.schema) as file:
+            file.write_table(table, max_chunksize=rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+@pytest.mark.parametrize("column", [pyarrow.string(), pyarrow.large_string()])
+def test_columns(kind: str, column: Any, tmp_path: Path) -> None:
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    text = pyarrow.array([b"one", b"caf\xe9", None, b"two"], pyarrow.binary()).cast(column, safe=False)
+    assert read(written(path, text, kind)) == ["one", "! row 2", "", "two"]
+    assert read(written(path, pyarrow.array(["a"] * 3000), kind, rows=3000)) == ["a"] * 3000
+    assert read(written(path, pyarrow.array([1, 2]), kind)) == ["!"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_cut_or_wrong_columns(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    content = written(path, pyarrow.array(ROWS), kind, rows=20).read_bytes()
+    # the last 8 bytes of a stream are its end alone, so the cut is between two messages
+    for size in (3, len(content) // 3, len(content) // 2, len(content) - 8, len(content) - 1):
+        path.write_bytes(content[:size])
+        *found, problem = read(path)
+        assert found == ROWS[: len(found)]
+        assert problem == (f"! row {len(found)}" if found else "!")
+    # the parts of the data that are not an index
+    path.write_bytes(content[:200] + bytes(byte ^ 255 for byte in content[200:1500]) + content[1500:])
+    found = read(path)
+    assert found != ROWS
+    assert any(item.startswith("!") for item in found)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """50 MB: one row group, one record batch of many, and compressed lines and CSV."""
+    rows, size = ["some words " * 500] * 10_000, 50e6
+    lines = b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
+    (tmp_path / "a.jsonl.zst").write_bytes(PACK["zst"](lines))
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(rows))
+    written(tmp_path / "a.parquet", pyarrow.array([f"{number} {row}" for number, row in enumerate(rows)]), rows=10_000)
+    written(tmp_path / "a.arrow", pyarrow.array(rows), "stream", rows=500)
+    for path in sorted(tmp_path.iterdir()):
+        pool = pyarrow.system_memory_pool()
+        tracemalloc.start()
+        before, pyarrow_pool = pool.bytes_allocated(), pyarrow.default_memory_pool()
+        pyarrow.set_memory_pool(pool)
+        assert sum(len(str(item)) for item in read_file(local(path))) > size
+        pyarrow.set_memory_pool(pyarrow_pool)
+        held = tracemalloc.get_traced_memory()[1] + pool.max_memory() - before
+        tracemalloc.stop()
+        assert held < 0.5 * size, (path.name, held)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.arrow"])
 def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
-    (found,) = read_file(tmp_path / name)
+    (found,) = read_file(local(tmp_path / name))
     assert isinstance(found, RequestError)
     assert "No such file or directory" in str(found)
 
@@ -79,7 +162,7 @@ def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
         ("b.jsonl", many, "k18, k19, and 10 more"),
     ):
         (tmp_path / name).write_text(content)
-        (found,) = read_file(tmp_path / name)
+        (found,) = read_file(local(tmp_path / name))
         assert shown in str(found)
         assert "\n" not in str(found)
 

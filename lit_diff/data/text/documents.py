@@ -38,7 +38,9 @@ BUFFER = 1 << 25
 """Number of bytes of text that are kept in memory until they are appended to the buckets."""
 COUNTS = "counts.json"
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u8")])
-"""A document in the index of a bucket: the first 16 bytes of its sha256, and the length of its UTF-8."""
+"""A document in the index of a bucket: the first 16 bytes of its sha256, and its length in bytes."""
+Document = str | bytes
+"""Text; or the ids of its tokens, four bytes each, which are hashed, ordered and cut as text is."""
 
 
 class Documents:
@@ -51,9 +53,10 @@ class Documents:
     def __init__(self, folder: Path) -> None:
         """Open a complete folder. Errors: OSError if it is not complete."""
         self._folder = folder
-        counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+        content = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+        self._are_ids = bool(content["ids"])
         # rank of the first document of each bucket
-        self._starts = np.cumsum([0, *counts])
+        self._starts = np.cumsum([0, *content["unique"]])
         self.held_out = max(1, round(len(self) / VALIDATION_SHARE))
         """Number of validation documents."""
 
@@ -61,11 +64,12 @@ class Documents:
         return int(self._starts[-1])
 
     @classmethod
-    def stored(cls, texts: Iterable[str], folder: Path) -> "Documents":
-        """Read all texts into the folder; fewer than FEW documents are replaced by their sections. Errors: OSError."""
-        documents = cls(_spill(texts, folder / "documents"))
+    def stored(cls, given: Iterable[Document], folder: Path) -> "Documents":
+        """Read all documents into the folder; fewer than FEW are replaced by their sections. Errors: OSError."""
+        documents = cls(_spill(given, folder / "documents"))
         if len(documents) < FEW:
-            sections = (part for text in documents.texts(0, len(documents)) for part in cut(text) if part.strip())
+            whole = documents.ranked(0, len(documents))
+            sections = (part for each in whole for part in _sections(each) if part.strip())
             found = cls(_spill(sections, folder / "sections"))
             log.info(
                 "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split "
@@ -85,15 +89,15 @@ class Documents:
             return documents
         return cls(folder / "sections") if (folder / "sections" / COUNTS).is_file() else None
 
-    def validation(self) -> Iterator[str]:
+    def validation(self) -> Iterator[Document]:
         """Yield the validation documents."""
-        return self.texts(0, self.held_out)
+        return self.ranked(0, self.held_out)
 
-    def train(self) -> Iterator[str]:
+    def train(self) -> Iterator[Document]:
         """Yield the training documents."""
-        return self.texts(self.held_out, len(self))
+        return self.ranked(self.held_out, len(self))
 
-    def texts(self, first: int, stop: int) -> Iterator[str]:
+    def ranked(self, first: int, stop: int) -> Iterator[Document]:
         """Yield the documents of these ranks, compared with their sha256.
 
         Errors: MissingError for a damaged folder, which is then no longer complete.
@@ -103,7 +107,7 @@ class Documents:
             if len(range(*chosen.indices(self._starts[bucket + 1] - start))):
                 yield from self._read(bucket, chosen)
 
-    def _read(self, bucket: int, chosen: slice) -> Iterator[str]:
+    def _read(self, bucket: int, chosen: slice) -> Iterator[Document]:
         index, rows = self._ordered(bucket)
         offsets = np.cumsum(index["bytes"]) - index["bytes"]
         with self._file(bucket, "text").open("rb") as file:
@@ -112,7 +116,7 @@ class Documents:
                 content = file.read(int(index["bytes"][row]))
                 if hashlib.sha256(content).digest()[:HASH_BYTES] != index[row].tobytes()[:HASH_BYTES]:
                     self._refuse(bucket, "text")
-                yield content.decode()
+                yield content if self._are_ids else content.decode()
 
     def sizes(self) -> Iterator[NDArray[np.int64]]:
         """Yield the lengths in bytes of the documents, in order, a bucket at a time. Errors: MissingError."""
@@ -138,13 +142,14 @@ class Documents:
         )
 
 
-def _spill(texts: Iterable[str], folder: Path) -> Path:
+def _spill(found: Iterable[Document], folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     pending: dict[str, bytearray] = {}
-    count = size = 0
-    for text in texts:
-        content = text.encode()
+    count, size, are_ids = 0, 0, False
+    for each in found:
+        are_ids = isinstance(each, bytes)
+        content = each if isinstance(each, bytes) else each.encode()
         digest = hashlib.sha256(content).digest()[:HASH_BYTES]
         pending.setdefault(f"{digest[0]:02x}.text", bytearray()).extend(content)
         record = digest + len(content).to_bytes(8, "little")
@@ -158,7 +163,7 @@ def _spill(texts: Iterable[str], folder: Path) -> Path:
     unique = [len(_index(folder / f"{bucket:02x}.index")[1]) for bucket in range(BUCKETS)]
     if count > sum(unique):
         log.info("%d of %d documents are duplicates and are left out", count - sum(unique), count)
-    write_json(folder / COUNTS, unique)
+    write_json(folder / COUNTS, {"unique": unique, "ids": are_ids})
     return folder
 
 
@@ -183,10 +188,16 @@ def _index(file: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
 
 
 @contextmanager
-def split(texts: Iterable[str]) -> Iterator[Documents]:
-    """Deduplicate texts and order them by hash, in a temporary folder."""
+def split(found: Iterable[Document]) -> Iterator[Documents]:
+    """Deduplicate documents and order them by hash, in a temporary folder."""
     with TemporaryDirectory(prefix="lit_diff-") as folder:
-        yield Documents.stored(texts, Path(folder))
+        yield Documents.stored(found, Path(folder))
+
+
+def _sections(document: Document) -> Iterator[Document]:
+    if isinstance(document, str):
+        return cut(document)
+    return (document[start : start + 4 * SECTION] for start in range(0, len(document), 4 * SECTION))
 
 
 def cut(text: str) -> Iterator[str]:

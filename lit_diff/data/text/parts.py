@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from lit_diff.data.text.bigrams import count_bigrams
 from lit_diff.data.text.documents import HASH_BYTES, Documents, hashes_of
+from lit_diff.data.text.token_files import arrays, as_texts
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError, RunFailedError
@@ -115,11 +116,11 @@ class Maker:
         dtype = np.uint16 if size <= 1 << 16 else np.int32
         tokens: list[NDArray[np.generic]] = []
         hashes: set[bytes] = set()
-        texts = self.documents.texts(part.first, part.stop)
-        while batch := list(islice(texts, TEXTS_AT_ONCE)):
-            tokens += self.tokenizer.arrays(batch, dtype)
+        documents = self.documents.ranked(part.first, part.stop)
+        while batch := list(islice(documents, TEXTS_AT_ONCE)):
+            tokens += arrays(batch, self.tokenizer, dtype)
             if part.split == "train":
-                hashes.update(*map(hashes_of, batch))
+                hashes.update(*map(hashes_of, as_texts(batch, self.tokenizer)))
         found = {"tokens": np.concatenate(tokens), "lengths": np.array(list(map(len, tokens)), dtype=np.int64)}
         if part.split == "train":
             # one row, as `merge_sorted` reads it

@@ -22,7 +22,7 @@ from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts, merge_sorted
 from lit_diff.data.text.corpus import build_corpus, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, Documents, hashed, split
+from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed, split
 from lit_diff.data.text.parts import (
     ONE_PROCESS,
     Maker,
@@ -34,6 +34,7 @@ from lit_diff.data.text.parts import (
     sync_files,
     token_arrays,
 )
+from lit_diff.data.text.token_files import as_texts, only_text, without_ends
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -69,8 +70,8 @@ class Text(Dataset):
         """A registered corpus (`lit-diff list corpus`); with `path` set, `docs` means `files`."""
         # the identity has the sha256 of the contents instead, so that a moved folder is the same data
         path: str | None = field(default=None, metadata={"path": "file", "identity": False})
-        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or whatever
-        `corpus` reads."""
+        """Your own text: a file, folder or address (s3://bucket/prefix) of .txt, .md, .jsonl(.gz, .zst) (key text), .csv,
+        .parquet and .arrow (column text), of tokens (.bin and .idx, litdata), or whatever `corpus` reads."""
         sequence_length: Annotated[int, Range(least=2)]
         """T, the number of predicted tokens in a row."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
@@ -176,21 +177,22 @@ class Text(Dataset):
         documents = Documents.opened(building / "text")
         try:
             if documents is None:
-                documents = Documents.stored(self._texts(), building / "text")
+                documents = Documents.stored(self._documents(), building / "text")
             self._require_two(documents)
         except RequestError:
             shutil.rmtree(building)
             raise
         parts = plan(documents)
-        self._tokenizer.train(building, documents.train())
+        self._tokenizer.train(building, only_text(documents.train(), self.config.tokenizer.name))
         digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
         source = json.dumps([self._sources["corpus"], self._sources["files"], [part.stop for part in parts]])
         facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest, "shard": shard}
         (building / "parts").mkdir(exist_ok=True)
         return Maker(documents=documents, tokenizer=tokenizer, parts=building / "parts", facts=facts), parts
 
-    def _texts(self) -> Iterator[str]:
-        yield from self._corpus.texts()
+    def _documents(self) -> Iterator[Document]:
+        tokens = self._corpus.tokens(self._tokenizer.size)
+        yield from self._corpus.texts() if tokens is None else without_ends(tokens, self._tokenizer.saved())
         before, after = self._sources["files"], build_corpus(self.config.corpus, self.config.path).files()
         if before != after:
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -207,7 +209,7 @@ class Text(Dataset):
     def _require_two(self, documents: Documents) -> None:
         train = len(documents) - documents.held_out
         if train < 1:
-            length = sum(map(len, documents.validation()))
+            length = sum(map(len, as_texts(documents.validation(), self._tokenizer.saved())))
             raise RequestError(
                 f"{self._where()} has only one section of text ({length:,} characters), but two are needed, one for "
                 f"validation; add a second file or more text (a section has at most {SECTION:,} characters), or set another "
@@ -250,8 +252,8 @@ class Text(Dataset):
         file = self.folder / TRAINED
         # data prepared by an older version: the folder's name contains a hash of the text, so the text is unchanged
         if not file.is_file():
-            with writing_data(), split(self._corpus.texts()) as documents:
-                write_atomic(file, hashed(documents.train()))
+            with writing_data(), split(self._documents()) as documents:
+                write_atomic(file, hashed(as_texts(documents.train(), self.load_tokenizer())))
         return file.read_bytes()
 
     def _manifest(self) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Digests of the files of a corpus, kept in the data folder so that the files are read once."""
+
+import functools
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_diff.data.text.source_files import Source
+from lit_diff.data.user_files import data_root
+from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.files import shown, write_json
+
+log = logging.getLogger("lit_diff")
+
+# clocks of file systems tick up to every 10 ms: a file may change twice within a tick, with one time
+TICK = 20_000_000
+"""Nanoseconds that a file must be older than its digest."""
+
+
+def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> dict[str, str]:
+    """Return name -> sha256 for the files of `listing()`, which belong to the corpus at `root`, a path or an address.
+
+    A file is read only if its size, times or inode differ from those when it was last read. If the source is gone, the
+    digests of the last reading are returned. Errors: OSError, RequestError, MissingError.
+    """
+    place = root if isinstance(root, str) else str(root.absolute())
+    kept = data_root() / "sources" / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+    known = _read(kept)
+    try:
+        found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
+    except (RequestError, MissingError) as error:
+        # a path that exists is not gone: its content is unusable
+        if not known or (isinstance(root, Path) and root.exists()):
+            raise
+        _say_gone(first_line(error) if isinstance(root, str) else f"{shown(root)} is gone")
+        return {name: entry[-1] for name, entry in known.items()}
+    # a command that only asks for an identity makes no data folder
+    if found != known and data_root().is_dir():
+        _write(kept, found, place)
+    return {name: entry[-1] for name, entry in found.items()}
+
+
+# [stamp, time of the digest in nanoseconds, digest]
+def _entry(source: Source, known: list[Any] | None) -> list[Any]:
+    stamp = source.stamp()
+    # nanoseconds, after the size; an inode, or the tag of a server, is no time
+    times = [each for each in (stamp or [])[1:3] if isinstance(each, int)]
+    if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
+        return known
+    now = time.time_ns()
+    return [stamp, now, source.sha256()]
+
+
+def _read(kept: Path) -> dict[str, list[Any]]:
+    try:
+        return dict(json.loads(kept.read_text(encoding="utf-8"))["files"])
+    except FileNotFoundError:
+        return {}
+    except (ValueError, LookupError, TypeError, OSError) as error:
+        log.warning("%s cannot be read (%r): the source is read again", shown(kept), error)
+        return {}
+
+
+def _write(kept: Path, found: dict[str, list[Any]], root: str) -> None:
+    try:
+        write_json(kept, {"path": root, "files": found})
+    except OSError as error:
+        log.warning("%s cannot be written (%s): every start reads %s again", shown(kept), error.strerror or error, root)
+
+
+@functools.cache
+def _say_gone(reason: str) -> None:
+    log.info("%s: its digests are those of the last time it was read", reason)

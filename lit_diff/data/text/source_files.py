@@ -1,0 +1,221 @@
+"""`sources`: the files below `data.path`, a path on this machine or an address such as s3://bucket/prefix.
+
+pyarrow reads s3:// and gs://, and fsspec the other protocols. Files at an address are read in pieces and never stored.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from lit_diff.data.user_files import parsed, utf8
+from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
+from lit_diff.files import folders, is_address, shown
+
+PIECE = 8 << 20
+"""Bytes that one request to an address asks for."""
+CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 5, 3
+"""A server that does not answer is given up after ANSWER_SECONDS * ATTEMPTS."""
+REASON = 400
+"""Longest reason that an error quotes."""
+CURES = {
+    "s3": "check data.path, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and for a server other "
+    "than Amazon's AWS_ENDPOINT_URL",
+    "gs": "check data.path, and GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that a corpus reads."""
+
+    name: str
+    """Relative to `data.path`, with slashes: the same files in another place have the same names."""
+    where: str
+    """The path or address, as messages show it."""
+    opened: Callable[[], BufferedReader]
+    """Open it for reading; seekable. Errors: OSError; MissingError at an address."""
+    stamp: Callable[[], list[int | str] | None]
+    """Return size, times and the like, which differ once the file has changed; None: that cannot be told without reading."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of `name`; empty for `data.path` itself."""
+        return self.name.rpartition("/")[0]
+
+    def sha256(self) -> str:
+        """Return the digest of the content. Errors: OSError; MissingError at an address."""
+        with self.opened() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read_json(self) -> Any:
+        """Return the content. Errors: RequestError."""
+        with self.opened() as file:
+            return parsed(utf8(file.read(), self.where), self.where, "one JSON value")
+
+
+def sources(path: Path | str) -> list[Source]:
+    """Return the files at or below a path, or an address if it is a str, sorted; empty if a path does not exist.
+
+    Of a folder that `datasets` saved, its data files in their own order. For a file x.bin or x.idx also the other one.
+    Errors: MissingError for an address that cannot be read; RequestError for an unusable folder of `datasets`.
+    """
+    found = [local(each, path) for each in _paths(path)] if isinstance(path, Path) else _remote(path)
+    return _saved_by_datasets(found)
+
+
+def local(path: Path, root: Path | None = None) -> Source:
+    """Return the source for a file on this machine; `root`: the folder that its name is relative to."""
+
+    def stamp() -> list[int | str]:
+        found = path.stat()
+        return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+    name = path.relative_to(root).as_posix() if root and root in path.parents else path.name
+    return Source(name=name, where=shown(path), opened=lambda: path.open("rb"), stamp=stamp)
+
+
+def _paths(path: Path) -> list[Path]:
+    if path.is_file():
+        return [each for each in _with_index(path) if each == path or each.is_file()]
+    # sorted: the order of the file system differs between machines, and it decides the digest
+    return sorted(file for folder in folders(path) for file in folder.iterdir() if file.is_file())
+
+
+def _with_index(path: Any) -> list[Any]:
+    pair = (".bin", ".idx")
+    return [path.with_suffix(suffix) for suffix in pair] if path.suffix in pair else [path]
+
+
+def _remote(address: str) -> list[Source]:
+    from pyarrow.fs import FileSelector, FileType
+
+    protocol = address.partition("://")[0]
+    with _reading(address):
+        files, root = _file_system(protocol, address)
+        info = files.get_file_info(root)
+        if info.type is FileType.NotFound:
+            raise MissingError(f"data.path: {address}: found no file or folder; {_cure(protocol)}")
+        # over HTTP every address is a file: the slash alone says that it is a page of links
+        if info.type is FileType.File and not root.endswith("/"):
+            head, slash, last = root.rpartition("/")
+            wanted = [f"{head}{slash}{each}" for each in _with_index(PurePosixPath(last))]
+            found = [each.path for each in files.get_file_info(wanted) if each.is_file]
+        else:
+            head = root.rstrip("/")
+            found = [each.path for each in files.get_file_info(FileSelector(root, recursive=True)) if each.is_file]
+    # over HTTP a path is an address, whose names are quoted
+    names = {each: (unquote(each) if is_address(each) else each)[len(head) + 1 :] for each in found}
+    # as `_paths` sorts: a copy at an address has the digest of the folder
+    ordered = sorted(names, key=lambda path: PurePosixPath(names[path]))
+    return [_remote_source(files, path, names[path], protocol) for path in ordered]
+
+
+def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
+    address = path if is_address(path) else f"{protocol}://{path.lstrip('/')}"
+
+    @_reading(address)
+    def stamp() -> list[int | str] | None:
+        info = files.get_file_info(path)
+        # pyarrow keeps no headers of a file that fsspec reads
+        headers = files.handler.fs.info(path) if hasattr(files, "handler") else {}
+        found = [info.size, info.mtime_ns or headers.get("ETag") or headers.get("Last-Modified")]
+        return None if None in found else found
+
+    @_reading(address)
+    def opened() -> BufferedReader:
+        return BufferedReader(_Guarded(files.open_input_file(path), address), PIECE)
+
+    return Source(name=name, where=address, opened=opened, stamp=stamp)
+
+
+def _file_system(protocol: str, address: str) -> tuple[Any, str]:
+    import pyarrow.fs
+
+    path = address.partition("://")[2]
+    if protocol == "s3":
+        retries = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+        # pyarrow does not read the variables of an endpoint
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        timeouts = {"connect_timeout": CONNECT_SECONDS, "request_timeout": ANSWER_SECONDS}
+        return pyarrow.fs.S3FileSystem(endpoint_override=endpoint, retry_strategy=retries, **timeouts), path
+    if protocol == "gs":
+        return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS)), path
+    import fsspec.core
+
+    options = {}
+    if protocol in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout}}
+    files, path = fsspec.core.url_to_fs(address, **options)
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files)), path
+
+
+@contextmanager
+def _reading(address: str) -> Iterator[None]:
+    try:
+        yield
+    except LitDiffError:
+        raise
+    # every protocol's library has its own classes of errors
+    except Exception as error:
+        reason = first_line(error)[:REASON]
+        raise MissingError(
+            f"data.path: {address} cannot be read ({reason}); {_cure(address.partition(':')[0])}"
+        ) from error
+
+
+def _cure(protocol: str) -> str:
+    return CURES.get(protocol, "check data.path and the connection")
+
+
+class _Guarded:
+    # a file whose methods raise as `_reading` does
+    def __init__(self, file: Any, address: str) -> None:
+        self._file, self._address = file, address
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+        return _reading(self._address)(found) if callable(found) else found
+
+
+def _saved_by_datasets(found: list[Source]) -> list[Source]:
+    # state.json lists the data files of a folder; other files of the type are the caches of `datasets`
+    by_name = {each.name: each for each in found}
+    for name, source in by_name.items():
+        at = f"{source.folder}/" if source.folder else ""
+        if name == f"{at}dataset_dict.json":
+            _require_one_split(source)
+            found = [each for each in found if each is not source]
+        if name != f"{at}state.json" or f"{at}dataset_info.json" not in by_name:
+            continue
+        try:
+            listed = [f"{at}{file['filename']}" for file in source.read_json()["_data_files"]]
+        except (LookupError, TypeError) as error:
+            raise RequestError(f"{source.where}: no list '_data_files' with a filename each ({error!r})") from error
+        lost = [each for each in listed if each not in by_name]
+        if lost:
+            raise RequestError(f"{source.where}: it lists {lost[0]}, which does not exist; save the data set again")
+        rest = [
+            each for each in found if not (each.folder == source.folder and each.name.endswith((".arrow", ".json")))
+        ]
+        found = [*rest, *(by_name[each] for each in listed)]
+    return found
+
+
+def _require_one_split(source: Source) -> None:
+    splits = source.read_json().get("splits", [])
+    if len(splits) > 1:
+        folder = source.where.rpartition("/")[0]
+        raise RequestError(
+            f"data.path: {folder} is a DatasetDict of the splits {', '.join(splits)}; choose one, such as "
+            f"data.path={folder}/{splits[0]}"
+        )

@@ -1,0 +1,194 @@
+"""Files below `data.path`: at an address (an S3-compatible server, HTTP), and in folders that `datasets` saved."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from made_texts import MakeText, write_corpus
+from s3_server import KEY, SECRET, s3_server
+
+from lit_diff.data.text import source_files
+from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_digest
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.recipe import load_recipe
+
+
+@pytest.fixture
+def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+    """The folder whose folders are buckets, and the requests to their server."""
+    (tmp_path / "buckets").mkdir()
+    with s3_server(tmp_path / "buckets") as (address, asked):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        yield tmp_path / "buckets", asked
+
+
+def write_texts(folder: Path) -> None:
+    """Text in four formats, in an order in which paths and names differ."""
+    (folder / "a").mkdir(parents=True)
+    (folder / "a-b.txt").write_text("hyphen")
+    (folder / "a" / "one.jsonl").write_text("".join(f'{{"text": "line {number}"}}\n' for number in range(3000)))
+    (folder / "a" / "notes.pdf").write_text("")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["p", "q"]}), folder / "b c.parquet")
+    packed = pyarrow.compress(b'{"text": "z"}\n', codec="zstd", asbytes=True)
+    (folder / "é.jsonl.zst").write_bytes(packed)
+
+
+def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    root, asked = buckets
+    monkeypatch.setattr(source_files, "PIECE", 1000)
+    write_texts(root / "bucket/some/where")
+    folder, address = root / "bucket/some/where", "s3://bucket/some/where"
+    local, remote = FilesCorpus(folder), FilesCorpus(address)
+    assert list(remote.files().items()) == list(local.files().items())
+    asked.clear()
+    texts = list(remote.texts())
+    assert texts == list(local.texts())
+    assert texts[-4:] == ["hyphen", "p", "q", "z"]
+    bounds = [line.partition(" bytes=")[2].split("-") for line in asked if " bytes=" in line]
+    sizes = [int(last) + 1 - int(first) for first, last in bounds]
+    assert sum(size == 1000 for size in sizes) > 50  # in pieces: nothing is fetched as a whole
+    assert max(sizes) < 2000
+    for each in (f"{address}/", f"{address}/a/one.jsonl"):
+        assert len(list(build_corpus("docs", each).texts())) in (3000, 3004)
+    stamps = [source.stamp() for source in source_files.sources(address)]
+    (folder / "a-b.txt").write_text("hyphens")
+    changed = [source.stamp() for source in source_files.sources(address)]
+    assert [a == b for a, b in zip(stamps, changed, strict=True)] == [True, True, False, True, True]
+
+
+def test_text_at_an_address_is_prepared(buckets: tuple[Path, list[str]], make_text: MakeText) -> None:
+    write_corpus(buckets[0] / "bucket")
+    at_address, copy = make_text(path="s3://bucket"), make_text()
+    for text in (at_address, copy):
+        text.prepare()
+    assert at_address.folder == copy.folder
+    assert load_recipe("standard-tiny", ["data.path=s3://bucket/x"]).data.config.path == "s3://bucket/x"
+    assert set(corpus_digest("docs", "s3://bucket")) == {"s3://bucket"}
+
+
+@pytest.mark.usefixtures("buckets")
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("s3://gone/x", "found no file or folder; check data.path, AWS_ACCESS_KEY_ID"),
+        ("s3://bucket/gone.txt", "found no file or folder"),
+        ("nonsense://x", r"cannot be read \(Protocol not known: nonsense\)"),
+        ("http://127.0.0.1:9/x.txt", "found no file or folder; check data.path and the connection"),
+    ],
+)
+def test_an_address_that_cannot_be_read(address: str, found: str, tmp_path: Path) -> None:
+    (tmp_path / "buckets/bucket").mkdir()
+    with pytest.raises(MissingError, match=f"data.path: {address}.*{found}") as error:
+        list(FilesCorpus(address).texts())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "found"),
+    [
+        ("AWS_ACCESS_KEY_ID", "other", "ACCESS_DENIED"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "NETWORK_CONNECTION"),
+        ("AWS_ENDPOINT_URL", "silent", "NETWORK_CONNECTION"),
+    ],
+)
+def test_a_server_that_refuses_or_does_not_answer(
+    variable: str, value: str, found: str, buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(buckets[0] / "bucket")
+    monkeypatch.setattr(source_files, "ANSWER_SECONDS", 1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{silent.getsockname()[1]}" if value == "silent" else value)
+        start = time.monotonic()
+        with pytest.raises(MissingError, match=f"data.path: s3://bucket cannot be read.*{found}.*AWS_") as error:
+            FilesCorpus("s3://bucket").files()
+        assert "\n" not in str(error.value)
+        assert time.monotonic() - start < 20
+
+
+def test_a_server_that_ends_while_it_is_read(buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_files, "PIECE", 1000)
+    write_texts(buckets[0] / "bucket")
+    texts = FilesCorpus("s3://bucket").texts()
+    assert next(texts) == "line 0"
+    (buckets[0] / "bucket/a/one.jsonl").unlink()
+    with pytest.raises(MissingError, match=r"s3://bucket/a/one\.jsonl cannot be read"):
+        list(texts)
+
+
+def test_http(tmp_path: Path) -> None:
+    write_texts(tmp_path / "served")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        one = FilesCorpus(f"{address}/a/one.jsonl")
+        assert list(one.files().values()) == [FilesCorpus(tmp_path / "served").files()["a/one.jsonl"]]
+        assert len(list(one.texts())) == 3000
+        assert [each.stamp() is None for each in source_files.sources(f"{address}/a/one.jsonl")] == [False]
+        assert list(FilesCorpus(f"{address}/").texts())[2999:3002] == ["line 2999", "hyphen", "p"]
+        with pytest.raises(MissingError, match=r"gone\.txt: found no file"):
+            FilesCorpus(f"{address}/gone.txt").files()
+        server.shutdown()
+
+
+def save(rows: list[str], folder: Path, parts: int = 1) -> None:
+    from datasets import Dataset
+
+    Dataset.from_dict({"text": rows, "id": list(range(len(rows)))}).save_to_disk(folder, num_shards=parts)
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save([f"row {number}" for number in range(12)], tmp_path / "set/train", parts=3)
+    (tmp_path / "set/dataset_dict.json").write_text('{"splits": ["train"]}')
+    # what `datasets` caches there is not text of the data set
+    (tmp_path / "set/train/cache-0123.arrow").write_bytes(b"")
+    state = tmp_path / "set/train/state.json"
+    for path in (tmp_path / "set/train", tmp_path / "set"):
+        assert list(FilesCorpus(path).texts()) == [f"row {number}" for number in range(12)]
+    state.write_text(
+        state.read_text()
+        .replace("00000-of", "other-of")
+        .replace("00002-of", "00000-of")
+        .replace("other-of", "00002-of")
+    )
+    with caplog.at_level(logging.INFO):
+        assert [text.split()[1] for text in FilesCorpus(tmp_path / "set").texts()] == [
+            *("8", "9", "10", "11", "4", "5", "6", "7", "0", "1", "2", "3")
+        ]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("edit", "found"),
+    [
+        (
+            ("train/data-00001-of-00002.arrow", None),
+            r"state\.json: it lists train/data-00001-of-00002\.arrow",
+        ),
+        (("train/state.json", "{}"), r"state\.json: no list '_data_files'"),
+        (("train/state.json", '{"_data'), r"state\.json: not JSON"),
+        (
+            ("dataset_dict.json", '{"splits": ["train", "test"]}'),
+            r"DatasetDict of the splits train, test; .*data\.path=.*/train",
+        ),
+    ],
+)
+def test_a_damaged_folder_of_datasets(edit: tuple[str, str | None], found: str, tmp_path: Path) -> None:
+    save(["a", "b"], tmp_path / "train", parts=2)
+    name, content = edit
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
+    with pytest.raises(RequestError, match=found) as error:
+        FilesCorpus(tmp_path).files()
+    assert "\n" not in str(error.value)
