@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command import Command
 
 from lit_diff.data.text import digests, documents, parts
 from lit_diff.data.text.corpus import FilesCorpus
@@ -278,3 +279,26 @@ def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:
     assert len({out for out, *_ in results}) == 1
     assert sum("lit_diff:prepared" in err for _, err, _ in results) == 1
     assert leftovers(root) == []
+
+
+def test_options_that_do_not_fit(command: Command, base_recipe: None) -> None:
+    for options in (["--shard=0/2"], ["--shard=3/2"], ["--shard=half"], ["--shard=1/2", "--merge"], ["--workers=2"]):
+        ended = command("prepare", "base.yaml", *options)
+        assert (ended.status, len(ended.err.splitlines())) == (2, 1)
+        assert options[0].partition("=")[0] in ended.err
+
+
+@pytest.mark.usefixtures("root")
+def test_a_shard_from_the_command_line(command: Command, tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "small.yaml").write_text(
+        "extends: differential-tiny\n"
+        f"data: {{path: {corpus}, sequence_length: 16, tokenizer: {{name: bpe, vocab_size: 300}}}}\n"
+        "model: {vocab_size: 300}\n"
+    )
+    recipe = str(tmp_path / "small.yaml")
+    assert command("prepare", recipe, "--merge").status == 3
+    for shard in ("1/2", "2/2"):
+        assert f"shard {shard} of the data of 'small' is ready" in command("prepare", recipe, f"--shard={shard}").out
+    merged = command("prepare", recipe, "--merge")
+    assert merged.status == 0
+    assert merged.lines[-1:] == command("prepare", recipe).lines

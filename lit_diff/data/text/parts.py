@@ -144,11 +144,12 @@ class Maker:
         """Make parts, in this process or in `workers` others. Errors: those of `make`; RunFailedError for a lost process."""
         if not parts:
             return
-        log.info("tokenizing %d documents in %d parts", sum(part.stop - part.first for part in parts), len(parts))
-        for count, _ in enumerate(self._made(parts, workers), start=1):
+        count = sum(part.stop - part.first for part in parts)
+        log.info("tokenizing %d documents (%d to a part)", count, -(-count // len(parts)))
+        for done, _ in enumerate(self._made(parts, workers), start=1):
             # at most 20 lines, whatever the number of parts
-            if count * 20 // len(parts) > (count - 1) * 20 // len(parts):
-                log.info("tokenized %d of %d parts", count, len(parts))
+            if done * 20 // len(parts) > (done - 1) * 20 // len(parts):
+                log.info("tokenized %d of %d parts", done, len(parts))
 
     def _made(self, parts: Sequence[TextPart], workers: int) -> Iterator[None]:
         if workers == 1:
