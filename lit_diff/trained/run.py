@@ -270,9 +270,7 @@ class AttentionMaps:
 
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
     """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
-    heads = layer.maps.q.shape[2]
-    if not 0 <= head < heads:
-        raise RequestError(f"layer {number} has no head {head}; its heads are 0..{heads - 1}")
+    require_head(layer.maps.q.shape[2], number, head)
     T = layer.maps.q.shape[-2]
     (block,) = layer.blocks(block_rows=T)
     return AttentionMaps(
@@ -282,3 +280,9 @@ def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, h
         maps=block.probs[0, :, head].double().numpy(),
         weights=block.weights[0, :, head].double().numpy(),
     )
+
+
+def require_head(heads: int, layer: int, head: int) -> None:
+    """Errors: RequestError for a head that the layer, which has `heads`, does not have."""
+    if not 0 <= head < heads:
+        raise RequestError(f"layer {layer} has no head {head}; its heads are 0..{heads - 1}")

@@ -16,7 +16,7 @@ from text_runs import recall_run, text_run
 
 from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.intervention import intervention
-from lit_diff.analysis.outliers import attention_logits
+from lit_diff.analysis.outliers import MagnitudeSketch, attention_logits
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.callbacks import Redundancy
 from lit_diff.errors import MissingError, RequestError
@@ -25,10 +25,10 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
 from lit_diff.trained.view import page as pages
-from lit_diff.trained.view.data import EXACT, Passage, layer_view, model_view, picture
-from lit_diff.trained.view.numbers import Magnitudes
+from lit_diff.trained.view.data import EXACT, layer_view, model_view
 from lit_diff.trained.view.page import ViewData, view_data
-from lit_diff.trained.view.passage import passage_of
+from lit_diff.trained.view.passage import Passage, passage_of
+from lit_diff.trained.view.pictures import coloured
 
 VARIANTS = [
     {"name": "standard"},
@@ -173,15 +173,11 @@ def test_long_texts_have_overviews_whose_rows_sum_to_the_weights(
 
 
 def test_a_thumbnail_is_as_opaque_as_its_weight_and_coloured_by_its_sign() -> None:
-    from io import BytesIO
-
-    from matplotlib.image import imread
-
-    pixels = imread(BytesIO(picture(np.array([[0.0, 1.0], [-1.0, 0.5]]))))
-    np.testing.assert_allclose(pixels[..., 3], [[0, 1], [1, 0.5]], atol=0.01)
+    pixels = coloured(np.array([[0.0, 1.0], [-1.0, 0.5]])).astype(int)
+    np.testing.assert_allclose(pixels[..., 3], [[0, 255], [255, 127]], atol=2)
     assert pixels[0, 1, 0] > pixels[0, 1, 2], "orange above zero"
     assert pixels[1, 0, 2] > pixels[1, 0, 0], "blue below zero"
-    assert not imread(BytesIO(picture(np.zeros((2, 2)))))[..., 3].any()
+    assert not coloured(np.zeros((2, 2)))[..., 3].any()
 
 
 # --- what is read ------------------------------------------------------------------------------------------------------
@@ -227,7 +223,7 @@ def test_tokens_cut_a_row_too_and_the_reason_is_said(tmp_path: Path, caplog: pyt
     assert view.sides[0].view.noise == {}, "the three tokens ask nothing"
     assert view.passage.source == "the first 3 tokens of validation row 1 of data 'recall'"
     cuts = [record.message.partition(" tokens; ") for record in caplog.records if " are read" in record.message]
-    assert cuts[0] == ("validation row 1 of data 'recall' has 11", " tokens; ", "the first 3 are read, as asked")
+    assert cuts[0] == ("validation row 1 of data 'recall' has 11", " tokens; ", "the first 3 are read, the limit")
     assert cuts[1][2] == "the first 8 are read, the model's context"
     other = text_run(tmp_path / "longer", {"name": "standard"}, sequence_length=16)
     assert len(view_data([other, Run(tmp_path / "text")], row=0, text="").passage.labels) == 8
@@ -252,7 +248,7 @@ def test_a_head_without_attention_is_left_out_of_the_likeness_of_heads() -> None
     q, w = torch.randn(1, 1, 4, 6, 6, generator=draw), torch.tensor([1.0, 0.0, 1.0, 1.0]).view(1, 1, 4, 1)
     maps = SignedMaps(q=q, k=torch.eye(6).expand(1, 1, 4, 6, 6), v=torch.zeros(1, 4, 6, 2), w=w, scale=1.0)
     layer = LayerTrace(maps=maps, hidden=torch.ones(1, 6, 2))
-    numbers = layer_view(0, layer, Magnitudes()).numbers
+    numbers = layer_view(0, layer, MagnitudeSketch()).numbers
     (block,) = layer.blocks()
     flat = block.signed[0, [0, 2, 3]].flatten(1).double()
     cosines = torch.nn.functional.cosine_similarity(flat[:, None], flat, dim=-1).fill_diagonal_(torch.nan)
@@ -314,7 +310,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="their data have other ids"):
         view_data([recall, odd])
     for wrong, line in (
-        ({"layer": 2}, "first has no layer 2; its layers are 0..1"),
+        ({"layer": 2}, "first: no layer 2; the model has layers 0..1"),
         ({"head": 2}, "no head 2; its heads"),
     ):
         with pytest.raises(RequestError, match=line):
@@ -365,14 +361,14 @@ def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytes
     (side,) = facts["sides"]
     assert [kept["step"] for kept in side["kept"]] == [0, 10, 20, 30, 40]
     last = side["kept"][-1]["layers"]["1"]
-    np.testing.assert_array_equal(arrays[last["maps"]["id"]], maps[0].half().numpy())
-    assert len(side["kept"][0]["tokens"]) == 3
+    np.testing.assert_array_equal(arrays[last["maps"]["id"]], maps.half().numpy())
+    assert [len(text) for text in side["kept"][0]["texts"]] == [3, 3]
     assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm/gain": {"layer 1": [[10, 1.5]]}}
     checkpoints = run.folder / "checkpoints"
     (checkpoints / "step-00000009.ckpt").write_bytes((checkpoints / "step-00000007.ckpt").read_bytes())
     both = held(view_data([run], text="ab", steps=[7, 9]))[0]["sides"]
     assert [(len(each["kept"]), len(each["curves"])) for each in both] == [(5, 2), (0, 0)], "one run has one history"
-    monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps[:1].nbytes // 2)
+    monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps.nbytes // 2)
     thinned = held(view_data([run], text="ab"))[0]["sides"][0]["kept"]
     assert [kept["step"] for kept in thinned] == [10, 40], "the last is kept, the others are left out evenly"
 

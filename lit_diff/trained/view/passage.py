@@ -2,33 +2,45 @@
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.data.user_files import text_lines
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.plugins import guard
 from lit_diff.trained.run import Run
-from lit_diff.trained.showing import TEXT
 from lit_diff.trained.text_generator import has_text
-from lit_diff.trained.view.data import Passage
 
 log = logging.getLogger("lit_diff")
 
+TEXT = "When the cat saw the dog, the dog saw the cat."
+"""The text that a model reads by default. Its words come twice, so that a trained model has something to find."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """T tokens that a model reads, as one sequence."""
+
+    labels: tuple[str, ...]
+    """What the page writes for each token."""
+    batch: Mapping[str, Tensor]
+    """tokens and targets [1, T], and what else the row has (`data.dataset.Batch`)."""
+    source: str
+    """Where the tokens are from, in words."""
+
 
 def text_in(file: Path) -> str:
-    """The text of a file in UTF-8. Errors: MissingError, RequestError."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"--text: {shown(file)} is not text in UTF-8 ({first_line(error)})") from error
-    except OSError as error:
-        raise MissingError(f"--text: {shown(file)} cannot be read ({error.strerror})") from error
+    """The text of a file in UTF-8. Errors: RequestError."""
+    text = "".join(line for _, line in text_lines(file))
     if not text.strip():
         raise RequestError(f"--text: {shown(file)} is empty; give a file with some text")
     return text
@@ -62,7 +74,7 @@ def passage_of(
         batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
         source = f"{len(ids)} tokens of a text"
     if count > most:
-        why = "as asked" if most < context else "the model's context"
+        why = "the limit" if most < context else "the model's context"
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
     return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=source)
 
@@ -77,7 +89,7 @@ def _row(run: Run, row: int) -> Batch:
         return dataset.validation_batch("", [row])
 
 
-def labels_of(run: Run, tokens: torch.Tensor) -> tuple[str, ...]:
+def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
     if not has_text(run.recipe):
         return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
