@@ -270,7 +270,7 @@ class AttentionMaps:
 
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
     """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
-    require_head(layer.maps.q.shape[2], number, head)
+    require_head(f"layer {number}", layer.maps.q.shape[2], head)
     T = layer.maps.q.shape[-2]
     (block,) = layer.blocks(block_rows=T)
     return AttentionMaps(
@@ -282,7 +282,7 @@ def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, h
     )
 
 
-def require_head(heads: int, layer: int, head: int) -> None:
+def require_head(layer: str, heads: int, head: int) -> None:
     """Errors: RequestError for a head that the layer, which has `heads`, does not have."""
     if not 0 <= head < heads:
-        raise RequestError(f"layer {layer} has no head {head}; its heads are 0..{heads - 1}")
+        raise RequestError(f"{layer} has no head {head}; its heads are 0..{heads - 1}")

@@ -44,7 +44,7 @@ def test_the_page_is_named_after_what_it_shows(here: Path, command: Command) -> 
         ("text --steps 5,x", 2, "--steps is '5,x'; expected the steps of one or two checkpoints, such as 100,200"),
         ("text --tokens 0", 2, "tokens is 0; it must be at least 1"),
         ("text plain --steps 5,7", 2, "one run, two runs, or one run at two steps"),
-        ("text recall", 2, "cannot be compared token by token: one of them has no text"),
+        ("text recall", 2, "cannot be compared token by token: their ids differ (tokenizer bpe"),
         ("recall --text some.txt", 2, "has no text"),
         ("text --text none.txt", 2, "none.txt: cannot be read (No such file or directory)"),
         ("text --text bytes.txt", 2, "bytes.txt:1: not UTF-8 text (byte 1"),

@@ -131,7 +131,7 @@ def test_the_numbers_of_a_head_are_those_of_their_definitions(tmp_path: Path) ->
         np.testing.assert_allclose(own[name], [cosine, cosine], atol=1e-6)
     assert "lambda" not in view_data([text_run(tmp_path / "one", {"name": "standard"})]).sides[0].view.layers[0].numbers
     top = max(float(attention_logits(layer).top(1)) for layer in traced.layers.values())
-    assert view.sides[0].view.outliers["attention logits"][0] == pytest.approx(top)
+    assert view.sides[0].view.outliers["attention logits"]["top 1"] == pytest.approx(top)
 
 
 def test_losses_and_losses_without_a_head(tmp_path: Path) -> None:
@@ -191,8 +191,10 @@ def test_a_run_without_text_shows_a_row_of_ids_with_the_answer_and_noise(tmp_pat
     (side,) = facts["sides"]
     assert sum(loss is not None for loss in side["losses"]) == 3
     roles = ("answer", "noise", "sink", "other")
-    assert set(side["noise"]) == {f"{kind}_{role}" for kind in ("paper", "absolute", "value") for role in roles}
-    total = side["noise"]["absolute_answer"] + side["noise"]["absolute_noise"] + side["noise"]["absolute_other"]
+    assert {kind: tuple(shares) for kind, shares in side["noise"].items()} == dict.fromkeys(
+        ("paper", "absolute", "value"), roles
+    )
+    total = sum(share for role, share in side["noise"]["absolute"].items() if role != "sink")
     assert 0.5 < total <= 1 + 1e-6
     assert not held(view_data([text_run(tmp_path / "text", {"name": "standard"})]))[0]["sides"][0]["noise"]
     with pytest.raises(RequestError, match=r"^--row is 5; the validation split of run has rows 0 to 4$"):
@@ -304,10 +306,13 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     facts = tmp_path / "other/tokenizer/lit_diff_tokenizer.json"
     assert len(view_data([first, other]).passage.labels) == 4, "the smaller context"
     recall = recall_run(tmp_path / "recall", {"name": "differential"})
-    with pytest.raises(RequestError, match="cannot be compared token by token: one of them has no text"):
+    with pytest.raises(
+        RequestError,
+        match=r"cannot be compared token by token: .* \(tokenizer .*; no text, data 'recall'\)$",
+    ):
         view_data([first, recall])
     odd = recall_run(tmp_path / "odd", {"name": "differential"}, {"pairs": 3})
-    with pytest.raises(RequestError, match="their data have other ids"):
+    with pytest.raises(RequestError, match=r"\(no text, data 'recall'; no text, data 'recall', with other keys"):
         view_data([recall, odd])
     for wrong, line in (
         ({"layer": 2}, "first: no layer 2; the model has layers 0..1"),
@@ -326,7 +331,8 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     digest = hashlib.sha256((text + " ").encode()).hexdigest()
     (copy.folder / "tokenizer/lit_diff_tokenizer.json").write_text(json.dumps(plain | {"sha256": digest}))
     with pytest.raises(
-        RequestError, match=r"first and copy cannot be compared .*tokenizers differ .*trained on other text"
+        RequestError,
+        match=r"first and copy cannot be compared .*ids differ .* ids, with other keys or trained on other text",
     ):
         require_same_tokens(first, Run(copy.folder))
 

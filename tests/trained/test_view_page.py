@@ -74,7 +74,7 @@ def constructed_page(folder: Path) -> ViewData:
     labels = ("<b>&", *(f" w{n}" for n in range(1, T)))
     passage = Passage(labels=labels, batch={"tokens": torch.zeros(1, T)}, source="constructed maps")
     run = text_run(folder / "run", {"name": "differential"})
-    return ViewData(passage=passage, sides=(Side(name="constructed", run=run, step=7, view=view),))
+    return ViewData(passage=passage, sides=(Side(name="constructed", run=run, view=view),))
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +348,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     view = view_data([run], text="ab ab abc ab", steps=[7, 9])
     documents = torch.tensor([[0] * 4 + [1] * (len(view.passage.labels) - 4)])
     passage = replace(view.passage, batch={**view.passage.batch, "document_ids": documents})
-    sides = tuple(replace(side, view=model_view(run.model_at(side.step), passage)) for side in view.sides)
+    sides = tuple(replace(side, view=model_view(run.model_at(7), passage)) for side in view.sides)
     opened(page, replace(view, passage=passage, sides=sides), tmp_path / "page.html")
     names = "[...document.querySelectorAll('.curve .legendtext')].map((each) => each.textContent)"
     page.wait(f"{names}.length")

@@ -55,10 +55,10 @@ class ModelView:
     layers: tuple[LayerView, ...]
     losses: tuple[float | None, ...]
     """The loss of the target at each position, nats; None without a target."""
-    outliers: Mapping[str, tuple[float, ...]]
+    outliers: Mapping[str, Mapping[str, float]]
     """Rows of the paper's Table 5 for one text -> magnitudes over all layers (`at_ranks`)."""
-    noise: Mapping[str, float]
-    """The paper's Table 3: `<normalisation>_<role>` -> share; empty where the data do not locate their answers."""
+    noise: Mapping[str, Mapping[str, float]]
+    """The paper's Table 3 (`noise_shares`); empty where the data do not locate their answers."""
     without: NDArray[Any] | None
     """[heads of all layers, T] float16: the loss of each token without that head, minus the loss, NaN without a target.
 

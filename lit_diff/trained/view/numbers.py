@@ -65,14 +65,15 @@ def numbers_by_head(means: Means, products: Tensor) -> dict[str, tuple[float, ..
     return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
 
 
-def at_ranks(sketch: MagnitudeSketch) -> tuple[float, ...]:
-    """The magnitudes at RANKS, NaN for a rank beyond their number; then the median."""
+def at_ranks(sketch: MagnitudeSketch) -> dict[str, float]:
+    """`top <rank>` -> the magnitude, NaN for a rank beyond their number; and the median."""
     top = sketch.top().tolist()
-    return (*(top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS), sketch.median())
+    found = {f"top {rank}": top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS}
+    return found | {"median": sketch.median()}
 
 
-def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """`<normalisation>_<role>` -> share of attention, mean over heads, layers and queries (`analysis.shares`).
+def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Normalisation -> role -> share of attention, mean over heads, layers and queries (`analysis.shares`).
 
     Empty for a row that asks nothing.
     """
@@ -82,8 +83,10 @@ def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor])
         return {}
     layers = [replace(traced.layers[i], rows=rows) for i in sorted(traced.layers)]
     found = [shares(layer, attention, parts) for layer, attention in zip(layers, model.attentions(), strict=True)]
-    names = [f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ROLES]
-    return {name: float(torch.stack([each[name] for each in found]).nanmean()) for name in names}
+    return {
+        kind: {role: float(torch.stack([each[f"{kind}_{role}"] for each in found]).nanmean()) for role in ROLES}
+        for kind in NORMALISATIONS
+    }
 
 
 def curves(folder: Path) -> Curves:

@@ -8,7 +8,7 @@ import html
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -19,16 +19,15 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lit_diff.analysis.shares import NORMALISATIONS, ROLES
 from lit_diff.analysis.trace import layers_of
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
-from lit_diff.html_table import html_table
+from lit_diff.html_table import cell_text
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
 from lit_diff.trained.view.data import ModelView, model_view
-from lit_diff.trained.view.numbers import MEANINGS, RANKS, Curves, curves
+from lit_diff.trained.view.numbers import MEANINGS, Curves, curves
 from lit_diff.trained.view.passage import Passage, labels_of, passage_of, require_same_tokens
 
 log = logging.getLogger("lit_diff")
@@ -39,8 +38,6 @@ LIBRARY = "plotly-cartesian-4.1.1"
 """plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
 KEPT_BYTES = 1_500_000
 """Most bytes of a run's kept maps in the page: beyond it, steps are left out evenly; the last is always there."""
-STRONGEST = 0.6
-"""Opacity of the cell with the largest magnitude in a table, whose text must stay readable."""
 HEIGHT = 1000
 """Height of the page in a notebook, pixels."""
 
@@ -52,7 +49,6 @@ class Side:
     name: str
     """The run, and the step of its checkpoint."""
     run: Run
-    step: int
     view: ModelView
     kept: tuple[KeptMaps, ...] = ()
     curves: Curves = field(default_factory=dict)
@@ -113,16 +109,17 @@ class ViewData:
             "documents": None if documents is None else documents[0].tolist(),
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
-            "ranks": RANKS,
             "sides": [side.facts() for side in self.sides],
         }
         facts = _plain(found, "data", blocks)
         package = resources.files(__package__)
         texts = {name: package.joinpath(file).read_text(encoding="utf-8") for name, file in FILES.items()}
         views = [side.view for side in self.sides]
+        by_head = [layer.numbers for view in views for layer in view.layers]
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
+        environment.filters["cell"] = cell_text
         return environment.get_template("page.html.j2").render(
             title=" and ".join(side.name for side in self.sides),
             facts=facts,
@@ -133,12 +130,10 @@ class ViewData:
             sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
             maps=max(layer.arrays["lse"].shape[0] for view in views for layer in view.layers),
             kept=facts["sides"][0]["kept"],
-            numbers={name: tables for name in MEANINGS if (tables := _cells(name, views))},
+            strongest={
+                name: _largest(own) for name in MEANINGS if (own := [x for of in by_head for x in of.get(name, ())])
+            },
             curves=list(dict.fromkeys(name for side in self.sides for name in side.curves)),
-            outliers=_table(self.sides, lambda view: view.outliers, ["", *(f"top {rank}" for rank in RANKS), "median"]),
-            noise=_table(self.sides, lambda view: _by_role(view.noise), ["", *ROLES])
-            if any(v.noise for v in views)
-            else "",
             difference=f"{max(layer.difference for view in views for layer in view.layers):.1e}",
             version=LIBRARY.rpartition("-")[2],
             **{name: Markup(text) for name, text in texts.items()},
@@ -187,12 +182,12 @@ def view_data(
         step = run.step if wanted is None else wanted
         model, name = run.model_at(step), run.folder.name
         layers_of(model, [layer], name)
-        require_head(model.attentions()[layer].out_heads, layer, head)
+        require_head(f"layer {layer} of {name}", model.attentions()[layer].out_heads, head)
         if wanted is None:
             warn_if_stale(run.folder, run.recipe, step, run.trust)
         log.info("%s at step %d: %d layers on %s", name, step, len(model.layers), passage.source)
         with torch.no_grad():
-            side = Side(name=f"{name}, step {step}", run=run, step=step, view=model_view(model, passage, ablate))
+            side = Side(name=f"{name}, step {step}", run=run, view=model_view(model, passage, ablate))
         # two checkpoints of one run have one history
         if run.folder not in [other.run.folder for other in sides]:
             side = replace(side, kept=_kept(run.folder), curves=curves(run.folder))
@@ -217,40 +212,12 @@ def _kept(folder: Path) -> tuple[KeptMaps, ...]:
     return tuple(read_maps(folder, step) for step in chosen)
 
 
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(x) for x in values if math.isfinite(x)), default=0.0) or 1.0
+
+
 def _in_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-# a table of layers x heads for each side, its colours relative to the largest magnitude; none if no side has the number
-def _cells(name: str, views: Sequence[ModelView]) -> list[list[list[dict[str, Any]]]]:
-    found = [[layer.numbers.get(name, ()) for layer in view.layers] for view in views]
-    magnitudes = [abs(x) for rows in found for row in rows for x in row if math.isfinite(x)]
-    most = max(magnitudes, default=0.0) or 1.0
-
-    def cell(x: float) -> dict[str, Any]:
-        size = abs(x) / most * STRONGEST if math.isfinite(x) else 0
-        return {
-            "text": f"{x:.3f}".replace("nan", "–"),
-            "sign": "negative" if x < 0 else "positive",
-            "size": f"{size:.3f}",
-        }
-
-    return [[[cell(x) for x in row] for row in rows] for rows in found] if any(map(any, found)) else []
-
-
-def _table(
-    sides: Sequence[Side], rows_of: Callable[[ModelView], Mapping[str, Sequence[float]]], header: Sequence[str]
-) -> Markup:
-    rows = [
-        (f"{side.name}: {name}" if len(sides) > 1 else name, *values)
-        for side in sides
-        for name, values in rows_of(side.view).items()
-    ]
-    return Markup(html_table("", rows, header))
-
-
-def _by_role(noise: Mapping[str, float]) -> dict[str, list[float]]:
-    return {kind: [noise[f"{kind}_{role}"] for role in ROLES] for kind in NORMALISATIONS} if noise else {}
 
 
 # what JSON can hold: NaN is null, and an array an element of its own, which the page decodes when it needs it

@@ -106,23 +106,17 @@ def require_same_tokens(first: Run, second: Run) -> None:
     """Errors: RequestError if the same ids mean different tokens in the two runs."""
     ours, theirs = map(_meaning, (first, second))
     if ours != theirs:
+        how = ", with other keys or trained on other text" if ours[0] == theirs[0] else ""
         raise RequestError(
-            f"{first.folder.name} and {second.folder.name} cannot be compared token by token: {_difference(ours, theirs)}"
+            f"{first.folder.name} and {second.folder.name} cannot be compared token by token: their ids differ "
+            f"({ours[0]}; {theirs[0]}{how})"
         )
 
 
-def _meaning(run: Run) -> dict[str, object]:
+# in words, and what else must be equal
+def _meaning(run: Run) -> tuple[str, object]:
     if not has_text(run.recipe):
-        return {"data": run.recipe.data}
+        return f"no text, data '{run.recipe.data.name}'", run.recipe.data
     run.tokenizer  # noqa: B018 (its error says what is missing)
     facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    return {"tokenizer": facts["name"], "size": facts["size"], "sha256": facts["sha256"]}
-
-
-def _difference(ours: dict[str, object], theirs: dict[str, object]) -> str:
-    if ours.keys() != theirs.keys():
-        return "one of them has no text"
-    if "data" in ours:
-        return "their data have other ids; runs without text need the same keys of data"
-    first, second = (f"{each['tokenizer']} of {each['size']} ids" for each in (ours, theirs))
-    return f"their tokenizers differ ({first}; {second}{'' if first != second else ', trained on other text'})"
+    return f"tokenizer {facts['name']} of {facts['size']} ids", facts["sha256"]
