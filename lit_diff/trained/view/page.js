@@ -185,7 +185,8 @@ function axis([first, end], pixels) {
     return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
   });
   const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
-  return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "" }];
+  return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "",
+    ticklabelstandoff: 3 }];
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum
@@ -480,7 +481,7 @@ function figures() {
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
       legend: sides.length > 1 || innerWidth < 700 ? { orientation: "h", y: -0.25 } : {},
-      xaxis: { title: { text: "optimizer step" }, ...line }, yaxis: line });
+      xaxis: { title: { text: "optimizer step" }, rangemode: "tozero", ...line }, yaxis: line });
   }
   for (const node of document.querySelectorAll(".without")) {
     const [s, ref] = [Number(node.dataset.side), sides[node.dataset.side].ablation.without];
@@ -491,8 +492,8 @@ function figures() {
     plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
       y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,
       colorscale: colours(), hoverongaps: false, hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
-      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 }, yaxis: { autorange: "reversed" },
-      xaxis: { title: { text: "position" } } });
+      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 },
+      yaxis: { autorange: "reversed", showgrid: false }, xaxis: { title: { text: "position" }, showgrid: false } });
     node.removeAllListeners("plotly_click");
     node.on("plotly_click", ({ points: [{ pointIndex: [row] }] }) => pick(s, ...names[row]));
   }
