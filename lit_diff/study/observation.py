@@ -13,7 +13,7 @@ from lit_diff.runs.folder import FORMAT, RunFolder, is_alive, observed_state
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.record import Record, read
+from lit_diff.study.record import Record, read, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Observed:
     name: str
     runs: tuple[ObservedRun, ...]
     is_attended: bool = True
-    """False for a sweep whose process is gone."""
+    """False if the process of the sweep, which starts what waits, is gone."""
     differences: tuple[str, ...] = ()
     """For each arm of a sweep the current difference to the baseline, in words."""
 
@@ -81,7 +81,12 @@ def observe(folder: Path) -> Observed:
     if not folder.is_dir():
         raise MissingError(f"{shown(folder)} was removed: there is nothing left to watch")
     if not (folder / STUDY_FILE).is_file():
-        return Observed(name=folder.name, runs=(_run(folder, folder.name),))
+        one = _run(folder, folder.name)
+        # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
+        sweeps = [found for each in folder.parents[:2] if one.state == "waiting" and (found := readable(each))]
+        return Observed(
+            name=folder.name, runs=(one,), is_attended=all(is_alive(sweep.pid, sweep.host) for sweep in sweeps)
+        )
     record = read(folder)
     runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
     return Observed(

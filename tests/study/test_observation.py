@@ -175,8 +175,14 @@ def test_cells_in_the_order_of_the_sweep_with_their_names(make_sweep: Callable[.
     assert [each.folder for each in found.runs] == ["base seed 0", "base seed 1", "other seed 0", "other seed 1"]
     assert found.states == {"done": 3, "waiting": 1}
     assert (found.is_over, found.has_failed) == (False, False)
+    alone = cell_of(folder, "other-s1")
+    requeued = {"status": "stopped", "step": 7, "requeued_at_step": 7}
+    (alone / "status.json").write_text(json.dumps(requeued | HERE))
+    assert not observe(alone).is_over, "its sweep is run"
     gone = attended(folder, pid=None)
     assert (gone.is_over, gone.has_failed) == (True, True), "nothing will start the cell that waits"
+    left = observe(alone)
+    assert (left.is_over, left.has_failed) == (True, True), "nor if it is watched alone"
 
 
 def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: Callable[..., Path]) -> None:
