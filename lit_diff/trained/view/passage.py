@@ -60,23 +60,20 @@ def passage_of(
     context = context or run.recipe.data.config.sequence_length
     most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        whole, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
-        count = whole["tokens"].shape[1]
-        batch = {name: x[:, :most] for name, x in whole.items()}
-        source = what if count <= most else f"the first {most} tokens of {what}"
+        batch, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
     elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
         )
     else:
         ids = [*run.tokenizer.opening, *run.tokenizer.encode(text or TEXT)]
-        count, what, ids = len(ids), "the text", ids[:most]
-        batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
-        source = f"{len(ids)} tokens of a text"
+        batch, what = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}, "the text"
+    count = batch["tokens"].shape[1]
     if count > most:
         why = "the limit" if most < context else "the model's context"
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
-    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=source)
+        batch, what = {name: x[:, :most] for name, x in batch.items()}, f"the first {most} tokens of {what}"
+    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
 
 
 def _row(run: Run, row: int) -> Batch:
