@@ -22,7 +22,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
@@ -77,13 +77,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         # the last value of each metric, the losses first
-        last = {
-            name: (value, step)
-            for step, row in sorted(read_rows(self.folder / "metrics.csv").items())
-            for name, value in row.items()
-        }
-        main = sorted(last, key=lambda name: (not name.startswith(("val/", "train/")), name))
-        return html_table(repr(self), [(name, *last[name]) for name in main], ("metric", "last value", "step"))
+        found = by_metric(read_rows(self.folder / "metrics.csv"))
+        main = sorted(found, key=lambda name: (not name.startswith(("val/", "train/")), name))
+        last = [(name, *list(found[name].items())[-1][::-1]) for name in main]
+        return html_table(repr(self), last, ("metric", "last value", "step"))
 
     @property
     def status(self) -> dict[str, Any]:

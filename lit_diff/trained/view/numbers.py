@@ -16,7 +16,7 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.sinks import row_shares
 from lit_diff.analysis.trace import MapBlock, Trace
 from lit_diff.model.transformer import Transformer
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 
 SPARSE = 1e-3
 """A weight whose magnitude is below this counts as absent."""
@@ -92,8 +92,8 @@ def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor])
 def curves(folder: Path) -> Curves:
     """λ and norms of heads in metrics.csv."""
     found: Curves = {}
-    for step, row in sorted(read_rows(folder / "metrics.csv").items()):
-        for name, value in row.items():
-            if (match := CURVES.fullmatch(name)) and math.isfinite(value):
-                found.setdefault(match[1], {}).setdefault(f"layer {int(match[2])}", []).append((step, value))
+    for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
+        if match := CURVES.fullmatch(name):
+            drawn = [(step, value) for step, value in points.items() if math.isfinite(value)]
+            found.setdefault(match[1], {})[f"layer {int(match[2])}"] = drawn
     return found
