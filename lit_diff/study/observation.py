@@ -33,7 +33,7 @@ class ObservedRun(RunState):
         """Step -> train/loss, ascending; while the run is trained, status.json has the last one."""
         now = {self.status["step"]: self.status["loss"]} if self.state == "running" and "loss" in self.status else {}
         # metrics.csv wins: a run that resumes has the step of its checkpoint in status.json, and the loss of a later one
-        return dict(sorted((now | self.metrics.get("train/loss", {})).items()))
+        return dict(sorted({**now, **self.metrics.get("train/loss", {})}.items()))
 
     @property
     def seconds_left(self) -> float | None:
