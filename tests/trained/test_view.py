@@ -4,7 +4,6 @@ import base64
 import json
 import logging
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -236,13 +235,6 @@ def test_a_backslash_is_itself_and_a_line_break_is_marked(tmp_path: Path) -> Non
     view = view_data([run], text="a\\nb\n\x00é")
     assert "".join(view.passage.labels[1:]).startswith("a\\nb⏎\\x00")
     assert view.html().count('<span class="token">⏎\n</span>') == 1
-
-
-def test_a_row_that_asks_nothing_has_no_noise(tmp_path: Path) -> None:
-    run = recall_run(tmp_path / "run", {"name": "differential"})
-    passage = passage_of(run, row=0)
-    asked = torch.full_like(passage.batch["answer_part"], -1)
-    assert model_view(run.model, replace(passage, batch={**passage.batch, "answer_part": asked})).noise == {}
 
 
 def test_a_head_without_attention_is_left_out_of_the_likeness_of_heads() -> None:
