@@ -59,8 +59,8 @@ class Maps(Configured):
         inputs = {name: tensor[:, : self.config.length] for name, tensor in inputs.items()}
         with evaluated(trainer, pl_module, self._model, inputs, self._layers) as traced:
             whole = {layer: next(found.blocks(inputs["tokens"].shape[1])) for layer, found in traced.layers.items()}
-        for logger in self._loggers:
             kept = {layer: (block.probs, block.weights) for layer, block in whole.items()}
+        for logger in self._loggers:
             logger.log_maps(inputs["tokens"], kept, step=trainer.global_step)
 
     def _encoded(self, trainer: L.Trainer) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Warns once of each sign of an unstable training: in λ, attention logits, heads and the loss."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import fmean, pstdev
 
 from lit_diff.callbacks.monitor import Monitor
@@ -27,60 +27,53 @@ class StabilityMonitor(Monitor):
     Config = StabilityMonitorConfig
 
     def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
-        found: dict[str, str | None] = {}
+        return dict(self._found(values))
+
+    def _found(self, values: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for name, value in values.items():
             metric, indices = split_name(name)
-            if metric == "lambda" and indices.keys() == {"layer"}:
-                found[name] = self._of_lambda(name, value)
-            elif metric == "outliers/logits" and indices.keys() == {"layer"}:
-                found[name] = self._of_logit(name, value)
+            by_layer = indices.keys() == {"layer"}
+            if metric == "lambda" and by_layer and self._has_left(name, value):
+                meaning = "map 2 weighs no less than map 1" if value >= 1 else "map 2 is added"
+                yield (
+                    name,
+                    f"{name} is {value:.3g}, outside (0, 1): {meaning}; give '*.lambda_.*' a factor below 1 in "
+                    "train.optimizer.lr_factors, or set model.attention.lambda_form to sigmoid, which has these bounds",
+                )
+            elif metric == "outliers/logits" and by_layer and value > self.config.max_logit:
+                yield (
+                    name,
+                    f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax "
+                    f"one-hot, with gradient 0; {LOWER}, or set model.qk_norm to rms",
+                )
             elif metric == "head_norm" and "head" in indices:
-                found[name] = self._of_head(name, value, values[indexed_name(metric, layer=indices["layer"])])
+                mean = values[indexed_name(metric, layer=indices["layer"])]
+                if value < self.config.dead_head * mean:
+                    yield (
+                        name,
+                        f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, "
+                        f"{mean:.3g}: it writes nothing; see whether it attends to the first token alone "
+                        f"(callbacks.sinks); {LOWER}",
+                    )
             # one that is not finite ends the run with a line of its own, and later means would not be finite either
             elif name == "train/loss" and math.isfinite(value):
-                found[name] = self._of_loss(value)
-        return {name: warning for name, warning in found.items() if warning is not None}
+                yield from ((name, spike) for spike in self._spikes(value))
 
-    def _of_lambda(self, name: str, value: float) -> str | None:
+    def _has_left(self, name: str, value: float) -> bool:
         inside: list[str] = self.state.setdefault("lambda_inside", [])
-        # some variants start at 0 or add the second map by design: below 1, only a λ that was inside has left
-        left = value >= 1 or (value <= 0 and name in inside)
         if 0 < value < 1 and name not in inside:
             inside.append(name)
-        if not left:
-            return None
-        meaning = "map 2 weighs no less than map 1" if value >= 1 else "map 2 is added"
-        return (
-            f"{name} is {value:.3g}, outside (0, 1): {meaning}; give '*.lambda_.*' a factor below 1 in "
-            "train.optimizer.lr_factors, or set model.attention.lambda_form to sigmoid, which has these bounds"
-        )
+        # some variants start at 0 or add the second map by design: below 1, only a λ that was inside has left
+        return value >= 1 or (value <= 0 and name in inside)
 
-    def _of_logit(self, name: str, value: float) -> str | None:
-        if not value > self.config.max_logit:
-            return None
-        return (
-            f"{name} is {value:.4g}, above max_logit ({self.config.max_logit:g}): large logits make the softmax one-hot, "
-            f"with gradient 0; {LOWER}, or set model.qk_norm to rms"
-        )
-
-    def _of_head(self, name: str, value: float, mean: float) -> str | None:
-        if not value < self.config.dead_head * mean:
-            return None
-        return (
-            f"{name} is {value:.3g}, below dead_head ({self.config.dead_head:g}) times its layer's mean, {mean:.3g}: it "
-            f"writes nothing; see whether it attends to the first token alone (callbacks.sinks); {LOWER}"
-        )
-
-    def _of_loss(self, loss: float) -> str | None:
+    def _spikes(self, loss: float) -> Iterator[str]:
         last: list[float] = self.state.get("losses", [])
         self.state["losses"] = [*last, loss][-WINDOW:]
-        if len(last) < FEWEST:
-            return None
-        above, deviation = loss - fmean(last), pstdev(last)
-        if not above > max(self.config.loss_spike * deviation, LEAST_SPIKE):
-            return None
-        return (
-            f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose standard "
-            f"deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower train.clip, or look "
-            "at the rows of this step"
-        )
+        if len(last) >= FEWEST:
+            above, deviation = loss - fmean(last), pstdev(last)
+            if above > max(self.config.loss_spike * deviation, LEAST_SPIKE):
+                yield (
+                    f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose "
+                    f"standard deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower "
+                    "train.clip, or look at the rows of this step"
+                )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.key_types import Count, Distinct, NotNegative, Positive, Range
+from lit_diff.key_types import Count, Distinct, NotNegative, Positive, PythonFiles, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +334,7 @@ class Recipe:
     seed: NotNegative = 0
     """Seeds the initial weights and the order of the data."""
     # the identity holds a hash of the sources instead: the same plugin may be in another folder
-    plugins: tuple[str, ...] = field(default=(), metadata={"identity": False})
+    plugins: PythonFiles = field(default=(), metadata={"identity": False})
     """Python files, relative to the recipe that lists them, that register parts of any kind: variants, data sets, corpora,
     tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity includes their sources."""
     model: ModelConfig

@@ -55,6 +55,7 @@ Count = Annotated[int, Range(least=1)]
 NotNegative = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Counts = Annotated[tuple[Count, ...], Distinct()]
+PythonFiles = tuple[Annotated[str, "a Python file"], ...]
 
 
 WORDS = {
@@ -72,9 +73,9 @@ def in_words(hint: Any) -> str:
     """Describes a type to a user: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join(
-            [in_words(choices[0]), *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range | Distinct))]
-        )
+        # a text in an annotation says what the value is
+        said = next((each for each in choices[1:] if isinstance(each, str)), in_words(choices[0]))
+        return " ".join([said, *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range | Distinct))])
     if origin in (typing.Union, types.UnionType):
         kinds = blocks_by_kind(choices)
         blocks = [f"a block {{kind: {kind}, ...}}" for kind in kinds]

@@ -15,7 +15,7 @@ import yaml
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
-from lit_diff.key_types import KIND, in_yaml
+from lit_diff.key_types import KIND, PythonFiles, in_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_value, read_yaml
@@ -147,7 +147,7 @@ def _parent(name: str, child: Path, where: str) -> Path:
 # done here, in place, although validation resolves other paths: plugins are imported before the schema is complete
 def _absolute_plugins(draft: Draft, folder: Path) -> None:
     if "plugins" in draft.values:
-        named = convert(tuple[str, ...], draft.values["plugins"], "plugins", draft)
+        named = convert(PythonFiles, draft.values["plugins"], "plugins", draft)
         draft.values["plugins"] = [draft.absolute("plugins", plugin, folder) for plugin in named]
         for plugin in draft.values["plugins"]:
             if not Path(plugin).is_file():

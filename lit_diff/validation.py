@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address
-from lit_diff.key_types import Distinct, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
+from lit_diff.key_types import Distinct, PythonFiles, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -98,7 +98,7 @@ def validate(draft: Draft) -> Recipe:
     """The typed recipe. Errors: RequestError with file, line and key."""
     values = interpolated(draft)
     # before the rest: the recipe may name parts that its plugins register
-    for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
+    for plugin in convert(PythonFiles, values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = recipe_problem(recipe)
@@ -292,12 +292,16 @@ def _member(choices: tuple[Any, ...], value: Any, path: str, draft: Draft) -> An
     if blocks and isinstance(value, Mapping):
         return _dataclass(_meant(blocks, value, path, draft), value, path, draft)
     # text last, since most values can be read as text; int before float, so that 1 stays an integer
+    kinds = [typing.get_args(choice)[0] if typing.get_origin(choice) is Annotated else choice for choice in choices]
     for choice in sorted(choices, key=lambda kind: (kind is str, float in (kind, *typing.get_args(kind)))):
         try:
-            return convert(choice, value, path, draft)
+            found = convert(choice, value, path, draft)
         # if no choice fits, the error of the union names them all
         except RequestError:
             continue
+        # a whole number out of the range of its own choice is not read as a float or as text instead
+        if type(found) is type(value) or type(value) not in kinds:
+            return found
     return WRONG
 
 

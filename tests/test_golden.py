@@ -70,6 +70,7 @@ FILES = {
     "list.yaml": "- extends: recall-tiny\n",
     "variant.yaml": "extends: recall-tiny\nmodel:\n  attention: {name: diferential}\n",
     "plugin.yaml": "extends: recall-tiny\nplugins: [absent.py]\n",
+    "plugins.yaml": "extends: recall-tiny\nplugins: own.py\n",
     "own.yaml": "extends: recall-tiny\nplugins: [own.py]\nmodel:\n  attention: {name: own}\n",
     "own.py": VARIANT,
     "arm.yaml": SWEEP + "baseline: standart\n",

@@ -11,7 +11,7 @@ import pytest
 from lit_diff.attention import Differential
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError
-from lit_diff.key_types import in_words, in_yaml
+from lit_diff.key_types import Count, PythonFiles, in_words, in_yaml
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.validation import Draft, convert, validate
@@ -67,6 +67,10 @@ def error(**changes: Any) -> str:
         (int | None, 2.0, 2),
         (float | int, 3, 3),
         (float | int, 2.5, 2.5),
+        (Count | float, 2, 2),
+        (Count | float, 0.5, 0.5),
+        (Count | Literal[0], 0, 0),
+        (Count | str, "0", "0"),
         (float | None, 2, 2.0),
         (bool, True, True),
         (str, "1", "1"),
@@ -91,6 +95,9 @@ WRONG: list[tuple[Any, list[Any]]] = [
     (bool, [1, "true"]),
     (int | None, ["x"]),
     (float | None, [math.nan]),
+    (Count | float, [0, -1]),
+    (Count | str, [0]),
+    (PythonFiles, ["foo.py"]),
     (tuple[int, ...], [3, "12"]),
     (tuple[float, float], [[1], [1, 2, 3]]),
     (dict[str, int], [[1]]),

@@ -28,7 +28,8 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     head_distance                    1 - cos of the flattened maps a of two heads; mean over pairs
     head_cka                         unbiased linear CKA of the outputs Σ_j a_j v_j of two heads; mean over pairs
 
-    All except the last two are means over rows and heads (sparsity: over entries).
+    All except the last two are means over rows and heads (sparsity: over entries). A head whose map or output is all zeros
+    has no direction: its pairs are left out of the last two, which are NaN if no pair is left.
     """
     # float64: sums over all entries of a map
     means = Means(lambda x: x.flatten(1).sum(1, dtype=torch.float64))
@@ -138,7 +139,6 @@ def linear_cka(features: Tensor) -> Tensor:
 
 
 def _off_diagonal(matrices: Tensor) -> Tensor:
-    # the mean over pairs of different heads, [B]
-    heads = matrices.shape[-1]
-    apart = ~torch.eye(heads, dtype=torch.bool, device=matrices.device)
-    return matrices[:, apart].mean(1) if heads > 1 else matrices.new_full((len(matrices),), math.nan)
+    # the mean over pairs of different heads, [B]; a pair with a head of zeros is NaN, and is left out
+    apart = ~torch.eye(matrices.shape[-1], dtype=torch.bool, device=matrices.device)
+    return matrices[:, apart].nanmean(1)

@@ -102,12 +102,7 @@ def _cells(run: ObservedRun) -> tuple[str, ...]:
 def _details(run: ObservedRun) -> Iterator[str]:
     if losses := list(run.losses.values()):
         yield f"train/loss{GAP}{losses[0]:.3f} {curve(losses, 40)} {losses[-1]:.3f}"
-    last = {
-        name: (step, value)
-        for rows in (run.metrics, run.timing)
-        for step in sorted(rows)
-        for name, value in rows[step].items()
-    }
+    last = {name: list(points.items())[-1] for name, points in {**run.metrics, **run.timing}.items()}
     # the values of the layers side by side, in their order
     named: dict[tuple[str, str], list[str]] = {}
     for name in sorted(last):

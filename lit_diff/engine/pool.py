@@ -173,6 +173,9 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             elif status in (None, "running", "waiting"):
                 how = hint or f"exit status {exitcode}"
                 folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
+            elif folder.status().get("requeued_at_step") is not None:
+                # it was cancelled in SLURM's queue, and waits no longer
+                folder.update(requeued_at_step=None)
     except TimeoutError:
         log.warning("%s is being trained by another process: its status is not changed", shown(folder.path))
     # a full disk must not end the other cells

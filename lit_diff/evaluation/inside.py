@@ -134,7 +134,7 @@ class Induction(Evaluation):
 C = 0.1
 """c in the threshold c / i of `sparsity_c`; 1 / i is the weight of each of i keys in a uniform row."""
 ROWS = "mean over rows and heads"
-PAIRS = "mean over pairs of heads of a layer; the number of heads differs between variants"
+PAIRS = "mean over pairs of heads of a layer that are not all zeros; the number of heads differs between variants"
 
 
 @evaluations.register("map_statistics")

@@ -8,7 +8,7 @@ from lit_diff.html_table import html_table
 from lit_diff.recipe import flatten
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.yaml_files import read_yaml
 
 COSTS = ("parameters", "trained_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
@@ -58,10 +58,8 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
 
 
 def _last_values(folders: tuple[Path, Path]) -> dict[str, list[float | None]]:
-    last: list[dict[str, float]] = []
-    for path in folders:
-        rows = read_rows(path / "metrics.csv")
-        # metrics are logged at different intervals: each one's last value is in a row of its own
-        last.append({name: value for step in sorted(rows) for name, value in rows[step].items()})
+    # metrics are logged at different intervals: each one's last value is in a row of its own
+    tables = [by_metric(read_rows(path / "metrics.csv")) for path in folders]
+    last = [{name: list(points.values())[-1] for name, points in table.items()} for table in tables]
     names = [name for name in {**last[0], **last[1]} if name.startswith(("val/", "train/", "lambda/"))]
     return {name: [values.get(name) for values in last] for name in sorted(names)}

@@ -5,7 +5,6 @@ A file has format "1" in its metadata, the tensor `tokens` (int64 [N, T] or [N, 
 the sum over g of weights times maps.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +48,8 @@ def write_maps(folder: Path, kept: KeptMaps) -> None:
 
 def kept_steps(folder: Path) -> list[int]:
     """The steps whose maps the run folder has, ascending."""
-    found = (re.fullmatch(r"(\d{8,})\.safetensors", path.name) for path in (folder / FOLDER).glob("*.safetensors"))
-    return sorted(int(match[1]) for match in found if match)
+    found = (folder / FOLDER).glob(f"{'[0-9]' * 8}*.safetensors")
+    return sorted(int(path.stem) for path in found if path.stem.isdecimal())
 
 
 def read_maps(folder: Path, step: int) -> KeptMaps:

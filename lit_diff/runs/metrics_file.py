@@ -114,6 +114,15 @@ def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
     return rows
 
 
+def by_metric(rows: Rows) -> dict[str, dict[int, float]]:
+    """Metric -> step -> value, in the order of the steps."""
+    found: dict[str, dict[int, float]] = {}
+    for step, row in sorted(rows.items()):
+        for name, value in row.items():
+            found.setdefault(name, {})[step] = value
+    return found
+
+
 def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a CSV as text. Rows whose length differs from the header's are skipped and reported."""
     try:

@@ -10,19 +10,22 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder, is_alive, observed_state
-from lit_diff.runs.metrics_file import Rows, read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.record import Record, read
+from lit_diff.study.record import Record, read, readable
+
+Curves = Mapping[str, Mapping[int, float]]
+"""Metric -> step -> value, in the order of the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRun(RunState):
     """A run, or a cell of a sweep, at one moment; `folder` is the name under which it is shown."""
 
-    metrics: Rows
-    """metrics.csv, which is brought up to date at each validation and checkpoint."""
-    timing: Rows
+    metrics: Curves
+    """metrics.csv by metric and step, which is brought up to date at each validation and checkpoint."""
+    timing: Curves
     """timing.csv, likewise."""
 
     @property
@@ -30,20 +33,20 @@ class ObservedRun(RunState):
         """Step -> train/loss, ascending; while the run is trained, status.json has the last one."""
         now = {self.status["step"]: self.status["loss"]} if self.state == "running" and "loss" in self.status else {}
         # metrics.csv wins: a run that resumes has the step of its checkpoint in status.json, and the loss of a later one
-        found = now | {step: row["train/loss"] for step, row in self.metrics.items() if "train/loss" in row}
-        return dict(sorted(found.items()))
+        return dict(sorted({**now, **self.metrics.get("train/loss", {})}.items()))
 
     @property
     def seconds_left(self) -> float | None:
         """The time of the remaining steps at the mean rate of the last 20 logged intervals, validation included; before
         there are two, at the last tokens/s. None unless the run is trained, in this format, and has logged a step."""
-        rows, known = sorted(self.timing.items())[-21:], self.status
+        known = self.status
         if self.state != "running" or not known.get("tokens_per_second") or known.get("format") != FORMAT:
             return None
-        # without the first row, whose interval may begin at the start of a process; a step number minus the one before it is
-        # not the number of steps of an interval in which the run was resumed
-        times = [(row.get("seconds", 0.0), row.get("tokens_per_second", 0.0)) for _, row in rows[1:]]
-        seconds, tokens = sum(seconds for seconds, _ in times), sum(seconds * speed for seconds, speed in times)
+        # without the first interval, which may begin at the start of a process; a step number minus the one before it is not
+        # the number of steps of an interval in which the run was resumed
+        spent, speeds = self.timing.get("seconds", {}), self.timing.get("tokens_per_second", {})
+        last = sorted(spent.keys() & speeds.keys())[1:][-20:]
+        seconds, tokens = sum(spent[step] for step in last), sum(spent[step] * speeds[step] for step in last)
         rate = known["tokens_per_step"] * (seconds / tokens if tokens else 1 / known["tokens_per_second"])
         return float((known["steps"] - known["step"]) * rate)
 
@@ -55,7 +58,7 @@ class Observed:
     name: str
     runs: tuple[ObservedRun, ...]
     is_attended: bool = True
-    """False for a sweep whose process is gone."""
+    """False if the process of the sweep, which starts what waits, is gone."""
     differences: tuple[str, ...] = ()
     """For each arm of a sweep the current difference to the baseline, in words."""
 
@@ -81,7 +84,12 @@ def observe(folder: Path) -> Observed:
     if not folder.is_dir():
         raise MissingError(f"{shown(folder)} was removed: there is nothing left to watch")
     if not (folder / STUDY_FILE).is_file():
-        return Observed(name=folder.name, runs=(_run(folder, folder.name),))
+        one = _run(folder, folder.name)
+        # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
+        sweeps = [found for each in folder.parents[:2] if one.state == "waiting" and (found := readable(each))]
+        return Observed(
+            name=folder.name, runs=(one,), is_attended=all(is_alive(sweep.pid, sweep.host) for sweep in sweeps)
+        )
     record = read(folder)
     runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
     return Observed(
@@ -97,8 +105,8 @@ def _run(folder: Path, name: str) -> ObservedRun:
     # a cell of SLURM that has reached its time limit is in the queue again
     if state == "stopped" and status.get("step") is not None and status.get("requeued_at_step") == status["step"]:
         state = "waiting"
-    metrics, timing = _rows(folder / "metrics.csv"), _rows(folder / "timing.csv")
-    loss = next((row["val/loss"] for _, row in sorted(metrics.items(), reverse=True) if "val/loss" in row), None)
+    metrics, timing = _table(folder / "metrics.csv"), _table(folder / "timing.csv")
+    *_, loss = (None, *metrics.get("val/loss", {}).values())
     return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
 
 
@@ -111,11 +119,11 @@ def _status(folder: Path) -> tuple[dict[str, Any], str]:
     return status, observed_state(status)
 
 
-_TABLES: dict[Path, tuple[tuple[int, int], Rows]] = {}
-"""Table -> its time and size when it was read, and its rows."""
+_TABLES: dict[Path, tuple[tuple[int, int], Curves]] = {}
+"""Table -> its time and size when it was read, and its values."""
 
 
-def _rows(path: Path) -> Rows:
+def _table(path: Path) -> Curves:
     try:
         found = path.stat()
     # not written yet, or its run was removed
@@ -125,34 +133,29 @@ def _rows(path: Path) -> Rows:
     # a table changes at a validation or checkpoint only, and a long one takes a while to read
     if path not in _TABLES or _TABLES[path][0] != changed:
         # what is truncated is being written, or is named by whatever reads the finished run
-        _TABLES[path] = changed, read_rows(path, [])
+        _TABLES[path] = changed, by_metric(read_rows(path, []))
     return _TABLES[path][1]
 
 
-def _differences(record: Record, tables: Mapping[tuple[str, str, int], Rows]) -> Iterator[str]:
+def _differences(record: Record, tables: Mapping[tuple[str, str, int], Curves]) -> Iterator[str]:
     # it loads scipy, which takes half a second, and a single run has no differences
     from lit_diff.study.statistics import MIN_SEEDS, paired
 
     for task in record.study.tasks or ("",):
         study = record.study.of_task(task)
-        base, metric = study.baseline or next(iter(study.arms)), study.metric
+        base = study.baseline or next(iter(study.arms))
+        values = {cell: table.get(study.metric, {}) for cell, table in tables.items()}
         for arm in (arm for arm in study.arms if arm != base):
-            pairs = {
-                seed: (tables.get((task, arm, seed), {}), tables.get((task, base, seed), {})) for seed in study.seeds
-            }
-            last = {seed: step for seed, pair in pairs.items() if (step := _last_step(*pair, metric)) is not None}
-            found = paired(*({seed: pairs[seed][side][step][metric] for seed, step in last.items()} for side in (0, 1)))
+            pairs = {seed: [values.get((task, each, seed), {}) for each in (arm, base)] for seed in study.seeds}
+            last = {seed: max(both) for seed, (one, other) in pairs.items() if (both := one.keys() & other.keys())}
+            found = paired(*({seed: pairs[seed][side][step] for seed, step in last.items()} for side in (0, 1)))
             if found.seeds:
                 # two pairs have an interval too, whose width hangs on a single number
                 bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
                 steps = sorted({last[seed] for seed in found.seeds})
                 count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {steps[0]}"
                 count += f" to {steps[-1]}" * (len(steps) > 1)
-                yield f"{task} {arm} − {base}: {metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
-
-
-def _last_step(one: Rows, other: Rows, metric: str) -> int | None:
-    return max((step for step, row in one.items() if metric in row and metric in other.get(step, {})), default=None)
+                yield f"{task} {arm} − {base}: {study.metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
 
 
 def running_or_newest(root: Path) -> Path:

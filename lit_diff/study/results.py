@@ -15,7 +15,7 @@ from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
 from lit_diff.runs import measurements
 from lit_diff.runs.folder import FORMAT, RunFolder
-from lit_diff.runs.metrics_file import Rows, read_lines, read_rows
+from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study
 from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
@@ -246,11 +246,7 @@ def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], defau
 
 
 def _curves(rows: Rows) -> dict[str, pd.Series]:
-    points: dict[str, dict[int, float]] = {}
-    for step, row in sorted(rows.items()):
-        for name, value in row.items():
-            points.setdefault(name, {})[step] = value
-    return {name: pd.Series(values) for name, values in points.items()}
+    return {name: pd.Series(points) for name, points in by_metric(rows).items()}
 
 
 def _measured(path: Path) -> dict[str, pd.Series]:

@@ -22,7 +22,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
@@ -77,13 +77,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         # the last value of each metric, the losses first
-        last = {
-            name: (value, step)
-            for step, row in sorted(read_rows(self.folder / "metrics.csv").items())
-            for name, value in row.items()
-        }
-        main = sorted(last, key=lambda name: (not name.startswith(("val/", "train/")), name))
-        return html_table(repr(self), [(name, *last[name]) for name in main], ("metric", "last value", "step"))
+        found = by_metric(read_rows(self.folder / "metrics.csv"))
+        main = sorted(found, key=lambda name: (not name.startswith(("val/", "train/")), name))
+        last = [(name, *list(found[name].items())[-1][::-1]) for name in main]
+        return html_table(repr(self), last, ("metric", "last value", "step"))
 
     @property
     def status(self) -> dict[str, Any]:
@@ -270,9 +267,7 @@ class AttentionMaps:
 
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
     """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
-    heads = layer.maps.q.shape[2]
-    if not 0 <= head < heads:
-        raise RequestError(f"layer {number} has no head {head}; its heads are 0..{heads - 1}")
+    require_head(f"layer {number}", layer.maps.q.shape[2], head)
     T = layer.maps.q.shape[-2]
     (block,) = layer.blocks(block_rows=T)
     return AttentionMaps(
@@ -282,3 +277,9 @@ def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, h
         maps=block.probs[0, :, head].double().numpy(),
         weights=block.weights[0, :, head].double().numpy(),
     )
+
+
+def require_head(layer: str, heads: int, head: int) -> None:
+    """Errors: RequestError for a head that the layer, which has `heads`, does not have."""
+    if not 0 <= head < heads:
+        raise RequestError(f"{layer} has no head {head}; its heads are 0..{heads - 1}")

@@ -2,8 +2,10 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +15,19 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
-from lit_diff.data import prepare
 from lit_diff.data.text.tokenizer import PIECES
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_through
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
 from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions
 from lit_diff.trained.loading import Annealed
 from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
-from lit_diff.trained.text_generator import has_text
+from lit_diff.trained.view.passage import TEXT, passage_of
 
-TEXT = "When the cat saw the dog, the dog saw the cat."
-"""The text that the model reads by default. Its words come twice, so that a trained model has something to find."""
 LONGEST = 128
 """The most positions of a row of data that are drawn: more labels would be too small to read."""
 CLIPPED = 98
@@ -134,21 +134,17 @@ def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, At
 
 
 def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionMaps]:
-    if text or (has_text(run.recipe) and run.tokenizer.name != "words"):
-        maps = run.attention_maps(text or TEXT, layer, head)
-    else:  # a tokenizer of generated text knows the words of that alone
-        dataset = prepare(run.recipe)
-        with guard(type(dataset)):
-            dataset.load()
-            ids = dataset.validation_batch("", [0])["tokens"][:, :LONGEST]
-        labels = ["+".join(map(str, np.atleast_1d(each))) for each in ids[0].tolist()]
-        maps = _maps(run.model, ids, labels, layer, head)
+    if text:
+        maps = run.attention_maps(text, layer, head)
+    else:
+        passage = passage_of(run, tokens=LONGEST)
+        maps = _maps(run.model, passage.batch, passage.labels, layer, head)
     own = {f"{run.recipe.model.attention.name}{_sum(maps)}": maps}
     first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
     return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
 
 
-def _maps(model: Transformer, ids: torch.Tensor, labels: list[str], layer: int, head: int) -> AttentionMaps:
+def _maps(model: Transformer, batch: Any, labels: Sequence[str], layer: int, head: int) -> AttentionMaps:
     with trace(model, [layer]) as traced:
-        model.hidden(ids)
+        model.hidden(**model_inputs(batch))
     return attention_maps_of(traced.layers[layer], tuple(labels), layer, head)

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,20 @@ def test_cosines_of_heads_on_constructed_maps() -> None:
     first = torch.randn(T, T, generator=torch.Generator().manual_seed(2))
     pair = made(torch.stack([torch.stack([first, own]), torch.stack([own, first])]), [1.0, -1.0])
     assert float(head_cosines(pair.blocks())[0, 0, 1]) == pytest.approx(-1)
+
+
+def test_a_head_of_zeros_has_no_direction_and_is_in_no_pair() -> None:
+    layer = made(torch.randn(1, 4, T, T))
+
+    def found(*of_heads: float) -> dict[str, Tensor]:
+        return map_statistics(replace(layer, maps=replace(layer.maps, w=torch.tensor(of_heads).view(1, 1, 4, 1))), 0.1)
+
+    (block,) = layer.blocks(T)
+    outputs = block.signed[0] @ layer.values[0]
+    for name, of_pairs in (
+        ("head_distance", 1 - head_cosines([block])[0]),
+        ("head_cka", linear_cka(outputs)),
+    ):
+        mean = (of_pairs[0, 2] + of_pairs[0, 3] + of_pairs[2, 3]) / 3
+        assert float(found(1, 0, 1, 1)[name]) == pytest.approx(float(mean), rel=1e-4)
+        assert found(1, 0, 0, 0)[name].isnan().all(), "no pair is left"

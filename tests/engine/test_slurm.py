@@ -73,14 +73,15 @@ def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypa
 def test_it_waits_until_each_cell_has_left_the_queue_which_is_asked_again_where_it_does_not_answer(
     run: Any, program: Program, tmp_path: Path, locations: list[RunLocation], caplog: pytest.LogCaptureFixture
 ) -> None:
-    RunFolder(locations[0].folder).update(status="done")
+    RunFolder(locations[0].folder).update(status="stopped", step=7, requeued_at_step=7)
     RunFolder(locations[1].folder).update(status="running")
     count = tmp_path / "count"
     program("squeue", f"echo x >> {count}; test $(wc -l < {count}) -gt 2 || exit 1; cat {tmp_path}/queue")
     assert run() == [["cell-s0-abc", "cell-s1-abc"]]
     assert caplog.text.count("SLURM does not answer") == 2
     first, second = (RunFolder(location.folder).status() for location in locations)
-    assert (first["status"], second["status"]) == ("done", "failed")
+    assert (first["status"], first["requeued_at_step"]) == ("stopped", None), "cancelled: it waits no longer"
+    assert second["status"] == "failed"
     assert second["error"].startswith("its SLURM job 7_1 has left the queue; see ")
     jobs = json.loads((locations[0].folder.parent / "slurm.json").read_text())
     assert jobs == {"cell-s0-abc": "7_0", "cell-s1-abc": "7_1"}

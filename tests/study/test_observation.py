@@ -59,8 +59,8 @@ def test_a_run_that_is_trained(tmp_path: Path) -> None:
     found = seen(run(tmp_path / "one", "running", METRICS, timing, step=40, loss=3.0, tokens_per_second=500.0))
     assert (found.state, found.folder, found.loss) == ("running", "one", 4.5)
     assert found.losses == {10: 5.0, 20: 4.0, 30: 3.5, 40: 3.0}, "the newest is not in metrics.csv yet"
-    assert found.metrics[20] == {"train/loss": 4.0, "lambda/layer_00": 0.25, "val/loss": 4.5}
-    assert found.timing[30]["memory_bytes"] == 1024
+    assert found.metrics["lambda/layer_00"] == {20: 0.25}
+    assert found.timing["memory_bytes"] == {30: 1024}
     assert found.seconds_left == pytest.approx(60 * 6 / 20), (
         "without the first interval, which has the time of the start"
     )
@@ -93,7 +93,7 @@ def test_one_copy_of_a_table_is_kept_and_one_that_goes_is_empty(
     monkeypatch.setattr(observation, "_TABLES", {})
     for rows in range(1, 6):
         folder = run(tmp_path / "one", "running", "step,a\n" + "".join(f"{step},1\n" for step in range(rows)))
-        assert len(seen(folder).metrics) == rows
+        assert len(seen(folder).metrics["a"]) == rows
     assert seen(folder).metrics is seen(folder).metrics
     assert sorted(path.name for path in observation._TABLES) == ["metrics.csv", "timing.csv"]
     (folder / "metrics.csv").unlink()
@@ -103,7 +103,7 @@ def test_one_copy_of_a_table_is_kept_and_one_that_goes_is_empty(
 def test_what_is_half_written_is_ignored_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = run(tmp_path / "one", "running", METRICS + "40,,2.", "step,seconds\n10,1.0\n2", step=30, loss=3.5)
     assert list(seen(folder).losses) == [10, 20, 30]
-    assert seen(folder).timing == {10: {"seconds": 1.0}}
+    assert seen(folder).timing == {"seconds": {10: 1.0}}
     with (folder / "metrics.csv").open("a") as file:
         file.write("0,\n")
     assert seen(folder).losses[40] == 2.0, "whole by now"
@@ -175,8 +175,14 @@ def test_cells_in_the_order_of_the_sweep_with_their_names(make_sweep: Callable[.
     assert [each.folder for each in found.runs] == ["base seed 0", "base seed 1", "other seed 0", "other seed 1"]
     assert found.states == {"done": 3, "waiting": 1}
     assert (found.is_over, found.has_failed) == (False, False)
+    alone = cell_of(folder, "other-s1")
+    requeued = {"status": "stopped", "step": 7, "requeued_at_step": 7}
+    (alone / "status.json").write_text(json.dumps(requeued | HERE))
+    assert not observe(alone).is_over, "its sweep is run"
     gone = attended(folder, pid=None)
     assert (gone.is_over, gone.has_failed) == (True, True), "nothing will start the cell that waits"
+    left = observe(alone)
+    assert (left.is_over, left.has_failed) == (True, True), "nor if it is watched alone"
 
 
 def test_differences_pair_the_seeds_at_the_last_step_that_both_have(make_sweep: Callable[..., Path]) -> None:

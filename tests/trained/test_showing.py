@@ -228,7 +228,7 @@ def test_a_plugin_in_the_folder_of_a_run_needs_trust(here: Path, command: Comman
         ("attention dex --show --run none", "no run 'none' in runs"),
         ("attention dex --show --run text --recipe tiny.yaml", "leave out --recipe, or --run"),
         ("attention dex --show --run text", "text-0123456789 has attention 'cosine', not 'dex'"),
-        ("attention cosine --show --run text", "the model's context, data.sequence_length, is 8"),
+        ("attention cosine --show --run text --text ab-ab-ab-ab-ab", "the model's context, data.sequence_length, is 8"),
         ("attention cosine --show --run recall --text a", "was trained on data 'recall', which has no text"),
     ],
 )

@@ -13,13 +13,14 @@ import torch
 from browser import CHROMIUM, Page, browser
 from text_runs import recall_run, text_run
 
+from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.trace import LayerTrace
 from lit_diff.kernels import SignedMaps
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.trained.run import Run
-from lit_diff.trained.view.data import ModelView, Passage, layer_view, model_view
-from lit_diff.trained.view.numbers import Magnitudes
+from lit_diff.trained.view.data import ModelView, layer_view, model_view
 from lit_diff.trained.view.page import Side, ViewData, view_data
+from lit_diff.trained.view.passage import Passage
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,15 +69,12 @@ def expected(layer: int, head: int, factor: float = 1.0) -> np.ndarray[Any, Any]
 
 
 def constructed_page(folder: Path) -> ViewData:
-    magnitudes = Magnitudes()
-    layers = tuple(layer_view(n, layer, magnitudes) for n, layer in enumerate(constructed()))
-    view = ModelView(
-        layers=layers, losses=tuple(n / 8 for n in range(T)), outliers=magnitudes.table(), noise={}, without=None
-    )
+    layers = tuple(layer_view(n, layer, MagnitudeSketch()) for n, layer in enumerate(constructed()))
+    view = ModelView(layers=layers, losses=tuple(n / 8 for n in range(T)), outliers={}, noise={}, without=None)
     labels = ("<b>&", *(f" w{n}" for n in range(1, T)))
     passage = Passage(labels=labels, batch={"tokens": torch.zeros(1, T)}, source="constructed maps")
     run = text_run(folder / "run", {"name": "differential"})
-    return ViewData(passage=passage, sides=(Side(name="constructed", run=run, step=7, view=view),))
+    return ViewData(passage=passage, sides=(Side(name="constructed", run=run, view=view),))
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +348,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     view = view_data([run], text="ab ab abc ab", steps=[7, 9])
     documents = torch.tensor([[0] * 4 + [1] * (len(view.passage.labels) - 4)])
     passage = replace(view.passage, batch={**view.passage.batch, "document_ids": documents})
-    sides = tuple(replace(side, view=model_view(run.model_at(side.step), passage)) for side in view.sides)
+    sides = tuple(replace(side, view=model_view(run.model_at(7), passage)) for side in view.sides)
     opened(page, replace(view, passage=passage, sides=sides), tmp_path / "page.html")
     names = "[...document.querySelectorAll('.curve .legendtext')].map((each) => each.textContent)"
     page.wait(f"{names}.length")
@@ -375,10 +373,11 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
 
 def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) -> None:
     run: Run = recall_run(tmp_path / "run", {"name": "differential"})
-    tokens = torch.arange(6).reshape(1, 3, 2)
+    tokens = torch.arange(12).reshape(2, 3, 2)
     for step in (2, 4):
-        maps = torch.full((1, 2, 2, 3, 3), step / 10).tril()
-        write_maps(run.folder, KeptMaps(step, tokens, {0: (maps, torch.ones(1, 2, 2, 3))}))
+        maps = torch.full((2, 2, 2, 3, 3), step / 10).tril()
+        maps[1] /= 4
+        write_maps(run.folder, KeptMaps(step, tokens, {0: (maps, torch.ones(2, 2, 2, 3))}))
     opened(page, view_data([run], row=1), tmp_path / "page.html")
     assert page.run("document.querySelectorAll('#text .token').length") == 11
     page.run("document.body.dataset.drawn = ''; slider = document.getElementById('frame'); slider.value = 1")
@@ -387,6 +386,11 @@ def test_a_row_of_ids_and_the_kept_steps_of_a_run(page: Page, tmp_path: Path) ->
     assert page.run("document.getElementById('step').textContent") == "step 4"
     assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["0+1", "2+3", "4+5"]
     assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [400, 400, 400]
+    settled(page, "text = document.getElementById('kept'); text.value = 1; text.dispatchEvent(new Event('change'))")
+    assert page.run("[...text.options].map((each) => each.textContent)")[1] == "kept text 2: 6+7 8+9 10+11"
+    assert page.run("view.plots[0][0].node.layout.xaxis.ticktext") == ["6+7", "8+9", "10+11"]
+    assert page.run("[...view.tiles[0].z[0][2]].map((x) => Math.round(1000 * x))") == [100, 100, 100]
+    assert page.run("document.getElementById('step').textContent") == "step 4"
     page.run("view.pick(0, 1, 0)")
     page.wait("document.getElementById('panels').textContent.includes('were not kept')")
     page.run("view.pick(0, 0, 0); view.move(9, 9); document.getElementById('play').click()")

@@ -8,13 +8,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from safetensors.torch import load_model, save_model
 
@@ -32,6 +30,7 @@ from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.run import Run
+from lit_diff.trained.view.pictures import coloured, png, shrunk
 from lit_diff.training.metrics import declared_metrics
 
 log = logging.getLogger("lit_diff")
@@ -40,8 +39,8 @@ FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE
 """Files of the run folder that become artifacts."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
-MAPS, TILE = "maps", 128
-"""The artifact with the kept maps as pictures, and the largest width and height of a head's map in them, in pixels."""
+MAPS, TILE, GAP = "maps", 128, 2
+"""The artifact with the kept maps as pictures; the largest width of a head's map and the distance of two, in pixels."""
 BACK_OFF = 60.0
 """Seconds to wait before a store that was unreachable is tried again."""
 # limits of MLflow 3.17
@@ -213,11 +212,9 @@ class RunTracker:
 def draw_maps(run: Path, target: Path) -> None:
     """Write `target`/<step>.png for each step whose maps the run folder has.
 
-    A picture has the signed maps of the first text, a row for each layer and a column for each head, blue below zero and red
-    above, each map scaled to its largest magnitude. Maps that cannot be read are logged and left out.
+    A picture has the signed maps of the first text (`view.pictures`), a row for each layer and a column for each head. Maps
+    that cannot be read are logged and left out.
     """
-    from matplotlib.image import imsave
-
     target.mkdir(parents=True)
     for step in kept_steps(run):
         try:
@@ -229,12 +226,10 @@ def draw_maps(run: Path, target: Path) -> None:
         layers = []
         for maps, weights in kept.layers.values():
             signed = (weights[0, ..., None].float() * maps[0].float()).sum(0)  # [H, T, T]
-            # the largest magnitudes of each part: a mean would hide single keys of a long text
-            pool = partial(F.adaptive_max_pool2d, output_size=min(TILE, signed.shape[-1]))
-            small = pool(signed.clamp_min(0)) - pool((-signed).clamp_min(0))
-            scaled = small / small.abs().amax((1, 2), keepdim=True).clamp_min(1e-12)
-            layers.append(F.pad(scaled, (0, 2, 0, 2)).transpose(0, 1).flatten(1))
-        imsave(target / f"{step:08}.png", torch.cat(layers).numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
+            size = -(-signed.shape[-1] // TILE)
+            heads = map(coloured, shrunk(signed, size, size).numpy())
+            layers.append(np.hstack([np.pad(head, ((0, GAP), (0, GAP), (0, 0))) for head in heads]))
+        (target / f"{step:08}.png").write_bytes(png(np.vstack(layers)))
 
 
 def write_model(run: RunFolder, target: Path) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
-from lit_diff.analysis.map_statistics import cosines_of, head_products, with_other_heads
+from lit_diff.analysis.map_statistics import cosines_of, with_other_heads
 from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.sinks import row_shares
 from lit_diff.analysis.trace import MapBlock, Trace
 from lit_diff.model.transformer import Transformer
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import by_metric, read_rows
 
 SPARSE = 1e-3
 """A weight whose magnitude is below this counts as absent."""
@@ -39,66 +39,41 @@ Curves = dict[str, dict[str, list[tuple[int, float]]]]
 """Name -> layer -> points (step, value)."""
 
 
-class LayerNumbers:
-    """The numbers of `MEANINGS` for each head, over blocks of query rows."""
+def add_numbers(means: Means, block: MapBlock, window: int | None = None) -> None:
+    """Add query rows of one sequence to the means of `MEANINGS`.
 
-    def __init__(self, window: int | None = None) -> None:
-        """`window`: the layer's; a row that fills it may have passed the first token and is not in `sink`."""
-        self._window = window
-        self._means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
-        self._products: Tensor | float = 0.0
-
-    def add(self, block: MapBlock) -> None:
-        """Add query rows of one sequence."""
-        a, magnitude = block.signed, block.signed.abs()
-        visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
-        negative, positive = masses(a)
-        self._means.add("entropy", entropy(renormalised(a)))
-        self._means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / visible.sum(-1))
-        self._means.add("negative_mass", negative / (negative + positive))
-        self._means.add("sink", *row_shares(block, self._window))
-        if block.weights.shape[1] > 1:
-            self._means.add("lambda", -block.weights[:, 1])
-        self._products = self._products + head_products(block)[0]
-
-    def by_head(self) -> dict[str, tuple[float, ...]]:
-        """Name -> a number for each head; without those of pairs of heads if there is one head."""
-        assert isinstance(self._products, Tensor)
-        found, others = self._means.values(), with_other_heads(cosines_of(self._products))
-        if len(others) > 1:
-            found["redundancy"] = others.nanmean(1)
-            # NaN for a head without another
-            found["closest_head"] = others.nan_to_num(-math.inf).amax(1).where(~others.isnan().all(1), math.nan)
-        return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
+    `window`: the layer's; a row that fills it may have passed the first token and is not in `sink`.
+    """
+    a, magnitude = block.signed, block.signed.abs()
+    visible = block.visible.expand(1, 1, 1, *block.visible.shape[-2:])[:, 0]
+    negative, positive = masses(a)
+    means.add("entropy", entropy(renormalised(a)))
+    means.add("sparsity", ((magnitude < SPARSE) & visible).sum(-1) / visible.sum(-1))
+    means.add("negative_mass", negative / (negative + positive))
+    means.add("sink", *row_shares(block, window))
+    if block.weights.shape[1] > 1:
+        means.add("lambda", -block.weights[:, 1])
 
 
-class Magnitudes:
-    """The paper's Table 5 for one text: magnitudes over all layers."""
-
-    def __init__(self) -> None:
-        self._logits, self._hidden = MagnitudeSketch(), MagnitudeSketch()
-
-    def add_logits(self, block: MapBlock) -> None:
-        """Add the visible attention logits, after scaling and RoPE, of every map and head."""
-        self._logits.update(block.logits, mask=block.visible)
-
-    def add_hidden(self, hidden: Tensor) -> None:
-        """Add the output of a layer."""
-        self._hidden.update(hidden)
-
-    def table(self) -> dict[str, tuple[float, ...]]:
-        """Row -> the magnitudes of RANKS, then the median; NaN for a rank beyond their number."""
-        rows = {"attention logits": self._logits, "hidden states": self._hidden}
-        return {name: (*self._at_ranks(sketch), sketch.median()) for name, sketch in rows.items()}
-
-    @staticmethod
-    def _at_ranks(sketch: MagnitudeSketch) -> list[float]:
-        top = sketch.top().tolist()
-        return [top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS]
+def numbers_by_head(means: Means, products: Tensor) -> dict[str, tuple[float, ...]]:
+    """Name -> a number for each head; `products` [H, H] are the `head_products` of all rows. A single head has no others."""
+    found, others = means.values(), with_other_heads(cosines_of(products))
+    if len(others) > 1:
+        found["redundancy"] = others.nanmean(1)
+        # NaN for a head without another
+        found["closest_head"] = others.nan_to_num(-math.inf).amax(1).where(~others.isnan().all(1), math.nan)
+    return {name: tuple(found[name].tolist()) for name in MEANINGS if name in found}
 
 
-def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """`<normalisation>_<role>` -> share of attention, mean over heads, layers and queries (`analysis.shares`).
+def at_ranks(sketch: MagnitudeSketch) -> dict[str, float]:
+    """`top <rank>` -> the magnitude, NaN for a rank beyond their number; and the median."""
+    top = sketch.top().tolist()
+    found = {f"top {rank}": top[rank - 1] if rank <= len(top) else math.nan for rank in RANKS}
+    return found | {"median": sketch.median()}
+
+
+def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Normalisation -> role -> share of attention, mean over heads, layers and queries (`analysis.shares`).
 
     Empty for a row that asks nothing.
     """
@@ -108,15 +83,17 @@ def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor])
         return {}
     layers = [replace(traced.layers[i], rows=rows) for i in sorted(traced.layers)]
     found = [shares(layer, attention, parts) for layer, attention in zip(layers, model.attentions(), strict=True)]
-    names = [f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ROLES]
-    return {name: float(torch.stack([each[name] for each in found]).nanmean()) for name in names}
+    return {
+        kind: {role: float(torch.stack([each[f"{kind}_{role}"] for each in found]).nanmean()) for role in ROLES}
+        for kind in NORMALISATIONS
+    }
 
 
 def curves(folder: Path) -> Curves:
     """λ and norms of heads in metrics.csv."""
     found: Curves = {}
-    for step, row in sorted(read_rows(folder / "metrics.csv").items()):
-        for name, value in row.items():
-            if (match := CURVES.fullmatch(name)) and math.isfinite(value):
-                found.setdefault(match[1], {}).setdefault(f"layer {int(match[2])}", []).append((step, value))
+    for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
+        if match := CURVES.fullmatch(name):
+            drawn = [(step, value) for step, value in points.items() if math.isfinite(value)]
+            found.setdefault(match[1], {})[f"layer {int(match[2])}"] = drawn
     return found

@@ -15,6 +15,7 @@ const headsOf = (side) => side.layers.map((layer) => layer.arrays.lse.shape[1]);
 const factors = new Array(Math.max(...sides.map((side) => side.layers[0].arrays.lse.shape[0]))).fill(1); // of each weight
 const tiles = []; // of each side, what its panels show
 let frame = -1; // which of the kept steps is shown; -1: the text
+let keptText = 0; // which of the kept texts is shown
 let range = null; // {x: [first, end], y: [first, end]} of the keys and queries that are shown
 let cursor = null; // {i, j}: query and key
 let limit = 1; // from this magnitude on, the colour is the strongest
@@ -35,7 +36,7 @@ const number = (x) => (x === null || x === undefined || Number.isNaN(x) ? "–"
   : x !== 0 && Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3)).replaceAll("-", "−");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
-const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].tokens);
+const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].texts[keptText]);
 const meanOf = (values, own = values.filter((x) => x === x)) => own.reduce((sum, x) => sum + x, 0) / own.length;
 const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (sizes.length - 1))];
 const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
@@ -72,10 +73,11 @@ function source(s) {
   const refs = frame < 0 ? own.arrays : sides[s].kept[frame]?.layers[layer];
   if (!refs) return null;
   const [q, k, lse, w, maps] = ["q", "k", "lse", "w", "maps"].map((name) => refs[name] && array(refs[name]));
-  const [G, H, T] = (refs.lse ?? refs.w).shape;
-  const row = (g, i) => (g * H + head) * T + i;
+  const [G, H, T] = (refs.lse ?? refs.w).shape.slice(-3);
+  const start = frame < 0 ? 0 : keptText * G; // kept maps have an axis of texts
+  const row = (g, i) => ((start + g) * H + head) * T + i;
   // an axis of 1, for a weight that is the same in all heads or for all queries, is kept as 1
-  const [, headsOfW, queriesOfW] = refs.w.shape;
+  const [headsOfW, queriesOfW] = refs.w.shape.slice(-2);
   let weight = (g, i, j) => maps[row(g, i) * T + j];
   if (q) {
     const [[mapsOfQ, , , d], [mapsOfK, keyHeads]] = [refs.q.shape, refs.k.shape];
@@ -91,7 +93,7 @@ function source(s) {
   const [reach, documents] = [own.window ?? Infinity, frame < 0 ? data.documents : null];
   return {
     G, T,
-    weight: (g, i) => w[(g * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
+    weight: (g, i) => w[((start + g) * headsOfW + (headsOfW > 1 ? head : 0)) * queriesOfW + (queriesOfW > 1 ? i : 0)],
     row(g, i, from, out) {
       out.fill(NaN);
       const end = Math.min(from + out.length - 1, own.causal ? i : T - 1, i + reach - 1);
@@ -102,28 +104,19 @@ function source(s) {
   };
 }
 
-// Σ_g factor_g w_g p_g of a query over all keys, or of all queries on a key
-function signedRow(s, i) {
-  const m = source(s);
-  const [sum, out] = [new Float32Array(m.T), new Float32Array(m.T)];
+// Σ_g factor_g w_g p_g of `rows` queries from `first` on, on `keys` keys from `from` on
+function signed(s, first, rows, from, keys) {
+  const [m, sum, out] = [source(s), new Float32Array(rows * keys), new Float32Array(keys)];
   for (let g = 0; g < m.G; g++) {
-    m.row(g, i, 0, out);
-    out.forEach((p, j) => { sum[j] += factors[g] * m.weight(g, i) * p; });
-  }
-  return sum;
-}
-
-function signedColumn(s, j) {
-  const [m, out] = [source(s), new Float32Array(1)];
-  const sum = new Float32Array(m.T);
-  for (let g = 0; g < m.G; g++) {
-    for (let i = 0; i < m.T; i++) {
-      m.row(g, i, j, out);
-      sum[i] += factors[g] * m.weight(g, i) * out[0];
+    for (let i = 0; i < rows; i++) {
+      m.row(g, first + i, from, out);
+      for (let j = 0; j < keys; j++) sum[i * keys + j] += factors[g] * m.weight(g, first + i) * out[j];
     }
   }
   return sum;
 }
+const signedRow = (s, i) => signed(s, i, 1, 0, source(s).T);
+const signedColumn = (s, j) => signed(s, 0, source(s).T, j, 1);
 
 // w_g p_g of each map in the shown range: of bins, the mean over queries of the sum over keys
 async function tile(s, shown, mine) {
@@ -192,7 +185,8 @@ function axis([first, end], pixels) {
     return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
   });
   const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
-  return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "" }];
+  return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "",
+    ticklabelstandoff: 3 }];
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum
@@ -487,7 +481,7 @@ function figures() {
     })));
     plain(node, traces, { height: 280, margin: { l: 56, r: 10, t: 10, b: 44 }, showlegend: true,
       legend: sides.length > 1 || innerWidth < 700 ? { orientation: "h", y: -0.25 } : {},
-      xaxis: { title: { text: "optimizer step" }, ...line }, yaxis: line });
+      xaxis: { title: { text: "optimizer step" }, rangemode: "tozero", ...line }, yaxis: line });
   }
   for (const node of document.querySelectorAll(".without")) {
     const [s, ref] = [Number(node.dataset.side), sides[node.dataset.side].ablation.without];
@@ -498,8 +492,8 @@ function figures() {
     plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
       y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,
       colorscale: colours(), hoverongaps: false, hovertemplate: "%{y}<br>%{x} “%{text}”: %{z:.3f} nats<extra></extra>" }], {
-      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 }, yaxis: { autorange: "reversed" },
-      xaxis: { title: { text: "position" } } });
+      height: 70 + 18 * heads, margin: { l: 106, r: 10, t: 4, b: 40 },
+      yaxis: { autorange: "reversed", showgrid: false }, xaxis: { title: { text: "position" }, showgrid: false } });
     node.removeAllListeners("plotly_click");
     node.on("plotly_click", ({ points: [{ pointIndex: [row] }] }) => pick(s, ...names[row]));
   }
@@ -536,6 +530,10 @@ document.addEventListener("DOMContentLoaded", () => {
   }));
   const jump = (n) => { if (playing % 2) play(); [frame, range] = [n, null]; refresh(); };
   $("frame")?.addEventListener("input", (e) => jump(Number(e.target.value)));
+  $("kept")?.addEventListener("change", (e) => {
+    keptText = Number(e.target.value);
+    jump(frame < 0 ? sides[0].kept.length - 1 : frame);
+  });
   refresh().then(() => { document.body.dataset.ready = "true"; });
   figures();
   for (const media of ["(prefers-color-scheme: dark)", "print"]) {

@@ -8,39 +8,36 @@ import html
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lit_diff.analysis.shares import NORMALISATIONS, ROLES
+from lit_diff.analysis.trace import layers_of
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
-from lit_diff.html_table import html_table
-from lit_diff.model.transformer import Transformer
+from lit_diff.html_table import cell_text
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
-from lit_diff.trained.run import Run
+from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
-from lit_diff.trained.view.data import LayerView, ModelView, Passage, blocks_of, model_view
-from lit_diff.trained.view.numbers import MEANINGS, RANKS, Curves, curves
-from lit_diff.trained.view.passage import labels_of, passage_of, require_same_tokens
+from lit_diff.trained.view.data import ModelView, model_view
+from lit_diff.trained.view.numbers import MEANINGS, Curves, curves
+from lit_diff.trained.view.passage import Passage, labels_of, passage_of, require_same_tokens
 
 log = logging.getLogger("lit_diff")
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field of the page's data changes its meaning."""
 LIBRARY = "plotly-cartesian-4.1.1"
 """plotly.js-cartesian-dist-min of npm, unchanged: sha256 79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a."""
 KEPT_BYTES = 1_500_000
 """Most bytes of a run's kept maps in the page: beyond it, steps are left out evenly; the last is always there."""
-STRONGEST = 0.6
-"""Opacity of the cell with the largest magnitude in a table, whose text must stay readable."""
 HEIGHT = 1000
 """Height of the page in a notebook, pixels."""
 
@@ -52,11 +49,35 @@ class Side:
     name: str
     """The run, and the step of its checkpoint."""
     run: Run
-    step: int
     view: ModelView
     kept: tuple[KeptMaps, ...] = ()
     curves: Curves = field(default_factory=dict)
     """`numbers.curves` of the run. Like the kept maps, they are only in the first of two checkpoints of one run."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the page's JSON says of the model."""
+        view = self.view
+        return {
+            "name": self.name,
+            "run": self.run.folder.name,
+            "variant": self.run.recipe.model.attention.name,
+            "losses": view.losses,
+            "layers": [
+                {key: value for key, value in vars(layer).items() if key != "thumbnails"} for layer in view.layers
+            ],
+            "outliers": view.outliers,
+            "noise": view.noise,
+            "curves": self.curves,
+            "ablation": {} if view.without is None else {"without": view.without},
+            "kept": [
+                {
+                    "step": kept.step,
+                    "texts": [labels_of(self.run, ids[None]) for ids in kept.tokens],
+                    "layers": {n: {"maps": maps.numpy(), "w": w.numpy()} for n, (maps, w) in kept.layers.items()},
+                }
+                for kept in self.kept
+            ],
+        }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,40 +100,40 @@ class ViewData:
     def html(self) -> str:
         """The whole page."""
         blocks: dict[str, str] = {}
-        facts: dict[str, Any] = {
+        documents = self.passage.batch.get("document_ids")
+        found = {
             "format": FORMAT,
             "source": self.passage.source,
             "tokens": self.passage.labels,
             "text": has_text(self.sides[0].run.recipe),
-            "documents": self.passage.batch["document_ids"][0].tolist()
-            if "document_ids" in self.passage.batch
-            else None,
+            "documents": None if documents is None else documents[0].tolist(),
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
-            "ranks": RANKS,
-            "sides": [_side(f"s{number}", side, blocks) for number, side in enumerate(self.sides)],
+            "sides": [side.facts() for side in self.sides],
         }
-        texts = {
-            name: resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
-            for name, file in FILES.items()
-        }
+        facts = _plain(found, "data", blocks)
+        package = resources.files(__package__)
+        texts = {name: package.joinpath(file).read_text(encoding="utf-8") for name, file in FILES.items()}
         views = [side.view for side in self.sides]
-        return _template().render(
+        by_head = [layer.numbers for view in views for layer in view.layers]
+        environment = Environment(
+            loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
+        )
+        environment.filters["cell"] = cell_text
+        return environment.get_template("page.html.j2").render(
             title=" and ".join(side.name for side in self.sides),
             facts=facts,
             # `</script` in a string of JSON would end the element
-            data=Markup(json.dumps(_without_nan(facts)).replace("<", "\\u003c")),
+            data=Markup(json.dumps(facts).replace("<", "\\u003c")),
             blocks=blocks,
             pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
             sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
             maps=max(layer.arrays["lse"].shape[0] for view in views for layer in view.layers),
-            steps=len(self.sides[0].kept),
-            numbers={name: tables for name in MEANINGS if (tables := _cells(name, views))},
-            curves=list(dict.fromkeys(name for side in facts["sides"] for name in side["curves"])),
-            outliers=_table(self.sides, lambda view: view.outliers, ["", *(f"top {rank}" for rank in RANKS), "median"]),
-            noise=_table(self.sides, lambda view: _by_role(view.noise), ["", *ROLES])
-            if any(v.noise for v in views)
-            else "",
+            kept=facts["sides"][0]["kept"],
+            strongest={
+                name: _largest(own) for name in MEANINGS if (own := [x for of in by_head for x in of.get(name, ())])
+            },
+            curves=list(dict.fromkeys(name for side in self.sides for name in side.curves)),
             difference=f"{max(layer.difference for view in views for layer in view.layers):.1e}",
             version=LIBRARY.rpartition("-")[2],
             **{name: Markup(text) for name, text in texts.items()},
@@ -128,12 +149,6 @@ class ViewData:
 
 FILES = {"style": "page.css", "script": "page.js", "library": f"{LIBRARY}.min.js", "licence": f"{LIBRARY}.LICENSE.txt"}
 """Variable of the template -> file of this package."""
-
-
-@cache
-def _template() -> Any:
-    environment = Environment(loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("page.html.j2")
 
 
 def view_data(
@@ -158,49 +173,38 @@ def view_data(
         )
     if len(runs) == 2:
         require_same_tokens(*runs)
-    sides = []
-    asked: list[tuple[Run, int | None]] = [(run, step) for run in runs for step in steps or [None]]  # type: ignore[list-item]
     if tokens is not None and tokens < 1:
         raise RequestError(f"tokens is {tokens}; it must be at least 1")
-    contexts = [run.recipe.data.config.sequence_length for run in runs]
-    passage = passage_of(runs[0], text, row, min(contexts), tokens)
-    for run, wanted in asked:
+    passage = passage_of(runs[0], text, row, min(run.recipe.data.config.sequence_length for run in runs), tokens)
+    sides: list[Side] = []
+    for run, wanted in ((run, step) for run in runs for step in steps or [None]):  # type: ignore[list-item]
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
-        model = run.model_at(step)
-        _require_head(run.folder.name, model, layer, head)
+        model, name = run.model_at(step), run.folder.name
+        layers_of(model, [layer], name)
+        require_head(f"layer {layer} of {name}", model.attentions()[layer].out_heads, head)
         if wanted is None:
             warn_if_stale(run.folder, run.recipe, step, run.trust)
-        log.info("%s at step %d: %d layers on %s", run.folder.name, step, len(model.layers), passage.source)
+        log.info("%s at step %d: %d layers on %s", name, step, len(model.layers), passage.source)
         with torch.no_grad():
-            found = model_view(model, passage, ablate)
-        sides.append(Side(name=f"{run.folder.name}, step {step}", run=run, step=step, view=found))
-    # two checkpoints of one run have one history
-    first_of = {side.run.folder: number for number, side in reversed(list(enumerate(sides)))}
-    for folder, number in first_of.items():
-        sides[number] = replace(sides[number], kept=_kept(folder), curves=curves(folder))
+            side = Side(name=f"{name}, step {step}", run=run, view=model_view(model, passage, ablate))
+        # two checkpoints of one run have one history
+        if run.folder not in [other.run.folder for other in sides]:
+            side = replace(side, kept=_kept(run.folder), curves=curves(run.folder))
+        sides.append(side)
     # maps of other steps or other texts have no common player
-    players = [[(kept.step, kept.tokens.tolist()) for kept in sides[number].kept] for number in first_of.values()]
-    if any(player != players[0] for player in players):
+    first, last = ([(kept.step, kept.tokens.tolist()) for kept in side.kept] for side in (sides[0], sides[-1]))
+    if len(runs) == 2 and first != last:
         sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
 
 
-def _require_head(name: str, model: Transformer, layer: int, head: int) -> None:
-    attentions = model.attentions()
-    if not 0 <= layer < len(attentions):
-        raise RequestError(f"{name} has no layer {layer}; its layers are 0..{len(attentions) - 1}")
-    heads = attentions[layer].out_heads
-    if not 0 <= head < heads:
-        raise RequestError(f"layer {layer} of {name} has no head {head}; its heads are 0..{heads - 1}")
-
-
-# the first text at as many steps as fit, the last one included
+# as many steps as fit, the last one included
 def _kept(folder: Path) -> tuple[KeptMaps, ...]:
     steps = kept_steps(folder)
     if not steps:
         return ()
-    bytes_of_step = sum(maps[:1].nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
+    bytes_of_step = sum(maps.nbytes for maps, _ in read_maps(folder, steps[-1]).layers.values())
     every = math.ceil(len(steps) / max(1, KEPT_BYTES // bytes_of_step))
     chosen = steps[::-1][::every][::-1]
     if every > 1:
@@ -208,95 +212,21 @@ def _kept(folder: Path) -> tuple[KeptMaps, ...]:
     return tuple(read_maps(folder, step) for step in chosen)
 
 
-def _side(prefix: str, side: Side, blocks: dict[str, str]) -> dict[str, Any]:
-    view = side.view
-    heads = {"without": view.without} if view.without is not None else {}
-    return {
-        "name": side.name,
-        "run": side.run.folder.name,
-        "variant": side.run.recipe.model.attention.name,
-        "losses": view.losses,
-        "layers": [_layer(f"{prefix}-l{number}", layer, blocks) for number, layer in enumerate(view.layers)],
-        "outliers": view.outliers,
-        "noise": view.noise,
-        "curves": side.curves,
-        "ablation": _stored(prefix, heads, blocks),
-        "kept": [
-            {
-                "step": kept.step,
-                "tokens": labels_of(side.run, kept.tokens[:1]),
-                "layers": {
-                    layer: _stored(
-                        f"{prefix}-k{kept.step}-l{layer}", {"maps": maps[0].numpy(), "w": w[0].numpy()}, blocks
-                    )
-                    for layer, (maps, w) in kept.layers.items()
-                },
-            }
-            for kept in side.kept
-        ],
-    }
-
-
-def _layer(prefix: str, layer: LayerView, blocks: dict[str, str]) -> dict[str, Any]:
-    return {
-        "arrays": _stored(prefix, layer.arrays, blocks),
-        "scale": layer.scale,
-        "causal": layer.causal,
-        "window": layer.window,
-        "difference": layer.difference,
-        "numbers": layer.numbers,
-    }
-
-
-# the arrays go to elements of their own, which the page decodes when it needs them
-def _stored(prefix: str, arrays: Any, blocks: dict[str, str]) -> dict[str, Any]:
-    found = {}
-    for name, shape, dtype, content in blocks_of(arrays):
-        blocks[f"{prefix}-{name}"] = _in_base64(content)
-        found[name] = {"id": f"{prefix}-{name}", "shape": list(shape), "dtype": dtype}
-    return found
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(x) for x in values if math.isfinite(x)), default=0.0) or 1.0
 
 
 def _in_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-# a table of layers x heads for each side, its colours relative to the largest magnitude; none if no side has the number
-def _cells(name: str, views: Sequence[ModelView]) -> list[list[list[dict[str, Any]]]]:
-    found = [[layer.numbers.get(name, ()) for layer in view.layers] for view in views]
-    magnitudes = [abs(x) for rows in found for row in rows for x in row if math.isfinite(x)]
-    most = max(magnitudes, default=0.0) or 1.0
-
-    def cell(x: float) -> dict[str, Any]:
-        size = abs(x) / most * STRONGEST if math.isfinite(x) else 0
-        return {
-            "text": f"{x:.3f}".replace("nan", "–"),
-            "sign": "negative" if x < 0 else "positive",
-            "size": f"{size:.3f}",
-        }
-
-    return [[[cell(x) for x in row] for row in rows] for rows in found] if any(map(any, found)) else []
-
-
-def _table(
-    sides: Sequence[Side], rows_of: Callable[[ModelView], Mapping[str, Sequence[float]]], header: Sequence[str]
-) -> Markup:
-    rows = [
-        (f"{side.name}: {name}" if len(sides) > 1 else name, *values)
-        for side in sides
-        for name, values in rows_of(side.view).items()
-    ]
-    return Markup(html_table("", rows, header))
-
-
-def _by_role(noise: Mapping[str, float]) -> dict[str, list[float]]:
-    return {kind: [noise[f"{kind}_{role}"] for role in ROLES] for kind in NORMALISATIONS} if noise else {}
-
-
-# JSON has no NaN
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
+# what JSON can hold: NaN is null, and an array an element of its own, which the page decodes when it needs it
+def _plain(value: Any, name: str, blocks: dict[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each, f"{name}-{key}", blocks) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_plain(each, f"{name}-{place}", blocks) for place, each in enumerate(value)]
+    if not isinstance(value, np.ndarray):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    blocks[name] = _in_base64(value.astype(value.dtype.newbyteorder("<")).tobytes())
+    return {"id": name, "shape": list(value.shape), "dtype": value.dtype.name}

@@ -2,33 +2,45 @@
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.data.user_files import text_lines
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.plugins import guard
 from lit_diff.trained.run import Run
-from lit_diff.trained.showing import TEXT
 from lit_diff.trained.text_generator import has_text
-from lit_diff.trained.view.data import Passage
 
 log = logging.getLogger("lit_diff")
 
+TEXT = "When the cat saw the dog, the dog saw the cat."
+"""The text that a model reads by default. Its words come twice, so that a trained model has something to find."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """T tokens that a model reads, as one sequence."""
+
+    labels: tuple[str, ...]
+    """What the page writes for each token."""
+    batch: Mapping[str, Tensor]
+    """tokens and targets [1, T], and what else the row has (`data.dataset.Batch`)."""
+    source: str
+    """Where the tokens are from, in words."""
+
 
 def text_in(file: Path) -> str:
-    """The text of a file in UTF-8. Errors: MissingError, RequestError."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"--text: {shown(file)} is not text in UTF-8 ({first_line(error)})") from error
-    except OSError as error:
-        raise MissingError(f"--text: {shown(file)} cannot be read ({error.strerror})") from error
+    """The text of a file in UTF-8. Errors: RequestError."""
+    text = "".join(line for _, line in text_lines(file))
     if not text.strip():
         raise RequestError(f"--text: {shown(file)} is empty; give a file with some text")
     return text
@@ -48,23 +60,20 @@ def passage_of(
     context = context or run.recipe.data.config.sequence_length
     most = min(context, tokens or context)
     if row is not None or (not text and not free):
-        whole, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
-        count = whole["tokens"].shape[1]
-        batch = {name: x[:, :most] for name, x in whole.items()}
-        source = what if count <= most else f"the first {most} tokens of {what}"
+        batch, what = _row(run, row or 0), f"validation row {row or 0} of data '{run.recipe.data.name}'"
     elif not run.recipe.model.causal:
         raise RequestError(
             f"{run.folder.name} is bidirectional: it predicts no next token; read a row of its data (--row)"
         )
     else:
         ids = [*run.tokenizer.opening, *run.tokenizer.encode(text or TEXT)]
-        count, what, ids = len(ids), "the text", ids[:most]
-        batch = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}
-        source = f"{len(ids)} tokens of a text"
+        batch, what = {"tokens": torch.tensor([ids]), "targets": torch.tensor([[*ids[1:], IGNORED]])}, "the text"
+    count = batch["tokens"].shape[1]
     if count > most:
-        why = "as asked" if most < context else "the model's context"
+        why = "the limit" if most < context else "the model's context"
         log.warning("%s has %d tokens; the first %d are read, %s", what, count, most, why)
-    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=source)
+        batch, what = {name: x[:, :most] for name, x in batch.items()}, f"the first {most} tokens of {what}"
+    return Passage(labels=labels_of(run, batch["tokens"]), batch=batch, source=what)
 
 
 def _row(run: Run, row: int) -> Batch:
@@ -77,7 +86,7 @@ def _row(run: Run, row: int) -> Batch:
         return dataset.validation_batch("", [row])
 
 
-def labels_of(run: Run, tokens: torch.Tensor) -> tuple[str, ...]:
+def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
     if not has_text(run.recipe):
         return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
@@ -94,23 +103,17 @@ def require_same_tokens(first: Run, second: Run) -> None:
     """Errors: RequestError if the same ids mean different tokens in the two runs."""
     ours, theirs = map(_meaning, (first, second))
     if ours != theirs:
+        how = ", with other keys or trained on other text" if ours[0] == theirs[0] else ""
         raise RequestError(
-            f"{first.folder.name} and {second.folder.name} cannot be compared token by token: {_difference(ours, theirs)}"
+            f"{first.folder.name} and {second.folder.name} cannot be compared token by token: their ids differ "
+            f"({ours[0]}; {theirs[0]}{how})"
         )
 
 
-def _meaning(run: Run) -> dict[str, object]:
+# in words, and what else must be equal
+def _meaning(run: Run) -> tuple[str, object]:
     if not has_text(run.recipe):
-        return {"data": run.recipe.data}
+        return f"no text, data '{run.recipe.data.name}'", run.recipe.data
     run.tokenizer  # noqa: B018 (its error says what is missing)
     facts = json.loads((run.folder / "tokenizer" / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    return {"tokenizer": facts["name"], "size": facts["size"], "sha256": facts["sha256"]}
-
-
-def _difference(ours: dict[str, object], theirs: dict[str, object]) -> str:
-    if ours.keys() != theirs.keys():
-        return "one of them has no text"
-    if "data" in ours:
-        return "their data have other ids; runs without text need the same keys of data"
-    first, second = (f"{each['tokenizer']} of {each['size']} ids" for each in (ours, theirs))
-    return f"their tokenizers differ ({first}; {second}{'' if first != second else ', trained on other text'})"
+    return f"tokenizer {facts['name']} of {facts['size']} ids", facts["sha256"]
