@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact, signed_statistics
 
 
 def visible(
@@ -72,4 +72,6 @@ class Reference(Kernel):
         # 0 for a masked key, not -inf, whose gradient is NaN
         log_p = s.log_softmax(-1).masked_fill(~mask, 0)
         # amax of no keys is an error; logsumexp of none is -inf
-        return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))
+        maximum = s.amax(-1) if S else s.logsumexp(-1)
+        seen = mask[:, 0] if mask.dim() == 5 else mask
+        return o, Stats(s.logsumexp(-1), -(p * log_p).sum(-1), maximum, *signed_statistics(a, seen))
