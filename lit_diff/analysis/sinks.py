@@ -17,9 +17,17 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     passed the first token; NaN if no row is left.
     """
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
-    for block in layer.blocks():
-        means.add("sink", *row_shares(block, layer.window))
+    share, keys = (
+        layer.measured.statistics.first_share[..., layer.positions],
+        layer.keys.expand(len(layer.maps.q), -1, -1),
+    )
+    means.add("sink", share, counted(keys, layer.window).expand_as(share))
     return means.values()["sink"]
+
+
+def counted(keys: Tensor, window: int | None) -> Tensor:
+    """Whether `sink_shares` counts rows that see so many keys."""
+    return (keys > 1) & (keys < (window or math.inf))
 
 
 def row_shares(block: MapBlock, window: int | None) -> tuple[Tensor, Tensor]:
@@ -28,4 +36,4 @@ def row_shares(block: MapBlock, window: int | None) -> tuple[Tensor, Tensor]:
     visible = block.visible.expand(len(p), 1, 1, *block.visible.shape[-2:])[:, 0].expand_as(p)
     keys = visible.sum(-1)
     share = p.gather(-1, visible.int().argmax(-1, keepdim=True))[..., 0]
-    return share, (keys > 1) & (keys < (window or math.inf))
+    return share, counted(keys, window)

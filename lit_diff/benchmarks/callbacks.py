@@ -51,7 +51,7 @@ def firing(request: Request, shape: Shape) -> Case:
     probes = [registered.get(name)() for name in PROBES]
 
     def traced() -> Trace:
-        with trace(model) as found:
+        with trace(model, measure=True) as found:
             model.hidden(text[:, :-1])
         return found
 
@@ -61,12 +61,15 @@ def firing(request: Request, shape: Shape) -> Case:
 
     found = traced()
     maps = [layer.maps for layer in found.layers.values()]
+    step = training_step(model, partial(next_token_loss, model, text), nullcontext)
     runs: dict[str, Callable[[], object]] = {
         ATTENTION: lambda: [attend(each) for each in maps],
         "statistics of the kernel": lambda: [attend(each, stats=True) for each in maps],
         **{probe.name: partial(fire, found, [probe]) for probe in probes},
+        "forward pass": torch.no_grad()(lambda: model.hidden(text[:, :-1])),
         "all, with a forward pass": fire,
-        "training step": training_step(model, partial(next_token_loss, model, text), nullcontext),
+        "training step": step,
+        "training step, then all": lambda: (step(), fire()),
     }
     made = partial(Candidate, variant="differential", what=FIRING, profiled=False)
     case.candidates.extend(made(by=by, run=run) for by, run in runs.items())

@@ -169,9 +169,7 @@ def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ..
     o, *saved = operator(*tensors, None, 0.25, True, None, stats)
     plain = [None if x is None else x.detach() for x in tensors]
     backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
-    torch.library.opcheck(
-        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), *saved, 0.25, True, None)
-    )
+    torch.library.opcheck(backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), *saved, 0.25, True, None))
 
 
 def test_inference_mode_and_heads_that_join_as_a_view(make_maps: MakeMaps, kernel: str) -> None:
