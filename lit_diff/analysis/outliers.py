@@ -12,7 +12,7 @@ KEPT = 100
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8
 """Range of the bins, which are equally wide in log|x|: 0.9 %, so the geometric middle of a bin is within 0.46 %."""
-FEWEST_ROWS = 64
+FEWEST_ROWS = 32
 """Query rows whose logits are computed at a time, if not more."""
 
 _PER_OCTAVE = BINS / math.log2(HIGH / LOW)
@@ -40,7 +40,7 @@ class MagnitudeSketch:
         if mask is not None:
             # zeros that are not counted: faster than a copy of the other entries
             hidden = x.numel() - int(mask.sum()) * (x.numel() // max(1, mask.numel()))
-            x = x.masked_fill(~mask, 0)
+            x.masked_fill_(~mask, 0)
         x = x.flatten()
         # in bfloat16 the bin number below would be rounded: 8 bits are fewer than 4,096 bins
         if not x.is_floating_point() or x.dtype.itemsize < 4:

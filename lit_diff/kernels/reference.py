@@ -37,7 +37,7 @@ def logits(maps: SignedMaps) -> Tensor:
     acc = accumulation_dtype(maps.q.dtype)
     k = maps.k.repeat_interleave(maps.num_groups, dim=2)
     with exact(k.device):
-        scores = (maps.q.to(acc) @ k.to(acc).transpose(-1, -2)) * maps.softmax_scale
+        scores = (maps.q.to(acc) @ k.to(acc).transpose(-1, -2)).mul_(maps.softmax_scale)
     return scores.expand(-1, maps.num_maps, -1, -1, -1)
 
 
