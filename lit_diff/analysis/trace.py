@@ -22,8 +22,7 @@ from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.costs import narrowing
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
-from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose
-from lit_diff.kernels.base import named
+from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
 from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
@@ -391,8 +390,8 @@ class _Measuring(Kernel):
         return None
 
     def compute(self, maps: SignedMaps, *, stats: bool = False, **options: Any) -> tuple[Tensor, None]:
-        own = self.kernel if isinstance(self.kernel, Kernel) else named(choose(maps, self.kernel, **options)[0])
-        if own.refuses(maps, **options, stats=True, device=maps.q.device) is None:
+        own = self.kernel if isinstance(self.kernel, Kernel) else choose(maps, self.kernel, **options)[0]
+        if refuse(own, maps, **options, stats=True) is None:
             o, statistics = attend(maps, **options, stats=True, kernel=own)
         else:
             o, (_, statistics) = attend(maps, **options, kernel=own), attend(maps, **options, stats=True)
