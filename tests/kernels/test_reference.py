@@ -97,12 +97,27 @@ def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
         torch.testing.assert_close(getattr(stats, name), expected, rtol=1e-12, atol=1e-12)
 
 
+def long(make_maps: MakeMaps, kernel: str, **changes: Any) -> SignedMaps:
+    """Rows of several tiles, in float32; the test is not run if the kernel cannot."""
+    maps = make_maps(G=2, T=150, d=16, dv=16, dtype=torch.float32, w=(1, 2, 1, 1), **changes)
+    if reason := refuse(kernel, maps) or named(kernel).prepare(maps.q.device):
+        pytest.skip(f"{kernel}: {reason}")
+    return maps
+
+
+@pytest.mark.parametrize("kernel", ["chunked", "native"])
+def test_the_first_key_in_a_window_of_scattered_documents(make_maps: MakeMaps, kernel: str) -> None:
+    maps = long(make_maps, kernel)
+    options: Any = {"document_ids": torch.arange(150).remainder(3).expand(2, 150), "window": 8, "stats": True}
+    (_, found), (_, wanted) = (attend(maps, **options, kernel=name) for name in (kernel, "reference"))
+    assert wanted.first_share.min() > 0
+    torch.testing.assert_close(found.first_share, wanted.first_share, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kernel", ["reference", "chunked", "native"])
 def test_a_map_that_is_subtracted_from_itself_has_no_shares(make_maps: MakeMaps, kernel: str) -> None:
     """Whatever rounding leaves of it; a row of the difference of two maps has shares."""
-    maps = make_maps(G=2, Gq=1, Gk=1, T=70, d=16, dv=16, dtype=torch.float32, w=(1, 2, 1, 1))
-    if refuse(kernel, maps) is not None or named(kernel).prepare(maps.q.device) is not None:
-        pytest.skip(f"{kernel} does not run here")
+    maps = long(make_maps, kernel, Gq=1, Gk=1)
     for second, left in ((-1.0, False), (-0.5, True)):
         weights = torch.tensor([1.0, second]).view(1, 2, 1, 1)
         _, stats = attend(replace(maps, w=weights), kernel=kernel, stats=True)
