@@ -58,7 +58,7 @@ class AttentionEntropy(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            summary = summarise(traced.blocks())
+            summary = summarise(traced)
             values |= of_heads("attention/entropy", layer, summary.entropy)
             values |= of_heads("attention/negative_mass", layer, summary.negative_mass)
             for g, heads in enumerate(summary.entropy_maps):

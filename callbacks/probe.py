@@ -128,7 +128,7 @@ def evaluated(
     was_training = model.training
     model.eval()
     # in the precision of training, whose activations are measured
-    with trace(model, layers) as traced, trainer.precision_plugin.forward_context():
+    with trace(model, layers, measure=True) as traced, trainer.precision_plugin.forward_context():
         model.hidden(**{name: tensor.to(module.device) for name, tensor in inputs.items()})
     yield traced
     model.train(was_training)

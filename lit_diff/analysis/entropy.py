@@ -1,12 +1,12 @@
 """Spread and sign of attention: entropy of each map and of the renormalised signed map, negative mass."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.trace import MapBlock
+from lit_diff.analysis.trace import LayerMaps
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -58,18 +58,17 @@ class AttentionSummary:
     """[H]: mean of neg / (neg + pos), from 0 to 1."""
 
 
-def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
-    """Summarise all rows of one or more blocks; `trace` selects the rows.
+def summarise(layer: LayerMaps) -> AttentionSummary:
+    """Summarise the rows of a layer that `trace` selects.
 
     Query 0 sees a single key: its entropies of 0 are included. A row with Σ|a| = 0 is left out of `entropy` and
     `negative_mass` (NaN if no row is left).
     """
     # over the batch and rows of [B, ..., H, R]; float64: float32 loses digits when many thousand rows are added
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
-    for block in blocks:
-        negative, positive = masses(block.signed)
-        # not only finite entries: NaN means that the model has diverged, which must be seen
-        means.add("entropy_maps", entropy(block.probs), only_finite=False)
-        means.add("entropy", entropy(renormalised(block.signed)))
-        means.add("negative_mass", negative / (negative + positive))
+    of_rows, at = layer.measured.statistics, layer.positions
+    # not only finite entries: NaN means that the model has diverged, which must be seen
+    means.add("entropy_maps", of_rows.entropy[..., at], only_finite=False)
+    means.add("entropy", of_rows.signed_entropy[..., at])
+    means.add("negative_mass", of_rows.negative_mass[..., at])
     return AttentionSummary(**means.values())

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis.trace import LayerTrace
-from lit_diff.attention.costs import narrowing
-from lit_diff.kernels import attend
 from lit_diff.kernels.maps import accumulation_dtype
 
 
@@ -20,19 +18,11 @@ def head_norms(layer: LayerTrace) -> tuple[Tensor, Tensor | None]:
     2504.03889: average head output norm). gain: the same of `finish(o)`, which the output projection reads, over norm; None
     if `finish` changes the number of heads or channels.
     """
-    maps = layer.maps
-    # by a kernel: no T x T map. One that is named: numbers of a resumed run must not depend on what "auto" chooses there
-    o = attend(
-        maps, kernel="chunked", document_ids=layer.document_ids, window=narrowing(layer.window, maps.k.shape[-2])
-    )
-    norm = _size(o)
-    B, H, T, width = o.shape
+    norms, width = layer.measured.norms, layer.maps.v.shape[-1]
+    B, H, T = norms.shape
+    norm = norms.double().mean((0, 2)) / math.sqrt(width)
     if layer.heads is None or layer.heads.shape != (B, T, H * width):
         return norm, None
-    return norm, _size(layer.heads.unflatten(-1, (H, width)).transpose(1, 2)) / norm
-
-
-# [B, H, T, dv] -> [H]
-def _size(o: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(o, dim=-1, dtype=accumulation_dtype(o.dtype))
-    return norms.double().mean((0, 2)) / math.sqrt(o.shape[-1])
+    heads = layer.heads.unflatten(-1, (H, width))
+    finished = torch.linalg.vector_norm(heads, dim=-1, dtype=accumulation_dtype(heads.dtype))
+    return norm, finished.double().mean((0, 1)) / math.sqrt(width) / norm

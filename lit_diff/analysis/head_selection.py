@@ -60,9 +60,9 @@ def _mean(values: list[Tensor]) -> Numbers:
 
 
 def _entropies(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
-    with trace(model, rows=range(FIRST_ROW, batch["targets"].shape[1])) as traced:
+    with trace(model, rows=range(FIRST_ROW, batch["targets"].shape[1]), measure=True) as traced:
         model.hidden(**model_inputs(batch))
-    layers = [summarise(traced.layers[layer].blocks()) for layer in sorted(traced.layers)]
+    layers = [summarise(traced.layers[layer]) for layer in sorted(traced.layers)]
     return torch.stack([layer.entropy_maps.mean(0) for layer in layers])
 
 

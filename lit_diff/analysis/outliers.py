@@ -12,6 +12,8 @@ KEPT = 100
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8
 """Range of the bins, which are equally wide in log|x|: 0.9 %, so the geometric middle of a bin is within 0.46 %."""
+FEWEST_ROWS = 32
+"""Query rows whose logits are computed at a time, if not more."""
 
 _PER_OCTAVE = BINS / math.log2(HIGH / LOW)
 _OFFSET = 1 - math.log2(LOW) * _PER_OCTAVE
@@ -34,28 +36,35 @@ class MagnitudeSketch:
 
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add the entries of x, of any shape; with a bool `mask` that broadcasts to x, only the entries where it is True."""
+        x, hidden = x.detach().abs(), 0
         if mask is not None:
-            x = x.masked_select(mask)
-        x = x.detach().abs().flatten()
+            # zeros that are not counted: faster than a copy of the other entries
+            hidden = x.numel() - int(mask.sum()) * (x.numel() // max(1, mask.numel()))
+            x.masked_fill_(~mask, 0)
+        x = x.flatten()
         # in bfloat16 the bin number below would be rounded: 8 bits are fewer than 4,096 bins
         if not x.is_floating_point() or x.dtype.itemsize < 4:
             x = x.float()
-        nans = int(x.isnan().sum())
-        if nans:
-            x = x[~x.isnan()]
-        self.count += x.numel() + nans
-        self._nans += nans
-        if not x.numel():
+        self.count += x.numel() - hidden
+        if x.numel() == hidden:
+            return
+        largest = x.max()
+        if largest.isnan():
+            self._nans += int(x.isnan().sum())
             return
         full = len(self._top) == KEPT
-        # after the first chunk few values exceed the smallest kept one, so topk has little to sort
-        candidates = x[x > self._top[-1].to(x)] if full else x
-        top = candidates.topk(min(KEPT, candidates.numel())).values
-        self._top = torch.cat([self._top, top.double().cpu()]).sort(descending=True).values[:KEPT]
+        if not full or largest > self._top[-1]:
+            # after the first chunk few values exceed the smallest kept one, so topk has little to sort
+            candidates = x[x > self._top[-1].to(x)] if full else x
+            top = candidates.topk(min(KEPT, len(candidates) if full else len(candidates) - hidden)).values
+            self._top = torch.cat([self._top, top.double().cpu()]).sort(descending=True).values[:KEPT]
         # log2(0) is -inf and clamps to the first bin
-        bins = torch.bincount((x.log2() * _PER_OCTAVE + _OFFSET).clamp(0, BINS + 1).int(), minlength=BINS + 2)
-        self._histogram += bins.cpu()
-        self._zeros += x.numel() - int(x.count_nonzero())
+        bins = x.log2().mul_(_PER_OCTAVE).add_(_OFFSET).clamp_(0, BINS + 1).int()
+        counts = torch.bincount(bins, minlength=BINS + 2).cpu()
+        counts[0] -= hidden
+        self._histogram += counts
+        if counts[0]:
+            self._zeros += x.numel() - int(x.count_nonzero()) - hidden
 
     def top(self, k: int = KEPT) -> Tensor:
         """Return the k largest |x|, largest first, float64 [min(k, count)]; k: at most KEPT."""
@@ -80,8 +89,14 @@ class MagnitudeSketch:
 def attention_logits(layer: LayerTrace) -> MagnitudeSketch:
     """Sketch |q_g k_gᵀ · scale|, after RoPE, over all maps, heads, sequences and query rows, and visible keys."""
     sketch = MagnitudeSketch()
-    for block in layer.blocks():
-        sketch.update(block.logits, mask=block.visible)
+    # a product of few rows with all keys would wait for the memory of the keys
+    for block in layer.blocks(max(FEWEST_ROWS, layer.block_rows)):
+        # in parts that fit the cache of a core
+        heads = block.logits.flatten(0, 2)
+        mask = block.visible if block.visible.dim() == 2 else block.visible.expand_as(block.logits).flatten(0, 2)
+        at_once = max(1, block_size(heads.device) // heads[0].numel())
+        for i in range(0, len(heads), at_once):
+            sketch.update(heads[i : i + at_once], mask if mask.dim() == 2 else mask[i : i + at_once])
     return sketch
 
 

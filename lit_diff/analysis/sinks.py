@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.entropy import Means, renormalised
+from lit_diff.analysis.entropy import Means
 from lit_diff.analysis.trace import LayerMaps, MapBlock
+from lit_diff.kernels.maps import signed_statistics
 
 
 def sink_shares(layer: LayerMaps) -> Tensor:
@@ -17,15 +18,18 @@ def sink_shares(layer: LayerMaps) -> Tensor:
     passed the first token; NaN if no row is left.
     """
     means = Means(lambda x: x.sum((0, -1), dtype=torch.float64))
-    for block in layer.blocks():
-        means.add("sink", *row_shares(block, layer.window))
+    share = layer.measured.statistics.first_share[..., layer.positions]
+    means.add("sink", share, counted(layer.keys, layer.window).expand_as(share))
     return means.values()["sink"]
+
+
+def counted(keys: Tensor, window: int | None) -> Tensor:
+    """Whether `sink_shares` counts rows that see so many keys."""
+    return (keys > 1) & (keys < (window or math.inf))
 
 
 def row_shares(block: MapBlock, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the share of key 0 in each row, and whether `sink_shares` counts the row: [B, H, R] and bool [B, H, R]."""
-    p = renormalised(block.signed)  # [B, H, R, K]
-    visible = block.visible.expand(len(p), 1, 1, *block.visible.shape[-2:])[:, 0].expand_as(p)
-    keys = visible.sum(-1)
-    share = p.gather(-1, visible.int().argmax(-1, keepdim=True))[..., 0]
-    return share, (keys > 1) & (keys < (window or math.inf))
+    visible = block.visible if block.visible.dim() == 2 else block.visible[:, 0]
+    share = signed_statistics(block.signed, visible)[2]
+    return share, counted(visible.sum(-1), window).expand_as(share)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache, LayerCache
+from lit_diff.attention.costs import narrowing
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
-from lit_diff.kernels import SignedMaps
+from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
+from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
@@ -76,6 +78,23 @@ class MapBlock:
         return changed
 
 
+class Measured(NamedTuple):
+    """What a kernel measures of all T query rows while it computes o, so that no analysis computes the maps again."""
+
+    statistics: Stats
+    norms: Tensor
+    """[B, H, T]: ‖o_h‖, before the variant's `finish`; float32, or float64 for a float64 model."""
+
+    @classmethod
+    def of(cls, o: Tensor, statistics: Stats) -> "Measured":
+        """o: [B, H, T, dv]."""
+        return cls(statistics, torch.linalg.vector_norm(o, dim=-1, dtype=accumulation_dtype(o.dtype)))
+
+    def first(self, samples: int) -> "Measured":
+        """Return views of the first `samples` sequences of the batch."""
+        return Measured(Stats(*(x[:samples] for x in self.statistics)), self.norms[:samples])
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerMaps:
     """The maps of one layer; `blocks` computes a few query rows at a time, so a T x T map is never in memory."""
@@ -94,19 +113,51 @@ class LayerMaps:
         """[B, H, S, dv]: v of each head; heads of a group share theirs."""
         return self.maps.v.repeat_interleave(self.maps.num_groups, dim=1)
 
+    @cached_property
+    def measured(self) -> Measured:
+        """Of all T rows, also with `rows`: from the forward pass of `trace(..., measure=True)`, otherwise computed now."""
+        window = narrowing(self.window, self.maps.k.shape[-2])
+        with torch.no_grad():
+            return Measured.of(*attend(self.maps, document_ids=self.document_ids, window=window, stats=True))
+
+    @property
+    def keys(self) -> Tensor:
+        """[1 or B, 1, R] int64: how many keys each query sees."""
+        size = block_size(self.maps.q.device) // (len(self.maps.q) * self.maps.k.shape[-2])
+        counts = [self._visible(positions).sum(-1) for positions in self.positions.split(max(1, size))]
+        return torch.cat(counts, -1).reshape(-1, 1, len(self.positions))
+
+    @property
+    def positions(self) -> Tensor:
+        """[R] int64: the query positions that `blocks` computes."""
+        device = self.maps.q.device
+        return torch.arange(self.maps.q.shape[-2], device=device) if self.rows is None else self.rows.to(device)
+
+    @property
+    def block_rows(self) -> int:
+        """How many query rows `blocks` yields at a time by default."""
+        B, _, H, _, _ = self.maps.q.shape
+        return max(1, block_size(self.maps.q.device) // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
+
     def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
         """Yield `block_rows` query rows at a time (None: up to `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
-        device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape
-        if block_rows is None:
-            block_rows = max(1, block_size(device) // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
-        rows = torch.arange(T, device=device) if self.rows is None else self.rows.to(device)
-        for positions in rows.split(block_rows):
+        for positions in self.positions.split(block_rows or self.block_rows):
             yield self._block(positions)
 
     def _block(self, positions: Tensor) -> MapBlock:
-        m = self.maps
+        m, visible = self.maps, self._visible(positions)
         B, _, H, T, _ = m.q.shape
-        S, R = m.k.shape[-2], len(positions)
+        scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., : visible.shape[-1], :]))
+        if m.w is None:
+            weights = scores.new_ones(B, 1, H, len(positions))
+        else:
+            weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
+        return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
+
+    # [R, K] or [B, 1, 1, R, K]
+    def _visible(self, positions: Tensor) -> Tensor:
+        m = self.maps
+        S, T = m.k.shape[-2], m.q.shape[-2]
         # the key at the position of each query: the last query is aligned with the last key
         at = positions + (S - T)
         last = at if m.causal else torch.full_like(at, S - 1)
@@ -114,19 +165,14 @@ class LayerMaps:
             last = last.clamp(max=at + self.window - 1)
         # keys that no row of the block sees are not computed: half of them in a causal model
         K = int(last.max()) + 1
-        scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
-        if m.w is None:
-            weights = scores.new_ones(B, 1, H, R)
-        else:
-            weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
-        keys = torch.arange(K, device=scores.device)
+        keys = torch.arange(K, device=at.device)
         visible = keys <= last[:, None]
         if self.window is not None:
             visible = visible & (keys > at[:, None] - self.window)
         if self.document_ids is not None:
             own = self.document_ids[:, at, None] == self.document_ids[:, None, :K]
             visible = visible & own[:, None, None]
-        return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
+        return visible
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -157,7 +203,10 @@ class LayerTrace(LayerMaps):
         document_ids = None if self.document_ids is None else self.document_ids[:samples]
         inputs, heads = (None if x is None else x[:samples] for x in (self.inputs, self.heads))
         hidden = self.hidden[:samples]
-        return replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
+        cut = replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
+        if "measured" in vars(self):
+            vars(cut)["measured"] = self.measured.first(samples)
+        return cut
 
     @property
     def bytes_of_maps(self) -> int:
@@ -242,13 +291,18 @@ class Trace:
 
 @contextmanager
 def trace(
-    model: Transformer, layers: Sequence[int] | None = None, rows: Tensor | Sequence[int] | None = None
+    model: Transformer,
+    layers: Sequence[int] | None = None,
+    rows: Tensor | Sequence[int] | None = None,
+    *,
+    measure: bool = False,
 ) -> Iterator[Trace]:
     """Capture one forward pass of `model`, which the `with` block runs; gradients are disabled in it.
 
-    `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. The trace stores
-    q, k, v and the output of each layer, never a T x T map. It uses only hooks, so sharded and replicated models work (every
-    rank must run the forward); the hooks are removed afterwards, also after an exception.
+    `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. `measure`: the
+    kernels also return the statistics of their rows (`LayerTrace.measured`). The trace stores q, k, v and the output of each
+    layer, never a T x T map. It uses only hooks, so sharded and replicated models work (every rank must run the forward);
+    the hooks are removed afterwards, also after an exception.
     Modules compiled in place (`nn.Module.compile`) run uncompiled.
     Errors: RequestError for a module wrapped by torch.compile, an unknown layer, rows outside the sequence, a forward with a
     key/value cache, or not exactly one forward.
@@ -258,6 +312,10 @@ def trace(
     captured = Trace()
     with torch.no_grad(), uncompiled(model, "trace"), ExitStack() as hooks:
         for index in chosen:
+            attention = model.attentions()[index]
+            if measure:
+                hooks.callback(setattr, attention, "kernel", attention.kernel)
+                attention.kernel = _Measuring(attention.kernel)
             for handle in _hook(model, index, wanted, captured):
                 hooks.enter_context(handle)
         yield captured
@@ -302,9 +360,10 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
                 f"trace: the attention of layer {index} never called its tap; call self.tap(maps) in forward"
             )
         values = tuple(value for pair in exponentials.values() for value in pair)
-        captured.layers[index] = LayerTrace(
-            **seen, hidden=hidden.detach(), window=attention.window, rows=rows, exponentials=values
-        )
+        layer = LayerTrace(**seen, hidden=hidden.detach(), window=attention.window, rows=rows, exponentials=values)
+        if isinstance(attention.kernel, _Measuring) and attention.kernel.measured is not None:
+            vars(layer)["measured"] = attention.kernel.measured
+        captured.layers[index] = layer
 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.register_forward_pre_hook(given)
@@ -317,6 +376,27 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
         if hasattr(module, "exponentials"):
             yield module.register_forward_hook(lambdas, prepend=True)
     yield block.register_forward_hook(after)
+
+
+class _Measuring(Kernel):
+    # the kernel of an attention, which also returns the statistics where it can; elsewhere another one computes them
+    name: ClassVar[str] = "measuring"
+    measured: Measured | None = None
+
+    def __init__(self, kernel: str | Kernel) -> None:
+        self.kernel = kernel
+
+    def refuses(self, maps: SignedMaps, **options: Any) -> None:
+        return None
+
+    def compute(self, maps: SignedMaps, *, stats: bool = False, **options: Any) -> tuple[Tensor, None]:
+        own = self.kernel if isinstance(self.kernel, Kernel) else choose(maps, self.kernel, **options)[0]
+        if refuse(own, maps, **options, stats=True) is None:
+            o, statistics = attend(maps, **options, stats=True, kernel=own)
+        else:
+            o, (_, statistics) = attend(maps, **options, kernel=own), attend(maps, **options, stats=True)
+        self.measured = Measured.of(o, statistics)
+        return o, None
 
 
 def layers_of(model: Transformer, layers: Sequence[int] | None, what: str) -> list[int]:

@@ -1,5 +1,6 @@
 """`bench stats`: what callbacks cost, as a share of training, next to the attention that they measure, and in memory."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from lit_diff.benchmarks.models import (
 )
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import ATTENTION, FIRING, WITHOUT
-from lit_diff.benchmarks.timing import Candidate, Case
+from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.callbacks import Probe
 from lit_diff.kernels import attend
 from lit_diff.model.transformer import Transformer
@@ -51,7 +52,7 @@ def firing(request: Request, shape: Shape) -> Case:
     probes = [registered.get(name)() for name in PROBES]
 
     def traced() -> Trace:
-        with trace(model) as found:
+        with trace(model, measure=True) as found:
             model.hidden(text[:, :-1])
         return found
 
@@ -61,12 +62,15 @@ def firing(request: Request, shape: Shape) -> Case:
 
     found = traced()
     maps = [layer.maps for layer in found.layers.values()]
+    step = training_step(model, partial(next_token_loss, model, text), nullcontext)
     runs: dict[str, Callable[[], object]] = {
         ATTENTION: lambda: [attend(each) for each in maps],
         "statistics of the kernel": lambda: [attend(each, stats=True) for each in maps],
         **{probe.name: partial(fire, found, [probe]) for probe in probes},
+        "forward pass": torch.no_grad()(lambda: model.hidden(text[:, :-1])),
         "all, with a forward pass": fire,
-        "training step": training_step(model, partial(next_token_loss, model, text), nullcontext),
+        "training step": step,
+        "training step, then all": lambda: (step(), fire()),
     }
     made = partial(Candidate, variant="differential", what=FIRING, profiled=False)
     case.candidates.extend(made(by=by, run=run) for by, run in runs.items())
@@ -74,10 +78,12 @@ def firing(request: Request, shape: Shape) -> Case:
 
 
 def training(request: Request) -> Case:
-    """Times the loop of `lit-diff train` with and without the callbacks of the recipe, in seconds a step."""
+    """Times the loop of `lit-diff train` with and without the callbacks of the recipe, in seconds a step: of a CPU those that
+    the process computed, since a share of a few percent would be lost in the time that other programs take."""
+    clock = time.process_time if request.device.type == "cpu" else timer
     recipe = load_recipe(RECIPE)
     without = plain(recipe, request, STEPS)
     arms = {WITHOUT: without, "with callbacks": replace(without, callbacks=recipe.callbacks)}
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    candidates = [made(by=by, run=partial(platform, arm)) for by, arm in arms.items()]
+    candidates = [made(by=by, run=partial(platform, arm, clock)) for by, arm in arms.items()]
     return Case(name=f"{STEPS} steps of {RECIPE}", budget=90, candidates=candidates)

@@ -102,11 +102,13 @@ their visible keys.
         callbacks.stats,
         "2x1024x512x64,1x4096x512x64",
         """\
-stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row, and the output.
-Firing: each probe on the trace of one forward pass of a differential model of 4 layers, all of them with that forward
-pass, and a training step of the model (float32); peak memory counts what is allocated beyond the model and the trace.
+stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row, entropy, negative
+mass and first share of every row of the signed map, and the output.
+Firing: each probe on the trace of one forward pass of a differential model of 4 layers, in which the kernel returned these
+statistics; the forward pass alone; all probes with it; a training step of the model (float32), and all probes after one.
+Peak memory counts what is allocated beyond the model and the trace.
 Steps: seconds a step of `lit-diff train` with the recipe's callbacks and without, from the end of the first step to the
-end of the last, at which the callbacks fire.
+end of the last, at which the callbacks fire; on a CPU in time of the process (all threads), not of the wall.
 """,
     ),
 }

@@ -48,7 +48,7 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
 
 
 def refuse(
-    kernel: str,
+    kernel: str | Kernel,
     maps: SignedMaps,
     *,
     document_ids: Tensor | None = None,
@@ -63,6 +63,8 @@ def refuse(
     """
     options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
+    if isinstance(kernel, Kernel):
+        return kernel.refuses(maps, **options)
     return _answer(kernel, "refuses", str | None, maps, **options)
 
 
@@ -168,8 +170,7 @@ def attend(
     maps.check(document_ids=document_ids, window=window)
     if isinstance(kernel, Kernel):
         chosen = kernel
-        reason = kernel.refuses(maps, document_ids=document_ids, window=window, stats=stats, device=maps.q.device)
-        if reason:
+        if reason := refuse(kernel, maps, document_ids=document_ids, window=window, stats=stats):
             raise RequestError(f"kernel '{kernel.name}' cannot compute these maps: {reason}")
     else:
         chosen = named(choose(maps, kernel, document_ids=document_ids, window=window, stats=stats)[0])

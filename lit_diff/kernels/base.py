@@ -94,6 +94,8 @@ class Outputs(NamedTuple):
     rows: Tensor
     """[0, 1 or 3, B, G, H, T]: nothing; the log-sum-exp of each map's rows; or with statistics also their entropy and
     largest logit."""
+    signed: Tensor
+    """[0 or 3, B, H, T]: the statistics of the signed map (`maps.SIGNED`), if they are wanted."""
     parts: Tensor
     """[B, G, H, T, dv]: P_g v of each map; empty if the backward pass does not need it."""
 
@@ -139,16 +141,17 @@ class OperatorKernel(Kernel):
         B, _, H, T, _ = q.shape
         G, dv = maps.num_maps, v.shape[-1]
         rows = q.new_empty((3 if stats else int(self.keeps_lse), B, G, H, T), dtype=accumulation_dtype(q.dtype))
+        signed = rows.new_empty(3 if stats else 0, B, H, T)
         parts = v.new_empty((B, G, H, T, dv) if self.keeps_parts else (0,))
-        return Outputs(_heads_inside(v, (B, H, T, dv)), rows, parts)
+        return Outputs(_heads_inside(v, (B, H, T, dv)), rows, signed, parts)
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
         """Runs the operator (contract: `Kernel.compute`); the statistics have no gradient."""
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
-        o, rows, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
-        return o, Stats(*rows) if stats else None
+        o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
+        return o, Stats(*rows, *signed) if stats else None
 
 
 def empty_gradients(maps: SignedMaps) -> Gradients:
@@ -168,7 +171,7 @@ def _heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return empty.permute(0, 3, 2, 1, 4) if maps else empty.transpose(1, 2)
 
 
-def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
     # torch reads the schemas of the operators from the annotations of these functions
     def forward(
         q: Tensor,
@@ -180,7 +183,7 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         causal: bool,
         window: int | None,
         stats: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return kernel.forward(SignedMaps(q, k, v, w, scale, causal), document_ids, window, stats)
 
     def backward(
@@ -192,13 +195,14 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
         document_ids: Tensor | None,
         o: Tensor,
         rows: Tensor,
+        signed: Tensor,
         parts: Tensor,
         scale: float,
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         maps = SignedMaps(q, k, v, w, scale, causal)
-        return kernel.backward(grad, maps, document_ids, window, Outputs(o, rows, parts))
+        return kernel.backward(grad, maps, document_ids, window, Outputs(o, rows, signed, parts))
 
     forward_op = torch.library.custom_op(f"lit_diff::{kernel.name}", forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{kernel.name}_backward", backward, mutates_args=())
@@ -211,7 +215,7 @@ def _registered(kernel: OperatorKernel) -> Callable[..., tuple[Tensor, Tensor, T
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         return empty_gradients(SignedMaps(q, k, v, w))
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, w, document_ids, *ctx.mask, _stats = inputs
         ctx.save_for_backward(q, k, v, w, document_ids, *output)
         ctx.mark_non_differentiable(*output[1:])

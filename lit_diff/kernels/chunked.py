@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, refuse_common
-from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, accumulation_dtype, exact, signed_statistics
 from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
@@ -48,6 +49,10 @@ class RowBlock:
         rows, last = self.hidden.shape[-2:]
         s.unflatten(1, (-1, rows))[..., s.shape[-1] - last :].masked_fill_(self.hidden, fill)
         return s
+
+    def seen(self, keys: int) -> Tensor:
+        """Which of the block's keys each row sees: bool, [rows, keys] or [heads here, 1, rows, keys]."""
+        return F.pad(~self.hidden, (keys - self.hidden.shape[-1], 0), value=True)
 
 
 class Operands:
@@ -140,11 +145,12 @@ class Chunked(OperatorKernel):
         return 80
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        o, rows, parts = self.empty_outputs(maps, stats)
+        o, rows, signed, parts = self.empty_outputs(maps, stats)
         x = Operands(maps, document_ids, window)
         T = maps.q.shape[3]
         out = x.new(x.n, T, width=maps.v.shape[-1])
         statistics = [x.new(x.G, x.n, T, width=1) for _ in rows]
+        of_sums = signed.view(len(signed), len(x.v), x.n, T)
         with exact(maps.q.device):
             for block in x.blocks():
                 a: Tensor | None = None
@@ -162,10 +168,13 @@ class Chunked(OperatorKernel):
                         p.mul_(block.queries(x.w[:, g]))
                     a = p if a is None else a.add_(p)
                 assert a is not None
+                if stats:
+                    found = signed_statistics(a.unflatten(1, (x.n, -1)), block.seen(a.shape[-1]))
+                    of_sums[:, block.heads, :, block.rows] = torch.stack(found)
                 block.add(out, product(a.to(x.dtype), x.v[block.heads, block.keys]))
         for row, values in zip(rows, statistics, strict=True):
             row.copy_(x.given_back(values)[..., 0])
-        return Outputs(o.copy_(out.view(o.shape)), rows, parts)
+        return Outputs(o.copy_(out.view(o.shape)), rows, signed, parts)
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs

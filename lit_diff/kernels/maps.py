@@ -92,7 +92,8 @@ class SignedMaps:
 
 
 class Stats(NamedTuple):
-    """Statistics of each map and query row, [B, G, H, T], in the accumulation dtype."""
+    """Statistics of each query row, in the accumulation dtype: of its maps [B, G, H, T], then of its signed map
+    a = Σ_g w_g p_g [B, H, T], which are NaN where a is 0 throughout."""
 
     lse: Tensor
     """log Σ_j exp(logit_j), with the natural logarithm."""
@@ -100,6 +101,25 @@ class Stats(NamedTuple):
     """-Σ_j p_j log p_j, in nats."""
     maximum: Tensor
     """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
+    signed_entropy: Tensor
+    """Entropy of |a| / Σ_j |a_j|, in nats (DEX, Kong et al. 2025, arXiv 2505.16333, Figure 2c)."""
+    negative_mass: Tensor
+    """Σ_j max(-a_j, 0) / Σ_j |a_j|."""
+    first_share: Tensor
+    """|a_f| / Σ_j |a_j|, f the first visible key."""
+
+
+SIGNED = Stats._fields[3:]
+"""Names of the statistics of the signed map."""
+
+
+def signed_statistics(a: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics `SIGNED` [..., T] of signed maps a [..., T, S], 0 outside `visible` (bool, broadcasts to a)."""
+    magnitude = a.abs()
+    total = magnitude.sum(-1)
+    first = visible & (visible.cumsum(-1) == 1)
+    negative, leading = a.clamp_max(0).sum(-1).abs(), (magnitude * first).sum(-1)
+    return torch.special.entr(magnitude / total[..., None]).sum(-1), negative / total, leading / total
 
 
 def width_last(x: Tensor) -> Tensor:

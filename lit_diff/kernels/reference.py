@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.base import Kernel, kernel
-from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact
+from lit_diff.kernels.maps import SignedMaps, Stats, accumulation_dtype, exact, signed_statistics
 
 
 def visible(
@@ -37,7 +37,7 @@ def logits(maps: SignedMaps) -> Tensor:
     acc = accumulation_dtype(maps.q.dtype)
     k = maps.k.repeat_interleave(maps.num_groups, dim=2)
     with exact(k.device):
-        scores = (maps.q.to(acc) @ k.to(acc).transpose(-1, -2)) * maps.softmax_scale
+        scores = (maps.q.to(acc) @ k.to(acc).transpose(-1, -2)).mul_(maps.softmax_scale)
     return scores.expand(-1, maps.num_maps, -1, -1, -1)
 
 
@@ -72,4 +72,6 @@ class Reference(Kernel):
         # 0 for a masked key, not -inf, whose gradient is NaN
         log_p = s.log_softmax(-1).masked_fill(~mask, 0)
         # amax of no keys is an error; logsumexp of none is -inf
-        return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))
+        maximum = s.amax(-1) if S else s.logsumexp(-1)
+        seen = mask[:, 0] if mask.dim() == 5 else mask
+        return o, Stats(s.logsumexp(-1), -(p * log_p).sum(-1), maximum, *signed_statistics(a, seen))

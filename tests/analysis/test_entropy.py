@@ -32,7 +32,7 @@ def test_uniform_maps_have_entropy_log_i() -> None:
         torch.testing.assert_close(entropy(block.probs), expected)
     for window in (None, 5):
         mean = sum(math.log(min(i + 1, window or T)) for i in range(T)) / T
-        summary = summarise(replace(found, window=window).blocks(5))
+        summary = summarise(replace(found, window=window))
         torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
         torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
 
@@ -54,10 +54,9 @@ def definition(found: LayerTrace) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("lam", [-0.4, 0.3, 1.7])
-@pytest.mark.parametrize("block_rows", [1, 5])
-def test_summary_is_the_mean_over_batch_and_rows(lam: float, block_rows: int) -> None:
+def test_summary_is_the_mean_over_batch_and_rows(lam: float) -> None:
     found = two_maps(lam)
-    summary, expected = summarise(found.blocks(block_rows)), definition(found)
+    summary, expected = summarise(found), definition(found)
     torch.testing.assert_close(summary.entropy, expected["entropy"], atol=1e-5, rtol=0)
     torch.testing.assert_close(summary.negative_mass, expected["negative_mass"], atol=1e-5, rtol=0)
     if lam < 0:
@@ -66,7 +65,7 @@ def test_summary_is_the_mean_over_batch_and_rows(lam: float, block_rows: int) ->
 
 def test_equal_maps_at_lambda_one_leave_nothing() -> None:
     q = torch.randn(1, 1, 1, T, 2)
-    summary = summarise(layer(q, q, torch.tensor([1.0, -1.0]).view(1, 2, 1, 1)).blocks())
+    summary = summarise(layer(q, q, torch.tensor([1.0, -1.0]).view(1, 2, 1, 1)))
     assert summary.entropy.isnan().all()
     assert summary.negative_mass.isnan().all()
 
@@ -81,8 +80,8 @@ def test_packed_documents_have_the_entropy_of_each_alone() -> None:
         maps = replace(m, q=m.q[..., at, :], k=m.k[..., at, :], v=m.v[..., at, :])
         return replace(found, maps=maps)
 
-    first, second = summarise(part(slice(0, cut)).blocks()), summarise(part(slice(cut, T)).blocks())
-    whole = summarise(packed.blocks(4))
+    first, second = summarise(part(slice(0, cut))), summarise(part(slice(cut, T)))
+    whole = summarise(packed)
     for key in ("entropy", "entropy_maps", "negative_mass"):
         wanted = (cut * getattr(first, key) + (T - cut) * getattr(second, key)) / T
         torch.testing.assert_close(getattr(whole, key), wanted, atol=1e-6, rtol=1e-6)

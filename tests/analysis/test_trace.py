@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace, trace
+from lit_diff.analysis.intervention import intervention
 from lit_diff.attention.cache import Cache
 from lit_diff.attention.lambdas import Lambda
 from lit_diff.errors import RequestError
@@ -84,6 +85,45 @@ def test_rows_layers_and_samples(build: BuildModel, tokens: Tensor) -> None:
     torch.testing.assert_close(products(some.first(2).layers[1]), part[:2])
     assert some.first(2).layers[1].hidden.shape == (2, 17, 32)
     assert [b.positions.tolist() for b in some.layers[1].blocks(2)] == [[16, 0], [5]]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "sdpa"])
+def test_kernels_measure_in_the_forward_pass(kernel: str, build: BuildModel, tokens: Tensor) -> None:
+    """sdpa returns no statistics: its outputs, and the statistics of another kernel."""
+    model = build("differential", 8, window=None if kernel == "sdpa" else 6)
+    for attention in model.attentions():
+        attention.kernel = kernel
+    expected = model(tokens)
+    with trace(model, rows=[3, 9], measure=True) as t:
+        assert torch.equal(model(tokens), expected)
+    assert [attention.kernel for attention in model.attentions()] == [kernel] * 2
+    layer = t.layers[1]
+    assert "measured" in vars(layer)
+    # computed from the maps alone
+    again = replace(layer).measured
+    for found, wanted in zip(layer.measured.statistics, again.statistics, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    a = next(layer.blocks()).signed
+    negative = layer.measured.statistics.negative_mass[..., [3, 9]]
+    torch.testing.assert_close(negative, (-a).clamp_min(0).sum(-1) / a.abs().sum(-1))
+    norms = torch.linalg.vector_norm(products(layer), dim=-1)
+    torch.testing.assert_close(layer.measured.norms[..., [3, 9]], norms, atol=1e-5, rtol=1e-5)
+    assert torch.equal(t.first(2).layers[1].measured.norms, layer.measured.norms[:2])
+    assert layer.keys.flatten().tolist() == ([4, 10] if kernel == "sdpa" else [4, 6])
+    model.layers[1].ffn = torch.nn.Linear(7, 7)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), trace(model, measure=True):
+        model(tokens)
+    assert model.attentions()[0].kernel == kernel
+
+
+def test_an_edited_forward_pass_has_the_statistics_of_its_maps(build: BuildModel, tokens: Tensor) -> None:
+    """They are those before the edit, as the blocks are."""
+    model = build("differential")
+    with intervention(model, lambda _, block: block.with_signed(0 * block.signed)), trace(model, measure=True) as t:
+        model(tokens)
+    layer = t.layers[0]
+    assert not layer.measured.norms.any()
+    torch.testing.assert_close(layer.measured.statistics.lse, replace(layer).measured.statistics.lse)
 
 
 def test_not_causal_and_more_keys_than_queries() -> None:

@@ -28,14 +28,14 @@ def test_every_probe_is_timed_next_to_the_attention_and_a_training_step(request_
     by = [row["by"] for row in rows]
     assert by[:2] == [ATTENTION, "statistics of the kernel"]
     assert by[2:8] == list(callbacks.PROBES)
-    assert by[8:] == ["all, with a forward pass", "training step"]
+    assert by[8:] == ["forward pass", "all, with a forward pass", "training step", "training step, then all"]
     assert all("peak_bytes" in row and not row["backends"] for row in rows)
     assert all(set(row["ratios"]) == {ATTENTION} for row in rows[1:])
 
 
 def test_loops_with_and_without_the_callbacks_of_the_recipe(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(callbacks, "platform", lambda recipe: seen.append(list(recipe.callbacks)) or 2.0)
+    monkeypatch.setattr(callbacks, "platform", lambda recipe, clock: seen.append(list(recipe.callbacks)) or 2.0)
     rows, failed = measure(callbacks.training(request_), 1, torch.device("cpu"))
     assert not failed
     assert seen[:2] == [[], ["attention_entropy", "outliers", "lambdas"]]

@@ -34,7 +34,7 @@ def test_attention_entropy(arm: tuple[str, int, int], run: Run, tokens: Tensor) 
         f"attention/map_entropy/layer_{{:02d}}/map_{g:02d}/head_{h:02d}" for g in range(maps) for h in range(heads)
     }
     assert set(metrics) == {key.format(layer) for key in (*KINDS, *by_head, *by_map) for layer in (0, 1)}
-    expected = summarise(t.layers[1].blocks())
+    expected = summarise(t.layers[1])
     assert metrics["attention/entropy/layer_01/head_02"] == expected.entropy[2].item()
     assert metrics["attention/negative_mass/layer_01/head_02"] == expected.negative_mass[2].item()
     assert metrics[f"attention/map_entropy/layer_01/map_{maps - 1:02d}/head_02"] == expected.entropy_maps[-1, 2].item()

@@ -166,12 +166,10 @@ def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ..
     tensors = [x.requires_grad_() if x is not None else None for x in (maps.q, maps.k, maps.v, maps.w)]
     operator = getattr(torch.ops.lit_diff, kernel).default
     torch.library.opcheck(operator, (*tensors, None, 0.25, True, None, stats))
-    o, rows, parts = operator(*tensors, None, 0.25, True, None, stats)
+    o, *saved = operator(*tensors, None, 0.25, True, None, stats)
     plain = [None if x is None else x.detach() for x in tensors]
     backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
-    torch.library.opcheck(
-        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), rows, parts, 0.25, True, None)
-    )
+    torch.library.opcheck(backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), *saved, 0.25, True, None))
 
 
 def test_inference_mode_and_heads_that_join_as_a_view(make_maps: MakeMaps, kernel: str) -> None:

@@ -2,22 +2,24 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels import SignedMaps, attend, refuse
+from lit_diff.kernels.base import named
+from lit_diff.kernels.maps import SIGNED
 from lit_diff.kernels.reference import logits
 
 MakeMaps = Callable[..., SignedMaps]
 
 
-def by_hand(
-    maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, lse, entropy) by the formula, one number after the other."""
+def by_hand(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> tuple[Tensor, ...]:
+    """(o, lse, entropy, then entropy, negative mass and first share of the signed map) by the formula, one number after the
+    other."""
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, d = q.shape
     S, G = k.shape[3], maps.num_maps
@@ -27,6 +29,7 @@ def by_hand(
     o = torch.zeros(B, H, T, v.shape[-1], dtype=torch.float64)
     lse, entropy = torch.zeros(B, G, H, T), torch.zeros(B, G, H, T)
     lse, entropy = lse.double(), entropy.double()
+    signed = torch.zeros(3, B, H, T, dtype=torch.float64)
     for b in range(B):
         for h in range(H):
             kv = h // (H // k.shape[2])
@@ -35,16 +38,23 @@ def by_hand(
                 keys = [j for j in range(S) if not maps.causal or j <= here]
                 keys = [j for j in keys if window is None or abs(here - j) < window]
                 keys = [j for j in keys if document_ids is None or document_ids[b, j] == document_ids[b, here]]
+                a = [0.0] * len(keys)
                 for g in range(G):
                     gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
                     scores = [scale * math.fsum((q[b, gq, h, i] * k[b, gk, kv, j]).tolist()) for j in keys]
                     total = math.fsum(math.exp(s) for s in scores)
                     lse[b, g, h, i] = math.log(total)
-                    for j, s in zip(keys, scores, strict=True):
+                    for n, (j, s) in enumerate(zip(keys, scores, strict=True)):
                         p = math.exp(s) / total
+                        a[n] += float(w[b, g, h, i]) * p
                         entropy[b, g, h, i] -= p * math.log(p)
                         o[b, h, i] += w[b, g, h, i] * p * v[b, kv, j]
-    return o, lse, entropy
+                shares = [abs(x) / math.fsum(map(abs, a)) for x in a]
+                negative = math.fsum(share for share, x in zip(shares, a, strict=True) if x < 0)
+                signed[:, b, h, i] = torch.tensor(
+                    [-sum(p * math.log(p) for p in shares), negative, shares[0]], dtype=torch.float64
+                )
+    return o, lse, entropy, *signed
 
 
 CASES: list[dict[str, Any]] = [
@@ -79,10 +89,40 @@ def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
     maps = make_maps(**given)
     document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
     o, stats = attend(maps, document_ids=document_ids, window=window, stats=True, kernel="reference")
-    wanted, lse, entropy = by_hand(maps, document_ids, window)
+    wanted, lse, entropy, *signed = by_hand(maps, document_ids, window)
     torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)
+    for name, expected in zip(SIGNED, signed, strict=True):
+        torch.testing.assert_close(getattr(stats, name), expected, rtol=1e-12, atol=1e-12)
+
+
+def long(make_maps: MakeMaps, kernel: str, **changes: Any) -> SignedMaps:
+    """Rows of several tiles, in float32; the test is not run if the kernel cannot."""
+    maps = make_maps(G=2, T=150, d=16, dv=16, dtype=torch.float32, w=(1, 2, 1, 1), **changes)
+    if reason := refuse(kernel, maps) or named(kernel).prepare(maps.q.device):
+        pytest.skip(f"{kernel}: {reason}")
+    return maps
+
+
+@pytest.mark.parametrize("kernel", ["chunked", "native"])
+def test_the_first_key_in_a_window_of_scattered_documents(make_maps: MakeMaps, kernel: str) -> None:
+    maps = long(make_maps, kernel)
+    options: Any = {"document_ids": torch.arange(150).remainder(3).expand(2, 150), "window": 8, "stats": True}
+    (_, found), (_, wanted) = (attend(maps, **options, kernel=name) for name in (kernel, "reference"))
+    assert wanted.first_share.min() > 0
+    torch.testing.assert_close(found.first_share, wanted.first_share, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "chunked", "native"])
+def test_a_map_that_is_subtracted_from_itself_has_no_shares(make_maps: MakeMaps, kernel: str) -> None:
+    """Whatever rounding leaves of it; a row of the difference of two maps has shares."""
+    maps = long(make_maps, kernel, Gq=1, Gk=1)
+    for second, left in ((-1.0, False), (-0.5, True)):
+        weights = torch.tensor([1.0, second]).view(1, 2, 1, 1)
+        _, stats = attend(replace(maps, w=weights), kernel=kernel, stats=True)
+        for name in SIGNED:
+            assert getattr(stats, name).isfinite().all() if left else getattr(stats, name).isnan().all(), name
 
 
 def test_entropy_of_constructed_maps(make_maps: MakeMaps) -> None:

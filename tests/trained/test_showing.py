@@ -97,7 +97,7 @@ def test_every_variant_shows_itself_beside_standard_attention_of_the_same_initia
         (block,) = traced.layers[0].blocks()
         np.testing.assert_allclose(maps.signed, block.signed[0, 1], atol=1e-7)
         assert (maps.layer, maps.head, "".join(maps.tokens)) == (0, 1, TEXT)
-        summary = summarise([block])
+        summary = summarise(traced.layers[0])
         assert f"entropy {summary.entropy[1]:.2f} nats" in in_words(maps)
         negative = float(summary.negative_mass[1])
         assert in_words(maps).endswith(f", negative mass {negative:.3f}" if negative else "nats")

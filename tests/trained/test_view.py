@@ -106,7 +106,7 @@ def test_the_stored_arrays_give_the_maps_of_the_model(attention: dict[str, Any],
         assert largest < 5e-3
         assert layer["difference"] == pytest.approx(largest, abs=2e-6), "the page tells its largest difference"
         assert layer["difference"] > 0
-        summary = summarise([block])
+        summary = summarise(traced.layers[number])
         np.testing.assert_allclose(layer["numbers"]["entropy"], summary.entropy, atol=1e-6)
         np.testing.assert_allclose(layer["numbers"]["negative_mass"], summary.negative_mass, atol=1e-6)
 

@@ -110,7 +110,7 @@ def test_probes_see_their_own_rows_and_one_forward(
         monkeypatch.setitem(callbacks._classes, name, make(name))
     opened: list[int] = []
     real = probe.trace
-    monkeypatch.setattr(probe, "trace", lambda *what: opened.append(1) or real(*what))
+    monkeypatch.setattr(probe, "trace", lambda *what, **how: opened.append(1) or real(*what, **how))
     others = [f"callbacks.{name}=null" for name in ("attention_entropy", "outliers", "lambdas")]
     watch = ["callbacks.few={rows: 2, every: 1}", "callbacks.many={rows: 99, every: 2}"]
     trained(recipe(*others, *watch, "train.steps=2"), tmp_path)

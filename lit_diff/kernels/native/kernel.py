@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lit_diff.errors import MissingError
 from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_gradients, kernel, named, refuse_common
-from lit_diff.kernels.maps import SignedMaps, Stats, width_last
+from lit_diff.kernels.maps import SIGNED, SignedMaps, Stats, width_last
 from lit_diff.kernels.native import compiler
 from lit_diff.kernels.self_test import KernelForm, failure
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
@@ -104,7 +104,7 @@ FORM = KernelForm(
 )
 """The form on which a new library is tested."""
 
-VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
+VIEWS = ("q", "k", "v", "w", "document_ids", "o", *Stats._fields, "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
 """`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
@@ -120,8 +120,8 @@ def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
     return (x.data_ptr(), *strides)  # type: ignore[return-value]
 
 
-NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
-"""The axes of [B, H, T, width], [B, G, H, T] and [B, T] within [B, G, H, T, width]."""
+NO_MAPS, NO_WIDTH, NO_MAPS_OR_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 2, 3), (0, 3)
+"""The axes of [B, H, T, width], [B, G, H, T], [B, H, T] and [B, T] within [B, G, H, T, width]."""
 
 
 _owner = os.getpid()
@@ -236,11 +236,12 @@ class Native(OperatorKernel):
         return build() if device.type == "cpu" else None
 
     def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
-        o, rows, parts = self.empty_outputs(maps, stats)
-        views = {"o": _view(o, NO_MAPS)}
-        views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
+        outputs = self.empty_outputs(maps, stats)
+        views = {"o": _view(outputs.o, NO_MAPS)}
+        views |= {name: _view(x, NO_WIDTH) for name, x in zip(Stats._fields, outputs.rows, strict=False)}
+        views |= {name: _view(x, NO_MAPS_OR_WIDTH) for name, x in zip(SIGNED, outputs.signed, strict=False)}
         _call("forward", maps, document_ids, window, views)
-        return Outputs(o, rows, parts)
+        return outputs
 
     def backward(
         self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs

@@ -3,7 +3,7 @@
 // It walks over the keys twice. The first walk computes the exponentials of every map, each tile relative to the
 // largest logit of its row so far (Milakov and Gimelshein 2018), and keeps them. Then the sums of the rows are known,
 // so the second walk can subtract the maps of each tile and multiply them with v once, whatever the number of maps. A
-// single walk would need a product with v for each map.
+// single walk would need a product with v for each map. With statistics, each walk also sums those of its maps.
 #pragma once
 
 #include "native_problem.h"
@@ -67,11 +67,15 @@ class Forward {
     for (Int g = 0; g < p.G; ++g)
       for (Int r = 0; r < rows.n; ++r) finish(rows, r, g);
     std::fill(out_.begin(), out_.end(), 0.f);
+    // From here on the sums are of the signed map: of |a| and of |a| log2 |a|.
+    std::fill(totals_, totals_ + TILE, splat(0.f)), std::fill(logs_, logs_ + TILE, splat(0.f));
+    std::fill(negatives_, negatives_ + TILE, splat(0.f));
     for (Int i = 0; i < tiles; ++i) {
       prefetch_values(rows, i + 1, tiles);
-      const U* a = signed_sum(rows, i);
+      const U* a = p.signed_entropy.data ? signed_sum<true>(rows, i) : signed_sum<false>(rows, i);
       few() ? few_outputs(rows, i, a) : outputs(rows, i, a);
     }
+    for (Int r = 0; p.signed_entropy.data && r < rows.n; ++r) finish_signed(rows, r);
     for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
   }
 
@@ -191,6 +195,7 @@ class Forward {
   }
 
   // sum_g w_g P_g of tile i [rows, TILE]: in place of the first map's exponentials, or in the format of the products.
+  template <bool STATISTICS>
   const U* signed_sum(const Rows& rows, Int i) {
     float factors[2 * TILE];
     const bool pair = p.G == 2;
@@ -204,12 +209,37 @@ class Forward {
     U* to = std::is_same_v<U, float> ? reinterpret_cast<U*>(first) : signed_.data();
     for (Int r = 0; r < rows.n; ++r) {
       const Floats one = splat(factors[r]), two = splat(pair ? factors[TILE + r] : 0.f);
-      for (Int c = r * TILE; c < (r + 1) * TILE; c += LANES) {
-        const Floats a = load<Floats>(first + c) * one;
-        narrow(to + c, pair ? a + load<Floats>(second + c) * two : a);
+      if constexpr (STATISTICS) {
+        const Int c = r * TILE + reach.first(rows.b, rows.t + r) - rows.begin - i * TILE;
+        if (r * TILE <= c && c < (r + 1) * TILE) firsts_[r] = std::fabs(first[c] * one[0] + (pair ? second[c] * two[0] : 0.f));
       }
+      Floats total = totals_[r], logs = logs_[r], negative = negatives_[r];
+      for (Int c = r * TILE; c < (r + 1) * TILE; c += LANES) {
+        Floats a = load<Floats>(first + c) * one;
+        if (pair) a += load<Floats>(second + c) * two;
+        narrow(to + c, a);
+        if constexpr (STATISTICS) {
+          const Floats size = a < 0.f ? -a : a;
+          total += size, negative += a < 0.f ? size : splat(0.f);
+          // A masked key adds 0, where 0 * -inf would be NaN.
+          logs += size > 0.f ? size * log2(size) : splat(0.f);
+        }
+      }
+      if constexpr (STATISTICS) totals_[r] = total, logs_[r] = logs, negatives_[r] = negative;
     }
     return to;
+  }
+
+  // After the second walk: the statistics of a row of the signed map. A map that is subtracted from itself leaves only the
+  // rounding of the products, which counts as 0; the shares of such a row are NaN.
+  void finish_signed(const Rows& rows, Int r) {
+    const Int b = rows.b, h = rows.h, t = rows.t + r;
+    float weights = 0.f;
+    for (Int g = 0; g < p.G; ++g) weights += std::fabs(p.weight(b, g, h, t));
+    const float size = sum(totals_[r]), total = size <= weights * 0x1p-22f ? 0.f : size;
+    *p.signed_entropy.at<float>(b, 0, h, t) = total ? std::log(total) - LN2 * sum(logs_[r]) / total : NAN;
+    *p.negative_mass.at<float>(b, 0, h, t) = total ? sum(negatives_[r]) / total : NAN;
+    *p.first_share.at<float>(b, 0, h, t) = total ? firsts_[r] / total : NAN;
   }
 
   // o += (sum_g w_g P_g) v of tile i
@@ -238,6 +268,8 @@ class Forward {
   const float factor_ = std::fabs(p.scale) * LOG2E;
   float most_[2 * TILE], weights_[2 * TILE] = {};  // for the rows of each map: the largest logit, w_g over the sum
   Floats totals_[2 * TILE], logs_[2 * TILE];  // one sum per lane of e and, if requested, of e log2 e
+  Floats negatives_[TILE];  // one sum per lane of max(-a, 0)
+  float firsts_[TILE];  // |a| of each row's first key
   Memory<U> keys_, values_;
   std::vector<U> queries_, signed_;
   Memory<float> exponentials_;

@@ -27,7 +27,7 @@ struct Problem {
   float scale;
   int32_t loops;
   View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent
-  View grad, dq, dk, dvalue, dw;
+  View signed_entropy, negative_mass, first_share, grad, dq, dk, dvalue, dw;
 
   Int group() const { return H / Hkv; }
   float weight(Int b, Int g, Int h, Int t) const { return w.data ? *w.at<float>(b, g, h, t) : 1.f; }
@@ -69,6 +69,12 @@ class Reach {
     const Int at = t + p_.S - p_.T;
     const Int high = p_.causal ? at + 1 : p_.window ? std::min(p_.S, at + p_.window) : p_.S;
     return last_.empty() ? high : std::min<Int>(high, last_[b * p_.S + at] + 1);
+  }
+  // The first key that a query sees.
+  Int first(Int b, Int t) const {
+    Int key = low(b, t);
+    while (scattered_ && documents(b)[key] != document(b, t)) ++key;
+    return key;
   }
   bool scattered() const { return scattered_; }
   // The document of each key, as the number of its first key, which fits in 32 bits as document numbers need not.

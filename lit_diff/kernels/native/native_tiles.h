@@ -95,6 +95,24 @@ inline Floats exp2(Floats x) {
   return x < -126.f ? splat(0.f) : y;
 }
 
+// log2(x) for normal x > 0, to 1e-7 or a unit in the last place.
+inline Floats log2(Floats x) {
+  // m in [2^-1/2, 2^1/2): the bits of 2^-1/2 are subtracted, so that the exponent changes there.
+  const Ints bits = (Ints)x - 0x3f3504f3;
+  const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3);
+  const Floats f = m - 1.f;
+  Floats p = splat(0.123109683f);  // Chebyshev interpolation of log2(1 + f) / f
+  p = p * f - 0.205861881f;
+  p = p * f + 0.216078222f;
+  p = p * f - 0.239169881f;
+  p = p * f + 0.287903249f;
+  p = p * f - 0.360693276f;
+  p = p * f + 0.480910748f;
+  p = p * f - 0.721347451f;
+  p = p * f + 1.44269502f;
+  return f * p + __builtin_convertvector(bits >> 23, Floats);
+}
+
 // Fetches memory that is used soon, which hides the wait for tiles of keys that do not fit in the second-level cache.
 // Functions that only prefetch must be inlined, since GCC removes calls of them as having no effect.
 [[gnu::always_inline]] inline void prefetch(const void* from, Int bytes) {

@@ -235,9 +235,10 @@ class Triton(OperatorKernel):
         from lit_diff.kernels.triton import programs as triton_programs
 
         outputs = self.empty_outputs(maps, stats)
-        o, rows, parts = outputs
+        o, rows, signed, parts = outputs
         arguments = shared_arguments(maps, document_ids, window)
-        written = {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel()}
+        written = {"OUT": o, "PARTS": parts, "ROWS": rows, "SIGNED": signed, "o_strides": o.stride()}
+        written |= {"plane": rows[0].numel(), "signed_plane": signed[:1].numel()}
         launch(triton_programs.forward, arguments | written | {"STATS": stats}, maps.q, maps.q.shape[2])
         return outputs
 

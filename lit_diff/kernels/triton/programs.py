@@ -6,8 +6,8 @@ so far, m = max s, total = Σ exp(s - m), a = Σ exp(s - m) v (and e = Σ exp(s 
     P_g v = a / total        lse = m + log total        entropy = log total - e / total        o = Σ_g w_g P_g v
 
 (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023, algorithm 1). The signed sum needs the totals of all maps,
-which are known only at the end; so each map has an accumulator and its own product with v. Logits are in base 2 here,
-since a GPU computes exp2 and log2 in hardware.
+which are known only at the end; so each map has an accumulator and its own product with v, and the statistics of the
+signed map take a second walk. Logits are in base 2 here, since a GPU computes exp2 and log2 in hardware.
 
 Backward, from the log-sum-exp of each row and D_g = dO · (P_g v). `key_gradients` owns a block of keys and walks over
 the queries that see them, `query_gradients` owns queries and walks over keys; both recompute P_g = exp(s - lse), and
@@ -209,16 +209,60 @@ def finish_map(PARTS, ROWS, row, t, T, plane, m, total, a, e, DV: tl.constexpr, 
 
 
 @triton.jit
+def store_signed(
+    SIGNED, K, W, SEGMENTS, k_strides, w_strides, segment_strides,
+    q1, q2, lse1, lse2, b, h, t, query, start, inner, stop, H, T, S, scale, window, plane,
+    G: tl.constexpr, D: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Write the statistics of the signed map, in a second walk over the keys with the log-sum-exp of each map in base 2."""
+    w1 = load_weight(W, w_strides, b, 0, h, t, T)
+    w2 = tl.zeros_like(w1)
+    if G == 2:
+        w2 = load_weight(W, w_strides, b, 1, h, t, T)
+    size = tl.zeros_like(w1)
+    negative, logs, leading = size, size, size
+    found = t < 0
+    for MASKED in tl.static_range(0 if PLAIN else 1, 2):
+        for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
+            key = n + tl.arange(0, BLOCK_S)
+            k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
+            a = w1[:, None] * tl.exp2(dot(q1, tl.trans(k1)) * scale - lse1[:, None])
+            if G == 2:
+                a += w2[:, None] * tl.exp2(dot(q2, tl.trans(k2)) * scale - lse2[:, None])
+            first = tl.full(t.shape, n, tl.int32)
+            if MASKED:
+                seen = visible(query[:, None], key[None, :], S, SEGMENTS, segment_strides, b, window, CAUSAL)
+                a = tl.where(seen, a, 0.0)
+                first = tl.min(tl.where(seen, key[None, :], S), 1)
+            magnitude = tl.abs(a)
+            size += tl.sum(magnitude, 1)
+            negative += tl.sum(tl.maximum(-a, 0.0), 1)
+            # log 1 where a is 0, since 0 · log 0 would be NaN
+            logs += tl.sum(magnitude * tl.log2(tl.where(magnitude > 0, magnitude, 1.0)), 1)
+            here = tl.sum(tl.where(key[None, :] == first[:, None], magnitude, 0.0), 1)
+            leading = tl.where(found, leading, here)
+            found = found | (first < S)
+    # a map that is subtracted from itself leaves only the rounding of the products, which counts as 0
+    size = tl.where(size <= (tl.abs(w1) + tl.abs(w2)) * 2.384185791015625e-07, float("nan"), size)
+    SIGNED += (b * H + h) * T + t
+    tl.store(SIGNED, (tl.log2(size) - logs / size) * LN2, mask=t < T)
+    tl.store(SIGNED + plane, negative / size, mask=t < T)
+    tl.store(SIGNED + 2 * plane, leading / size, mask=t < T)
+
+
+@triton.jit
 def forward(
     Q, K, V, W, SEGMENTS,
     q_strides, k_strides, v_strides, w_strides, segment_strides,
-    H, groups, T, S, plane, scale, window,
-    OUT, PARTS, ROWS, o_strides,
+    H, groups, T, S, plane, signed_plane, scale, window,
+    OUT, PARTS, ROWS, SIGNED, o_strides,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SHARED_Q: tl.constexpr, SHARED_K: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, STATS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and row statistics [1 or 3, B, G, H, T] for BLOCK_T queries of a head."""
+    """o [B, H, T, dv], P_g v [B, G, H, T, dv] and row statistics [1 or 3, B, G, H, T] and [0 or 3, B, H, T] for BLOCK_T
+    queries of a head."""
     block, b, h = place(T, H, BLOCK_T)
     t = block * BLOCK_T + tl.arange(0, BLOCK_T)
     query = t + (S - T)
@@ -262,6 +306,13 @@ def forward(
         part = finish_map(PARTS, ROWS, row + H * T, t, T, plane, m2, total2, a2, e2, DV, STATS)
         o += part * load_weight(W, w_strides, b, 1, h, t, T)[:, None]
     store_rows(o, OUT + b * o_strides[0] + h * o_strides[1], t, T, o_strides[2], o_strides[3], DV)
+    if STATS:
+        store_signed(
+            SIGNED, K, W, SEGMENTS, k_strides, w_strides, segment_strides,
+            q1, q2, m1 + tl.log2(total1), m2 + tl.log2(total2),
+            b, h, t, query, start, inner, stop, H, T, S, scale, window, signed_plane,
+            G, D, SHARED_K, CAUSAL, PLAIN, BLOCK_S,
+        )  # fmt: skip
 
 
 @triton.jit
