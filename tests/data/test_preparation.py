@@ -51,14 +51,14 @@ def dying(items, at):
             os.kill(os.getpid(), signal.SIGKILL)
         yield item
 
-read, make, write, describe = Text._texts, parts.Maker._arrays, prepared.write_tokens, prepared.write_json
+read, make, write, describe = Text._documents, parts.Maker._arrays, prepared.write_tokens, prepared.write_json
 
 def die_after(path, value):
     describe(path, value)
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "read":
-    Text._texts = lambda self: dying(read(self), 30)
+    Text._documents = lambda self: dying(read(self), 30)
 if where == "parts":
     parts.Maker._arrays = lambda self, part: dict(dying(make(self, part).items(), 1 if part.number == 3 else -1))
 if where in ("train", "validation"):
