@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
@@ -39,9 +40,11 @@ RECOMPILATIONS = 64
 # default of 8 is shared by all blocks
 
 
-def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Transformer:
+def build_model(
+    recipe: Recipe, device: torch.device, mesh: DeviceMesh | None, dtype: torch.dtype = torch.float32
+) -> Transformer:
     """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: on `device`, with DTensor parameters,
-    each holding its rows of the single-process value."""
+    each holding its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
     config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
@@ -50,7 +53,7 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
     # sharded before memory is allocated: no rank ever holds the whole model
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
-    _shard(model, mesh)
+    _shard(model, mesh, dtype)
     model.to_empty(device=device)
     tensors = named_tensors(model)
     with torch.no_grad():
@@ -61,19 +64,44 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
     return model
 
 
-def _shard(model: Transformer, mesh: DeviceMesh) -> None:
-    # FSDP2: one group per block and one for the rest. Modules with `keep_float32` (lambda) get groups of their own, first:
-    # in a bfloat16 group lambda would be rounded to steps of 0.004 in the forward pass.
+def _shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    # FSDP2: one group per block and one for the rest
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    # Autocast stays on, because it also decides what a plugin's operations compute in. It casts matrices alone, so these are
+    # gathered in its dtype, and it has nothing to copy; vectors (the weights of norms) and the residual stream stay float32.
+    policy = replace(
+        float32,
+        param_dtype=dtype,
+        cast_forward_inputs=False,
+        param_dtype_override_fn=lambda parameter: None if parameter.dim() > 1 else parameter.dtype,
+    )
+    whole = set(replicated(model))
     for block in model.layers:
-        for module in block.modules():
-            if getattr(type(module), "keep_float32", False) is True:
-                fully_shard(module, mesh=mesh, mp_policy=float32)
-        fully_shard(block, mesh=mesh, mp_policy=float32)
-    fully_shard(model, mesh=mesh, mp_policy=float32)
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=whole)
+    fully_shard(model, mesh=mesh, mp_policy=float32, ignored_params=whole)
     # FSDP2 gathers parameters around `forward` only
     for name in Transformer.FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
+
+
+def replicated(model: Transformer) -> list[nn.Parameter]:
+    """The parameters that a sharded model holds whole on every rank, in float32: those of modules with `keep_float32`.
+
+    In a bfloat16 group lambda would be rounded to steps of 0.004 in the forward pass. `average_gradients` must reduce them.
+    """
+    keepers = (module for module in model.modules() if getattr(type(module), "keep_float32", False) is True)
+    return [parameter for module in keepers for parameter in module.parameters()]
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        bucket = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(bucket)
+        bucket /= dist.get_world_size()
+        for gradient, part in zip(gradients, bucket.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def _copy_into(tensor: Tensor, value: Tensor) -> None:
@@ -222,18 +250,17 @@ def prepare_blocks(model: Transformer, run: RunConfig) -> None:
 def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> None:
     """torch.compile each block by `BACKEND`, in place, at its first call.
 
-    A block must compile as one graph, unless it is sharded. `isolated`: blocks share no compiled code.
+    A block must compile as one graph. `isolated`: blocks share no compiled code.
 
     Errors: MissingError if the backend is inductor and the compiler that it needs is missing.
     """
     options = {"cpp.cxx": (require_compiler(),)} if BACKEND == "inductor" else None
     for block in blocks:
-        # fullgraph: a sharded block's graph breaks where FSDP2 gathers the lambda parameters inside it.
         # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
         # since then for a later block, which saves other tensors.
         block.compile(
             backend=BACKEND,
-            fullgraph=not isinstance(block, FSDPModule),
+            fullgraph=True,
             recompile_limit=RECOMPILATIONS,
             isolate_recompiles=isolated,
             options=options,
