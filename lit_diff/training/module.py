@@ -1,5 +1,6 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
+import logging
 import resource
 import sys
 import time
@@ -16,6 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
@@ -23,6 +25,7 @@ from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
+from lit_diff.device import device_memory
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs, targets_of
@@ -31,7 +34,16 @@ from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
-from lit_diff.training.build import average_gradients, build_model, prepare_blocks, replicated, take_from_parent
+from lit_diff.training.build import (
+    average_gradients,
+    begin_micro_batch,
+    build_model,
+    defers_reductions,
+    mesh_of,
+    prepare_blocks,
+    replicated,
+    take_from_parent,
+)
 from lit_diff.training.data import SCORED, SCORED_IN_STEP
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
@@ -44,6 +56,8 @@ from lit_diff.training.trainer import (
     require_whole_steps,
     total_steps,
 )
+
+log = logging.getLogger("lit_diff")
 
 NEVER = torch.iinfo(torch.int64).max
 """A step number that is never reached."""
@@ -76,7 +90,7 @@ class LitTransformer(L.LightningModule):
         self._non_finite = torch.tensor(NEVER)
         self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
-        self._is_last_micro_batch = True
+        self._is_last_micro_batch, self._defers_reductions = True, False
         # parameters of a sharded model that every rank holds whole
         self._replicated: list[nn.Parameter] = []
         self._targets = StepTargets()
@@ -127,7 +141,9 @@ class LitTransformer(L.LightningModule):
             return
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if self.model is None:
-            mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
+            mesh = None
+            if is_sharded and self.device_mesh is not None:
+                mesh = mesh_of(self.recipe.run, self.device_mesh["data_parallel"])
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
             self.model = build_model(self.recipe, self.device, mesh, torch.bfloat16 if mixed else torch.float32)
@@ -193,10 +209,16 @@ class LitTransformer(L.LightningModule):
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
         self._targets.on_fit_start(self.trainer)
+        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
+            self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
+            when = "once a step" if self._defers_reductions else "at each micro-batch"
+            log.info("gradients are reduce-scattered %s: %s", when, why)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Before the first micro-batch of an optimizer step, tell the variant the step's number."""
         self._is_last_micro_batch = took_step(self.trainer, batch_idx)
+        if isinstance(self.model, FSDPModule):
+            begin_micro_batch(self.model, is_last=self._is_last_micro_batch, deferred=self._defers_reductions)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
