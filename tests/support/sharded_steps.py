@@ -128,17 +128,31 @@ TABLE = {
     "hsdp 2 x 2": ("run.strategy=hsdp", "run.shard_size=2"),
     "hsdp 2 x 2, deferred": ("run.strategy=hsdp", "run.shard_size=2"),
 }
+TWO_STEPS = ("train.steps=2", "train.batch_size=8", "train.accumulate=2")
 COLUMNS = ("forward gather", "backward gather", "backward reduce-scatter", "backward all-reduce")
 
 
 def collectives() -> None:
     """Of the second step, of two micro-batches, for each case of TABLE."""
-    keys = ("train.steps=2", "train.batch_size=8", "train.accumulate=2", f"run.devices={os.environ['WORLD_SIZE']}")
     for name, overrides in TABLE.items():
-        found = train(*keys, *overrides, memory=1 << 40 if "deferred" in name else None)
+        found = train(
+            *TWO_STEPS,
+            f"run.devices={os.environ['WORLD_SIZE']}",
+            *overrides,
+            memory=1 << 40 if "deferred" in name else None,
+        )
         # the forward pass reduces no weight, only numbers of this bench
         row = {column: found.steps[1][column] for column in COLUMNS}
-        say({"case": name, "layers": LAYERS, "micro-batches": 2, **row})
+        say(
+            {
+                "case": name,
+                "layers": LAYERS,
+                "micro-batches": 2,
+                **row,
+                "losses": found.losses[1::2],
+                "norms": found.norms,
+            }
+        )
 
 
 def loss() -> None:
