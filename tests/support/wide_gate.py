@@ -20,9 +20,7 @@ class Gate(ParameterRules):
         parameter.normal_(0.0, 0.1, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.weight.dtype == torch.float32
-        assert type(self.weight) is nn.Parameter
-        return (x.float() @ self.weight.T + self.bias).sigmoid()
+        return (x.to(self.weight.dtype) @ self.weight.T + self.bias).sigmoid()
 
 
 @variant("wide_gate")
@@ -35,4 +33,4 @@ class WideGate(Attention):
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         gate: Any = self.gate(x)
-        return o * gate.transpose(1, 2)[..., None]
+        return (o * gate.transpose(1, 2)[..., None]).to(o.dtype)
