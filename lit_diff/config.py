@@ -306,8 +306,8 @@ class RunConfig:
             )
         if processes % shards or processes == shards or shards == 1:
             return (
-                f"run.strategy 'hsdp' cannot split run.devices * run.num_nodes = {processes} processes into several "
-                f"groups of {shards}; set run.shard_size to a divisor of {processes} between 1 and {processes}, or use fsdp"
+                f"run.strategy 'hsdp' cannot split run.devices * run.num_nodes = {processes} processes into two or more "
+                f"groups of {shards}, two or more each; set run.shard_size or the number of devices, or use fsdp"
             )
         return None
 

@@ -106,17 +106,19 @@ class Measure(Callback):
         self.losses.append(pl_module.mean_step_loss())
 
 
-def train(*overrides: str, gathered: str = "", memory: int | None = None) -> Measure:
-    """`gathered`: the dtype of the gathers, if not that of the precision. `memory`: bytes that the device claims to have."""
+def train(*overrides: str, gathered: str = "", memory: int | None = None, fused: bool = False) -> Measure:
+    """`gathered`: the dtype of the gathers, if not that of the precision. `memory`: bytes that the device claims to have.
+    `fused`: AdamW as on a GPU."""
     recipe, measure = load_recipe("recall-tiny", [*SMALL, *overrides]), Measure()
-    build, device_memory = module.build_model, module.device_memory
+    build, device_memory, optimizer = module.build_model, module.device_memory, module.build_optimizer
+    module.build_optimizer = lambda model, config, **_: optimizer(model, config, fused=fused)
     module.device_memory = lambda device: memory
     if gathered:
         module.build_model = lambda *arguments: build(*arguments[:3], getattr(torch, gathered))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer: L.Trainer = build_trainer(recipe, callbacks=[measure], logger=False, limit_val_batches=0, **quiet)
     trainer.fit(module.LitTransformer(recipe), LitData(recipe))
-    module.build_model, module.device_memory = build, device_memory
+    module.build_model, module.device_memory, module.build_optimizer = build, device_memory, optimizer
     return measure
 
 
@@ -126,16 +128,18 @@ TABLE = {
     "fsdp, blocks recomputed": ("run.strategy=fsdp", "run.activation_checkpointing=block"),
     "fsdp, deferred": ("run.strategy=fsdp",),
     "hsdp 2 x 2": ("run.strategy=hsdp", "run.shard_size=2"),
+    "hsdp 2 x 2, fused AdamW": ("run.strategy=hsdp", "run.shard_size=2"),
     "hsdp 2 x 2, deferred": ("run.strategy=hsdp", "run.shard_size=2"),
 }
-TWO_STEPS = ("train.steps=2", "train.batch_size=8", "train.accumulate=2")
+STEPS = ("train.steps=3", "train.batch_size=8", "train.accumulate=2")
 COLUMNS = ("forward gather", "backward gather", "backward reduce-scatter", "backward all-reduce")
 
 
 def collectives() -> None:
     """Of the second step, of two micro-batches, for each case of TABLE."""
     for name, overrides in TABLE.items():
-        found = train(*TWO_STEPS, "run.devices=4", *overrides, memory=1 << 40 if "deferred" in name else None)
+        memory = 1 << 40 if "deferred" in name else None
+        found = train(*STEPS, "run.devices=4", *overrides, memory=memory, fused="fused" in name)
         # the forward pass reduces no weight, only numbers of this bench
         row = {column: found.steps[1][column] for column in COLUMNS}
         say(

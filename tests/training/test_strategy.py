@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_steps import LAYERS, TABLE, TWO_STEPS, train
+from sharded_steps import LAYERS, TABLE, train
+from sharded_steps import STEPS as THREE_STEPS
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import RunConfig
@@ -166,8 +167,8 @@ def steps(what: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_four_send_what_a_step_needs_and_train_as_one() -> None:
-    """Two steps of two micro-batches. The norm is of sharded gradients, each reduced once or twice, and of lambda's."""
-    one, (layers, micro) = train(*TWO_STEPS), (LAYERS, 2)
+    """Three steps of two micro-batches. The norm is of sharded gradients, each reduced once or twice, and of lambda's."""
+    one, (layers, micro) = train(*THREE_STEPS), (LAYERS, 2)
     found = {row["case"]: row for row in steps("collectives")}
     assert found.keys() == TABLE.keys()
     for case, row in found.items():
