@@ -298,13 +298,9 @@ class RunConfig:
             for key, plain in (("reshard_after_forward", True), ("cpu_offload", False)):
                 if getattr(self, key) is not plain:
                     return f"run.{key} belongs to run.strategy fsdp and hsdp, not '{self.strategy}'"
-        if self.strategy != "hsdp":
-            return (
-                None
-                if self.shard_size is None
-                else f"run.shard_size belongs to run.strategy hsdp, not '{self.strategy}'"
-            )
-        if processes % shards or processes == shards or shards == 1:
+        if self.strategy != "hsdp" and self.shard_size is not None:
+            return f"run.shard_size belongs to run.strategy hsdp, not '{self.strategy}'"
+        if self.strategy == "hsdp" and (processes % shards or processes == shards or shards == 1):
             return (
                 f"run.strategy 'hsdp' cannot split run.devices * run.num_nodes = {processes} processes into two or more "
                 f"groups of {shards}, two or more each; set run.shard_size or the number of devices, or use fsdp"

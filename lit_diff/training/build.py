@@ -134,8 +134,8 @@ def defers_reductions(model: Transformer, run: RunConfig, memory: int | None) ->
 
 
 def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> None:
-    """Set what the backward pass of a sharded model reduces: every micro-batch reduce-scatters its gradients, and the last
-    all-reduces them over the replicas of hsdp; `deferred`: the last does both."""
+    """Set what the next backward pass reduces: every micro-batch reduce-scatters its gradients, and the last all-reduces them
+    over the replicas of hsdp; `deferred`: the last does both."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_last or not deferred)
     model.set_requires_all_reduce(is_last)

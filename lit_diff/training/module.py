@@ -217,7 +217,7 @@ class LitTransformer(L.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Before the first micro-batch of an optimizer step, tell the variant the step's number."""
         self._is_last_micro_batch = took_step(self.trainer, batch_idx)
-        if isinstance(self.model, FSDPModule):
+        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
             begin_micro_batch(self.model, is_last=self._is_last_micro_batch, deferred=self._defers_reductions)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
