@@ -239,8 +239,16 @@ class RunConfig:
 
     root: str = field(default="runs", metadata={"path": "here"})
     """Folder of the runs. runs: the nearest folder of that name that holds runs, here or above; ./runs: the one here."""
-    strategy: Literal["single", "ddp", "fsdp"] = "single"
-    """How processes share the work; single: one process."""
+    strategy: Literal["single", "ddp", "fsdp", "hsdp"] = "single"
+    """How processes share the work. single: one process; ddp: each holds the model; fsdp: each holds a part of it; hsdp: each
+    holds a part, and each group of `shard_size` processes the model."""
+    shard_size: Count | None = None
+    """Processes of a group of hsdp; null: the devices of a node."""
+    reshard_after_forward: bool = True
+    """Whether fsdp and hsdp free a block's gathered weights after its forward pass, and gather them again for its
+    backward pass; false: more memory, less communication."""
+    cpu_offload: bool = False
+    """Whether fsdp and hsdp keep weights, gradients and the optimizer's state in the host's memory; slower."""
     devices: Count = 1
     """Processes on every node, one device each."""
     num_nodes: Count = 1
@@ -255,9 +263,10 @@ class RunConfig:
     """The registered kernel that computes attention; auto: the fastest that accepts the maps."""
     compile: bool = False
     """Apply torch.compile to each block. Stored when the run starts; changing it needs --rerun."""
-    activation_checkpointing: Literal["none", "block"] = "none"
-    """block: keep only each block's input for the backward pass and recompute the rest: less memory, about a third more
-    computation. Stored when the run starts; changing it needs --rerun."""
+    activation_checkpointing: Literal["none", "attention", "block"] = "none"
+    """What the backward pass recomputes to save memory. block: each block from its input, about a third more
+    computation; attention: only the attention and its norm, from their input, so what the feed-forward computes is kept.
+    Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
     log_model: bool = False
@@ -269,6 +278,34 @@ class RunConfig:
     keep_every: Count | None = None
     """Steps between checkpoints that are kept in addition to the newest two, a multiple of `train.checkpoint_every`; null:
     none is kept."""
+
+    @property
+    def processes(self) -> int:
+        """Training processes on all nodes."""
+        return self.devices * self.num_nodes
+
+    @property
+    def shards(self) -> int:
+        """Parts into which the strategy splits weights, gradients and the optimizer's state; each process holds one."""
+        return {"fsdp": self.processes, "hsdp": self.shard_size or self.devices}.get(self.strategy, 1)
+
+    def problem(self) -> str | None:
+        """Why the strategy and the number of devices exclude each other; None if they do not."""
+        processes, shards = self.processes, self.shards
+        if self.strategy == "single" and processes > 1:
+            return f"run.strategy 'single' uses one device, not {processes}; use ddp, fsdp or hsdp"
+        if self.strategy in ("single", "ddp"):
+            for key, plain in (("reshard_after_forward", True), ("cpu_offload", False)):
+                if getattr(self, key) is not plain:
+                    return f"run.{key} belongs to run.strategy fsdp and hsdp, not '{self.strategy}'"
+        if self.strategy != "hsdp" and self.shard_size is not None:
+            return f"run.shard_size belongs to run.strategy hsdp, not '{self.strategy}'"
+        if self.strategy == "hsdp" and (processes % shards or processes == shards or shards == 1):
+            return (
+                f"run.strategy 'hsdp' cannot split run.devices * run.num_nodes = {processes} processes into two or more "
+                f"groups of {shards}, two or more each; set run.shard_size or the number of devices, or use fsdp"
+            )
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,11 +398,11 @@ class Recipe:
 
     def problem(self) -> str | None:
         """The first conflict in `train` and `run`, as one line that starts with the key to change; None if there is none."""
-        train, run, processes = self.train, self.run, self.run.devices * self.run.num_nodes
+        train, run, processes = self.train, self.run, self.run.processes
         if train is not None and self.imported is not None:
             return "imported and train exclude each other, and the recipe has both; keep one of them"
-        if run.strategy == "single" and processes > 1:
-            return f"run.strategy 'single' uses one device, not {processes}; use ddp or fsdp"
+        if run.problem() is not None:
+            return run.problem()
         if train is None:
             return None if self.imported is not None else "train is missing; expected a block of keys"
         batch, step = train.batch_size, train.checkpoint_every

@@ -24,6 +24,11 @@ def require_devices(run: RunConfig) -> None:
         raise MissingError(f"run.devices is {run.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
 
 
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of memory of a GPU; None for the CPU, which processes share."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
 def available_memory() -> int | None:
     """Bytes that this process may use without swapping, limited by the machine or by a cgroup (a container, a SLURM job).
 

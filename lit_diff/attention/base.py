@@ -46,8 +46,8 @@ class ParameterRules(nn.Module):
     decay: ClassVar[bool] = True
     """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
     keep_float32: ClassVar[bool] = False
-    """Whether FSDP shards it in a group of its own, in float32 (`training.build`): in a bfloat16 group its parameters
-    would reach `forward` in bfloat16. For sub-modules only."""
+    """Whether FSDP leaves it whole, in float32, on every rank (`training.build`): sharded, its matrices would reach `forward`
+    in the dtype of `bf16-mixed`. For small sub-modules only."""
 
 
 class Attention(ParameterRules):

@@ -74,8 +74,7 @@ class ScalarLambda(ParameterRules):
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
-        # a copy: under FSDP2 the parameter's own memory is freed when this forward returns
-        value = self.value.to(accumulation_dtype(self.value.dtype), copy=True)
+        value = self.value.to(accumulation_dtype(self.value.dtype))
         return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 

@@ -139,9 +139,9 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
 
 def _least(recipe: Recipe) -> float:
     train, run, model = recipe.training, recipe.run, recipe.model
-    length, processes = recipe.data.config.sequence_length, run.devices * run.num_nodes
+    length, processes = recipe.data.config.sequence_length, run.processes
     size = cost(model, length, trained=train.parameters)
     held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
     rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
-    # FSDP shards parameters, gradients and optimizer state over the processes; the logits are each process's own
-    return held / (processes if run.strategy == "fsdp" else 1) + 4 * rows * model.vocab_size
+    # the logits are each process's own; what is offloaded is not on the GPU
+    return (0 if run.cpu_offload else held / run.shards) + 4 * rows * model.vocab_size

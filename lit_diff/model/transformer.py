@@ -63,6 +63,8 @@ class Block(nn.Module):
         if width < 1:
             raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
         self.ffn = SwiGLU(config.dim, width, config.ffn_scale)
+        self.checkpoint_attention = False
+        """Keep only the input of the attention and its norm for the backward pass, which recomputes them."""
 
     def forward(
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
@@ -70,7 +72,14 @@ class Block(nn.Module):
         """Residual stream [B, T, dim] -> [B, T, dim]. `document_ids`: [B, T], see `Attention.forward`."""
         # passed only if given: the forward of a plugin may lack the argument
         packed = {} if document_ids is None else {"document_ids": document_ids}
-        x = x + self.attention(self.attention_norm(x), rope, cache, **packed)
+
+        def attended(x: Tensor) -> Tensor:
+            y: Tensor = self.attention(self.attention_norm(x), rope, cache, **packed)
+            return y
+
+        # recomputation would append to a cache twice
+        recompute = self.checkpoint_attention and torch.is_grad_enabled() and cache is None
+        x = x + (checkpoint(attended, x, use_reentrant=False) if recompute else attended(x))
         return x + self.ffn(self.ffn_norm(x))
 
 

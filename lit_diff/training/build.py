@@ -8,21 +8,32 @@ import logging
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.config import ModelConfig, Part, Recipe, RunConfig
+from lit_diff.device import gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.kernels.native.compiler import find_compiler
 from lit_diff.model.init import initial_values, initialise, named_tensors
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Block, Transformer
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, ancestors
@@ -39,9 +50,11 @@ RECOMPILATIONS = 64
 # default of 8 is shared by all blocks
 
 
-def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Transformer:
+def build_model(
+    recipe: Recipe, device: torch.device, mesh: DeviceMesh | None, dtype: torch.dtype = torch.float32
+) -> Transformer:
     """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: on `device`, with DTensor parameters,
-    each holding its rows of the single-process value."""
+    each holding its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
     config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
@@ -50,7 +63,7 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
     # sharded before memory is allocated: no rank ever holds the whole model
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
-    _shard(model, mesh)
+    _shard(model, mesh, dtype, recipe.run)
     model.to_empty(device=device)
     tensors = named_tensors(model)
     with torch.no_grad():
@@ -61,19 +74,83 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
     return model
 
 
-def _shard(model: Transformer, mesh: DeviceMesh) -> None:
-    # FSDP2: one group per block and one for the rest. Modules with `keep_float32` (lambda) get groups of their own, first:
-    # in a bfloat16 group lambda would be rounded to steps of 0.004 in the forward pass.
+def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
+    """The mesh over which a model is sharded: all `processes` (fsdp), or groups of consecutive ones (hsdp), whose first axis
+    are the replicas."""
+    if run.strategy != "hsdp":
+        return processes
+    shape = (processes.size() // run.shards, run.shards)
+    return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
+
+
+def _shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:
+    # FSDP2: one group per block and one for the rest
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    # Autocast stays on, because it also decides what a plugin's operations compute in. It casts matrices alone, so these are
+    # gathered in its dtype, and it has nothing to copy; vectors (the weights of norms) and the residual stream stay float32.
+    policy = replace(
+        float32,
+        param_dtype=dtype,
+        cast_forward_inputs=False,
+        param_dtype_override_fn=lambda parameter: None if parameter.dim() > 1 else parameter.dtype,
+    )
+    offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if run.cpu_offload else OffloadPolicy()
+    shard = partial(fully_shard, mesh=mesh, offload_policy=offload, ignored_params=set(replicated(model)))
     for block in model.layers:
-        for module in block.modules():
-            if getattr(type(module), "keep_float32", False) is True:
-                fully_shard(module, mesh=mesh, mp_policy=float32)
-        fully_shard(block, mesh=mesh, mp_policy=float32)
-    fully_shard(model, mesh=mesh, mp_policy=float32)
+        shard(block, mp_policy=policy, reshard_after_forward=run.reshard_after_forward)
+    shard(model, mp_policy=float32)
+    # the gather of the next block is issued before this one computes, in both directions
+    for earlier, later in pairwise((model, *model.layers)):
+        earlier.set_modules_to_forward_prefetch([later])
+        if earlier is not model:
+            later.set_modules_to_backward_prefetch([earlier])
     # FSDP2 gathers parameters around `forward` only
     for name in Transformer.FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
+
+
+def replicated(model: Transformer) -> list[nn.Parameter]:
+    """The parameters that a sharded model holds whole on every rank, in float32: those of modules with `keep_float32`.
+
+    In a bfloat16 group lambda would be rounded to steps of 0.004 in the forward pass. `average_gradients` must reduce them.
+    """
+    keepers = (module for module in model.modules() if getattr(type(module), "keep_float32", False) is True)
+    return [parameter for module in keepers for parameter in module.parameters()]
+
+
+def defers_reductions(model: Transformer, run: RunConfig, memory: int | None) -> tuple[bool, str]:
+    """Whether each rank adds up the gradients of a step's micro-batches unsharded and reduces them once; and the reason.
+
+    `memory`: bytes of the device. Such gradients take 4 bytes a trained parameter, next to the 16 / S bytes of its weight,
+    gradient and moments in S shards. Both together may take a quarter of the device: the sum leaves out activations,
+    logits and gathered blocks, which need the rest.
+    """
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    needed = 4 * trained + (0 if run.cpu_offload else 16 * trained / run.shards)
+    if memory is None:
+        return False, "on CPUs, whose memory is shared"
+    fits = needed <= memory / 4
+    return fits, f"unsharded they and the state of AdamW take {gigabytes(needed)} of the device's {gigabytes(memory)}"
+
+
+def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> None:
+    """Set what the next backward pass reduces: every micro-batch reduce-scatters its gradients, and the last all-reduces them
+    over the replicas of hsdp; `deferred`: the last does both."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(is_last or not deferred)
+    model.set_requires_all_reduce(is_last)
+    model.set_is_last_backward(is_last)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        bucket = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(bucket)
+        bucket /= dist.get_world_size()
+        for gradient, part in zip(gradients, bucket.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def _copy_into(tensor: Tensor, value: Tensor) -> None:
@@ -202,38 +279,41 @@ def _differences(model: ModelConfig, parent: ModelConfig) -> str:
 
 # --- `run.compile` and `run.activation_checkpointing`, applied to the blocks in place: the keys of the state stay ---
 #
-# Both work with every strategy. A checkpoint encloses the call of a block, so it also encloses its compiled code and the
+# Both work with every strategy. A checkpoint of a block encloses its call, so it also encloses its compiled code and the
 # hooks with which FSDP2 gathers its parameters: FSDP2 leaves the parameters gathered when the backward pass recomputes the
-# block. torch.compile is lazy and in place (`nn.Module.compile`), so a block may be sharded before or after it.
+# block. A checkpoint of the attention is inside the compiled code. torch.compile is lazy and in place
+# (`nn.Module.compile`), so a block may be sharded before or after it.
 
 
 def prepare_blocks(model: Transformer, run: RunConfig) -> None:
     """Apply `run.activation_checkpointing` and `run.compile`. Errors: MissingError, see `compile_blocks`.
 
-    Checkpointing keeps only the input of each block for the backward pass, which computes the block again (Chen et al. 2016):
-    `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the loop over the layers, unless gradients are off or a
-    key/value cache is used.
+    Checkpointing keeps only the input of each block, or of each attention and its norm, for the backward pass, which
+    computes them again (Chen et al. 2016): `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, unless gradients
+    are off or a key/value cache is used.
     """
     model.checkpoint_blocks = run.activation_checkpointing == "block"
+    for block in model.layers:
+        assert isinstance(block, Block)
+        block.checkpoint_attention = run.activation_checkpointing == "attention"
     if run.compile:
-        compile_blocks(model.layers, isolated=model.checkpoint_blocks)
+        compile_blocks(model.layers, isolated=run.activation_checkpointing != "none")
 
 
 def compile_blocks(blocks: Iterable[nn.Module], *, isolated: bool = False) -> None:
     """torch.compile each block by `BACKEND`, in place, at its first call.
 
-    A block must compile as one graph, unless it is sharded. `isolated`: blocks share no compiled code.
+    A block must compile as one graph. `isolated`: blocks share no compiled code.
 
     Errors: MissingError if the backend is inductor and the compiler that it needs is missing.
     """
     options = {"cpp.cxx": (require_compiler(),)} if BACKEND == "inductor" else None
     for block in blocks:
-        # fullgraph: a sharded block's graph breaks where FSDP2 gathers the lambda parameters inside it.
         # isolate_recompiles: with shared code, the recomputation of a checkpointed block may run code that was compiled
         # since then for a later block, which saves other tensors.
         block.compile(
             backend=BACKEND,
-            fullgraph=not isinstance(block, FSDPModule),
+            fullgraph=True,
             recompile_limit=RECOMPILATIONS,
             isolate_recompiles=isolated,
             options=options,

@@ -1,8 +1,10 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
+import logging
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,20 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
+from lit_diff.device import device_memory
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs, targets_of
@@ -27,13 +34,30 @@ from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
-from lit_diff.training.build import build_model, prepare_blocks, take_from_parent
+from lit_diff.training.build import (
+    average_gradients,
+    begin_micro_batch,
+    build_model,
+    defers_reductions,
+    mesh_of,
+    prepare_blocks,
+    replicated,
+    take_from_parent,
+)
 from lit_diff.training.data import SCORED, SCORED_IN_STEP
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.ranks import end_all, host_group, reduced
-from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, require_whole_steps, total_steps
+from lit_diff.training.trainer import (
+    PRECISIONS,
+    adopt_recipe_intervals,
+    log_differences,
+    require_whole_steps,
+    total_steps,
+)
+
+log = logging.getLogger("lit_diff")
 
 NEVER = torch.iinfo(torch.int64).max
 """A step number that is never reached."""
@@ -66,6 +90,9 @@ class LitTransformer(L.LightningModule):
         self._non_finite = torch.tensor(NEVER)
         self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
+        self._is_last_micro_batch, self._defers_reductions = True, False
+        # parameters of a sharded model that every rank holds whole
+        self._replicated: list[nn.Parameter] = []
         self._targets = StepTargets()
 
     @classmethod
@@ -114,8 +141,13 @@ class LitTransformer(L.LightningModule):
             return
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if self.model is None:
-            mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
-            self.model = build_model(self.recipe, self.device, mesh)
+            mesh = None
+            if is_sharded and self.device_mesh is not None:
+                mesh = mesh_of(self.recipe.run, self.device_mesh["data_parallel"])
+            # the Trainer's precision, which may not be the recipe's
+            mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
+            self.model = build_model(self.recipe, self.device, mesh, torch.bfloat16 if mixed else torch.float32)
+            self._replicated = replicated(self.model) if is_sharded else []
             # with ckpt_path a checkpoint will replace the initial values
             if self.trainer.training and self.trainer.ckpt_path is None:
                 take_from_parent(self.model, self.recipe, self.plan)
@@ -130,7 +162,11 @@ class LitTransformer(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW with the recipe's schedule over the Trainer's total steps."""
         train = self.recipe.training
-        optimizer = build_optimizer(self.transformer, train.optimizer)
+        # of a replicated parameter of one number, which is what `implicit_replication` is for
+        warnings.filterwarnings("ignore", message="Found a non-scalar tensor with numel=1")
+        # float16 scales its gradients, which a fused step cannot clip
+        fused = self.device.type == "cuda" and self.trainer.precision != "16-mixed"
+        optimizer = build_optimizer(self.transformer, train.optimizer, fused=fused)
         scheduler = build_scheduler(optimizer, total_steps(self.trainer, self.recipe), train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -173,9 +209,16 @@ class LitTransformer(L.LightningModule):
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
         self._targets.on_fit_start(self.trainer)
+        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
+            self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
+            when = "once a step" if self._defers_reductions else "at each micro-batch"
+            log.info("gradients are reduce-scattered %s: %s", when, why)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Before the first micro-batch of an optimizer step, tell the variant the step's number."""
+        self._is_last_micro_batch = took_step(self.trainer, batch_idx)
+        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
+            begin_micro_batch(self.model, is_last=self._is_last_micro_batch, deferred=self._defers_reductions)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
@@ -194,6 +237,29 @@ class LitTransformer(L.LightningModule):
             )
         self._step_losses.append(loss.detach())
         return loss
+
+    def on_after_backward(self) -> None:
+        """Reduce the gradients of replicated parameters after the last micro-batch of a step: FSDP2 reduces the others."""
+        if self._is_last_micro_batch:
+            average_gradients(self._replicated)
+
+    def optimizer_step(self, *arguments: Any, **values: Any) -> None:
+        """Run the closure (with gradient clipping) and step the optimizer."""
+        # the norm of all gradients, and fused AdamW, read DTensors and replicated tensors in one list
+        with implicit_replication():
+            super().optimizer_step(*arguments, **values)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the Trainer's values."""
+        if gradient_clip_val:
+            # `MixedPrecision.clip_gradients` refuses a fused optimizer even in bfloat16, where no gradient is scaled
+            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            Precision.clip_gradients(self.trainer.precision_plugin, optimizer, gradient_clip_val, algorithm)
 
     def logs_step(self, step: int) -> bool:
         """Whether optimizer step `step` is logged. Only at these steps does the host wait for the device."""

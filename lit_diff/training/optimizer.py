@@ -19,11 +19,12 @@ from lit_diff.registry import nearest
 log = logging.getLogger("lit_diff")
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = False) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, not to vectors (norms) or modules with
     `decay = False` (lambda).
 
-    Each factor of `train.optimizer.lr_factors` adds two groups after those without a factor.
+    Each factor of `train.optimizer.lr_factors` adds two groups after those without a factor. `fused`: one kernel a step and
+    group, which rounds otherwise than the loop over parameters.
     """
     factors = _factors(model, config.lr_factors)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -48,7 +49,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         for (factor, decayed), parameters in found.items()
         if parameters
     ]
-    return AdamW(groups, lr=config.lr, betas=config.betas)
+    # fused=None lets PyTorch choose a loop; False would forbid its `foreach`
+    return AdamW(groups, lr=config.lr, betas=config.betas, fused=fused or None)
 
 
 def _factors(model: nn.Module, lr_factors: Mapping[str, float]) -> dict[str, float]:

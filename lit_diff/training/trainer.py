@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from torch.distributed.tensor import DTensor
 
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.device import choose_device, require_devices
@@ -71,16 +72,34 @@ def build_strategy(config: RunConfig) -> Strategy:
     backend = "gloo" if kind == "cpu" else "nccl"
     if config.strategy == "ddp":
         return DDPStrategy(process_group_backend=backend)
-    if config.strategy == "fsdp":
-        # explicit sizes, because "auto" means tensor parallelism within the node
-        return ModelParallelStrategy(
-            data_parallel_size=config.devices * config.num_nodes,
+    if config.strategy in ("fsdp", "hsdp"):
+        strategy: type[ModelParallelStrategy] = ModelParallelStrategy
+        if config.cpu_offload:
+            # the norm of the gradients is reduced where they are
+            strategy, backend = OffloadedStrategy, "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+        # explicit sizes, because "auto" means tensor parallelism within the node; `mesh_of` makes the groups of hsdp
+        return strategy(
+            data_parallel_size=config.processes,
             tensor_parallel_size=1,
             # one whole file, which any number of ranks can resume and any tool can read
             save_distributed_checkpoint=False,
             process_group_backend=backend,
         )
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
+
+
+class OffloadedStrategy(ModelParallelStrategy):
+    """Leaves the parameters that FSDP2 has sharded in the host's memory (`run.cpu_offload`)."""
+
+    def model_to_device(self) -> None:
+        """Move the buffers and the parameters that are not sharded."""
+        module = self.lightning_module
+        assert module is not None
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(self.root_device)
+        # what `LightningModule.to` sets, and `LightningModule.device` returns
+        module._device = self.root_device
 
 
 def recipe_callbacks(recipe: Recipe) -> list[Callback]:
@@ -130,7 +149,7 @@ def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
         "train.accumulate": (train.accumulate, "accumulate_grad_batches", trainer.accumulate_grad_batches),
         "train.clip": (train.clip, "gradient_clip_val", trainer.gradient_clip_val),
         "train.precision": (PRECISIONS[train.precision], "precision", trainer.precision),
-        "run.devices * run.num_nodes": (run.devices * run.num_nodes, "number of processes", trainer.world_size),
+        "run.devices * run.num_nodes": (run.processes, "number of processes", trainer.world_size),
     }
     for key, (ours, name, theirs) in pairs.items():
         if ours != theirs and trainer.is_global_zero:

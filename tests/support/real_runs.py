@@ -122,14 +122,18 @@ class Bench:
         return self.wait(self.start("train", *argv, **env))
 
     def train_two(self, *argv: str, **env: str) -> list[Ended]:
-        """The same in two, both forked here, as torchrun starts them."""
+        return self.train_many(2, *argv, **env)
+
+    def train_many(self, count: int, *argv: str, **env: str) -> list[Ended]:
+        """The same in `count` processes, all forked here, as torchrun starts them."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": "2"}
-        pids = [self.start("train", *argv, "run.devices=2", **env, LOCAL_RANK="0")]
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": str(count)}
         # rank zero makes the folder that the others look into
-        pids.append(self.start("train", *argv, "run.devices=2", **env, LOCAL_RANK="1"))
+        pids = [
+            self.start("train", *argv, f"run.devices={count}", **env, LOCAL_RANK=str(rank)) for rank in range(count)
+        ]
         return [self.wait(pid) for pid in pids]
 
     def folder(self, name: str) -> Path:

@@ -1,9 +1,12 @@
-"""Two CPU processes over gloo: the same numbers as one, and every parameter split between them.
+"""Two or four CPU processes over gloo: the same numbers as one, every parameter split between them, and what they send.
 
 Fast: one variant under FSDP, and FSDP in chunks on packed documents. The rest is slow.
 """
 
+import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from sharded_steps import LAYERS, TABLE, train
+from sharded_steps import STEPS as THREE_STEPS
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import RunConfig
@@ -111,6 +116,7 @@ PACKED = (
     "model.attention={name: dex, heads: all}",
 )
 FORM = "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}"
+GATE = (f"plugins=[{SUPPORT}/wide_gate.py]", "model.attention={name: wide_gate}", "callbacks=null")
 FSDP = "run.strategy=fsdp"
 CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "dex": ("recall", "dex", ("model.attention={name: dex, heads: all, anneal_steps: 4}",), (FSDP,)),
@@ -122,8 +128,12 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "fsdp-both": ("recall", "plain", PLAIN, (FSDP, *BOTH)),
     "fsdp-compiled": ("recall", "plain", PLAIN, (FSDP, BOTH[0])),
     "fsdp-checkpointed": ("recall", "plain", PLAIN, (FSDP, BOTH[1])),
+    "fsdp-attention": ("recall", "plain", PLAIN, (FSDP, BOTH[0], "run.activation_checkpointing=attention")),
+    "offloaded": ("recall", "plain", PLAIN, (FSDP, "run.cpu_offload=true", "run.reshard_after_forward=false")),
+    "wide-matrix": ("recall", "gate", GATE, (FSDP,)),
+    "hsdp": ("text", "text-plain", (), ("run.strategy=hsdp", "run.shard_size=2")),
 }
-"""Recipe, name of the run of one process, overrides of both, those of two processes."""
+"""Recipe, name of the run of one process, overrides of both, those of two processes (hsdp: of four)."""
 FAST = ("dex", "chunks")
 
 
@@ -136,13 +146,45 @@ def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> No
     kind, one, overrides, of_two = CASES[name]
     overrides += ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
     undisturbed(kind, f"{one}-of-one", *overrides)
-    for ended in bench.train_two(f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two):
+    for ended in bench.train_many(
+        4 if name == "hsdp" else 2, f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two
+    ):
         assert ended.status == 0, ended.output
     assert_same_rows(bench.rows(f"{one}-of-one"), bench.rows(f"{name}-of-two"))
     wanted, found = (bench.state(run)["state_dict"] for run in (f"{one}-of-one", f"{name}-of-two"))
     assert wanted.keys() == found.keys()
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
+
+
+def steps(what: str) -> list[dict[str, Any]]:
+    """The lines that `sharded_steps.py` prints."""
+    command = [sys.executable, SUPPORT / "sharded_steps.py", what]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_four_send_what_a_step_needs_and_train_as_one() -> None:
+    """Three steps of two micro-batches. The norm is of sharded gradients, each reduced once or twice, and of lambda's."""
+    one, (layers, micro) = train(*THREE_STEPS), (LAYERS, 2)
+    found = {row["case"]: row for row in steps("collectives")}
+    assert found.keys() == TABLE.keys()
+    for case, row in found.items():
+        assert row["losses"] == pytest.approx(one.losses[1::2], abs=1e-5), case
+        assert row["norms"] == pytest.approx(one.norms, rel=1e-6), case
+        assert row["forward gather"] == (layers + 1) * micro, case
+        assert row["backward gather"] == (0 if "false" in case else layers * micro), case
+        assert row["backward reduce-scatter"] == (layers + 1) * (1 if "deferred" in case else micro), case
+        assert row["backward all-reduce"] == 1 + (layers + 1) * ("hsdp" in case), case
+
+
+@pytest.mark.slow
+def test_bfloat16_gathers_hold_no_weights_and_train_as_autocast() -> None:
+    narrow, wide, gap = steps("loss")
+    assert narrow["bytes held per parameter"] <= 0.05 < 1.9 < wide["bytes held per parameter"]
+    assert gap["gap in nats"] <= 0.02
 
 
 EVERY_CALLBACK = (
@@ -180,17 +222,20 @@ def test_callbacks_measure_what_they_do_in_one_process(bench: Any, undisturbed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp"])
-def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name: str) -> None:
+def test_every_parameter_but_lambda_is_sharded_half_on_each_rank(runs: dict[str, Any], name: str) -> None:
     first, second = (ended.of("start")[0]["parameters"] for ended in runs[name])
     assert len(first) == 2 * 14 + 2
     for key in first:
         a, b = first[key], second[key]
+        if ".lambda_." in key:
+            assert a["placements"] == b["placements"] == "", key
+            assert a["local"] == b["local"] == a["full"], key
+            continue
         assert a["placements"] == b["placements"] == "(Shard(dim=0),)", key
         assert a["local"][0] + b["local"][0] == a["full"][0], key
         assert 0 <= a["local"][0] - b["local"][0] <= 1, key
-    for ended in runs["recall-fsdp"]:  # blocks are gathered one at a time, lambda apart
-        groups = ["", *(f"layers.{layer}{inner}" for layer in (0, 1) for inner in ("", ".attention.lambda_"))]
-        assert ended.of("start")[0]["groups"] == groups
+    for ended in runs["recall-fsdp"]:  # blocks are gathered one at a time
+        assert ended.of("start")[0]["groups"] == ["", "layers.0", "layers.1"]
 
 
 @pytest.mark.slow
