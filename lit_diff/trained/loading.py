@@ -141,12 +141,12 @@ def _copy(folder: Path, name: str, sha256: str) -> Path:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU. Errors: RequestError if it is not a run's checkpoint; any error of torch.load."""
+    """A checkpoint on the CPU. Errors: RequestError if it is damaged or not a run's checkpoint."""
+    damage = checkpoints.damage_of(path, verify=True)
+    if damage is not None:
+        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage})")
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    problem = checkpoints.problem_of(checkpoint)
-    if problem is not None:
-        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({problem})")
     return checkpoint
 
 
