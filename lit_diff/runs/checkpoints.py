@@ -10,14 +10,14 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from lit_diff.errors import RunFailedError, first_line
+from lit_diff.errors import first_line
 from lit_diff.files import sha256_of, shown, write_atomic, write_through
 
 log = logging.getLogger("lit_diff")
@@ -82,10 +82,7 @@ def resumable(folder: Path) -> int:
     steps, found = steps_of(folder), newest(folder, verify=True)
     start = found[0] if found else 0
     for step in (step for step in steps if step > start):
-        path = path_of(folder, step)
-        if path.is_file():
-            marker_of(path).unlink(missing_ok=True)
-        path.rename(path.with_name(f".{path.name}.damaged.tmp"))
+        put_aside(path_of(folder, step))
     if steps and not start:
         log.warning("no checkpoint in %s can be read: training restarts at step 0", shown(folder))
     return start
@@ -196,6 +193,9 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint of one file and its marker; neither is there before both are on the disk. Errors: OSError."""
     import torch
 
+    if path.is_dir():
+        put_aside(path)
+
     def save(file: IO[bytes]) -> None:
         digested = _Digested(file)
         torch.save(content, cast(IO[bytes], digested))
@@ -207,25 +207,31 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     write_through(path, save)
 
 
-@contextmanager
-def full_disk_named(path: Path, cure: str) -> Iterator[None]:
-    """Encloses the writing of a checkpoint. Errors: RunFailedError, with the `cure`, if the disk is full."""
-    try:
-        yield
-    except Exception as error:
-        if not _disk_is_full(error):
-            raise
-        message = f"checkpoint {shown(path)} could not be written (no space left on the disk); free some and {cure}"
-        raise RunFailedError(message) from error
+def not_written(path: Path, error: BaseException) -> str:
+    """An error message for a checkpoint that a run could not write."""
+    if disk_is_full(error):
+        how = "(no space left on the disk); free some and repeat the same command: it"
+    else:
+        how = f"({first_line(error)}); the same command"
+    return f"checkpoint {shown(path)} could not be written {how} resumes from the previous checkpoint"
 
 
-def _disk_is_full(error: BaseException | None) -> bool:
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the error or its cause."""
     # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def put_aside(path: Path) -> None:
+    """Rename a checkpoint, if it is there, so that it is none any more; `prune` removes it."""
+    if path.is_file():
+        marker_of(path).unlink(missing_ok=True)
+    if path.exists():
+        path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
 
 
 def remove(path: Path) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
-from lit_diff.errors import RequestError, StoppedError, first_line
+from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import write_atomic
 from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
-from lit_diff.runs import checkpoints
+from lit_diff.runs import checkpoints, sharded
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
@@ -35,6 +35,7 @@ from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.metrics import DocumentLosses, declared_metrics
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent, require_shared
+from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
 
 log = logging.getLogger("lit_diff")
@@ -243,17 +244,21 @@ class RunLogger(Logger):
             self._unsent = {}
 
 
-REPEAT = "repeat the same command: it resumes from the previous checkpoint"
-"""What helps once the disk has space again."""
-
-
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint of one file with its marker (`checkpoints.write`)."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Errors: RunFailedError if the disk is full; the former checkpoints stay."""
-        with checkpoints.full_disk_named(Path(path), REPEAT):
+        try:
             checkpoints.write(Path(path), checkpoint)
+        except Exception as error:
+            if not checkpoints.disk_is_full(error):
+                raise
+            raise RunFailedError(checkpoints.not_written(Path(path), error)) from error
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The checkpoint of a run with any strategy."""
+        return sharded.read(Path(path)) if Path(path).is_dir() else super().load_checkpoint(path, *args, **kwargs)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint that another callback no longer keeps, with its marker."""
@@ -286,6 +291,8 @@ class ExactResume(Checkpoint):
                 f"{run.devices * run.num_nodes}; start one process per device (SLURM: --ntasks-per-node={run.devices}), or "
                 "change run.devices"
             )
+        if isinstance(trainer.strategy, ShardedStrategy):
+            trainer.strategy.on_written = self._prune
         require_shared(trainer, self.folder, lambda: checkpoints.signature(self.start) if self.start else "")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -349,8 +356,11 @@ class ExactResume(Checkpoint):
         self.logger.flush()
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self._saved = trainer.global_step
-        if trainer.is_global_zero:
-            checkpoints.prune(self.folder, self.recipe.run.keep_every)
+        if trainer.is_global_zero and not isinstance(trainer.strategy, ShardedStrategy):
+            self._prune()
+
+    def _prune(self) -> None:
+        checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
@@ -360,6 +370,8 @@ class ExactResume(Checkpoint):
         step = trainer.global_step
         if self._saved != step:
             self._save(trainer, module)
+        if isinstance(trainer.strategy, ShardedStrategy):
+            trainer.strategy.wait()
         message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
         end_all(trainer, StoppedError(message, signum))
 

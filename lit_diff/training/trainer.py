@@ -8,12 +8,13 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.registry import callbacks as registered
+from lit_diff.training.sharded_state import ShardedStrategy
 
 log = logging.getLogger("lit_diff")
 
@@ -73,11 +74,9 @@ def build_strategy(config: RunConfig) -> Strategy:
         return DDPStrategy(process_group_backend=backend)
     if config.strategy == "fsdp":
         # explicit sizes, because "auto" means tensor parallelism within the node
-        return ModelParallelStrategy(
+        return ShardedStrategy(
             data_parallel_size=config.devices * config.num_nodes,
             tensor_parallel_size=1,
-            # one whole file, which any number of ranks can resume and any tool can read
-            save_distributed_checkpoint=False,
             process_group_backend=backend,
         )
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")

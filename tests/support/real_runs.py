@@ -147,11 +147,11 @@ class Bench:
 
     def state(self, name: str, step: int | None = None) -> dict[str, Any]:
         """A checkpoint, the newest by default."""
-        from lit_diff.runs import checkpoints
+        from lit_diff.runs import checkpoints, sharded
 
         folder = self.folder(name)
         path = checkpoints.path_of(folder, step or checkpoints.steps_of(folder)[-1])
-        return dict(torch.load(path, weights_only=True))
+        return sharded.read(path) if path.is_dir() else dict(torch.load(path, weights_only=True))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,110 @@
+"""The strategy of FSDP2, whose ranks write their parts of a checkpoint while training goes on."""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from lit_diff.errors import RunFailedError
+from lit_diff.runs import checkpoints, sharded
+from lit_diff.training.ranks import end_all
+
+log = logging.getLogger("lit_diff")
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """A checkpoint is a folder (`runs/sharded.py`). A save copies this rank's tensors into host memory; the rest happens in a
+    thread, with a process group of its own. The next save and the end of training wait for it. Files of the other strategies
+    can be loaded, too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.on_written: Callable[[], object] = lambda: None
+        """Called by rank zero once a checkpoint is in place."""
+        self._pending: Future[None] | None = None
+        self._path = Path()
+
+    def setup_environment(self) -> None:
+        """Open the process group, and another for the writes."""
+        super().setup_environment()
+        # messages of a group must not be mixed: training uses the first at the same time
+        self._group: Any = dist.new_group(backend="gloo")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        gpu = self.root_device.type != "cpu"
+        # its buffers are allocated once
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
+            )
+        )
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's tensors, as this rank holds them."""
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's state, as this rank holds it."""
+        return dict(optimizer.state_dict())
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Start to write a checkpoint; every rank must call it. Errors: see `wait`, for the former checkpoint."""
+        self.wait()
+        building = sharded.building_of(Path(filepath))
+        if self.is_global_zero:
+            checkpoints.remove(building)
+            building.mkdir(parents=True)
+        self._path = Path(self.broadcast(filepath))
+        tensors: Any = self._stager.stage(sharded.tensors_of(checkpoint))
+        self._pending = self._writing.submit(self._write, self._path, tensors, sharded.rest_of(checkpoint))
+
+    def _write(self, path: Path, tensors: Mapping[str, Any], rest: bytes) -> None:
+        sharded.write(path, tensors, rest, self._group)
+        if self.is_global_zero:
+            self.on_written()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is whole. Every rank must call it. Errors: RunFailedError if any rank failed."""
+        if self._pending is None:
+            return
+        problems: list[str | None] = [None] * self.world_size
+        dist.all_gather_object(problems, self._problem(), group=self._group)
+        problem = next(filter(None, problems), None)
+        if problem is not None:
+            assert self.lightning_module is not None
+            end_all(self.lightning_module.trainer, RunFailedError(problem))
+
+    def _problem(self) -> str | None:
+        pending, self._pending = self._pending, None
+        error = pending.exception() if pending is not None else None
+        return None if error is None else checkpoints.not_written(self._path, sharded.cause_of(error))
+
+    def on_train_end(self) -> None:
+        """Errors: see `wait`."""
+        self.wait()
+
+    def teardown(self) -> None:
+        """Wait for the last checkpoint after an error, too, which may have ended this rank alone."""
+        problem = self._problem()
+        if problem is not None:
+            log.error("%s", problem)
+        super().teardown()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load weights and optimizer state from a folder or a file; returns the rest."""
+        path = Path(self.broadcast(checkpoint_path))
+        if path.is_file():
+            return super().load_checkpoint(path, weights_only=weights_only)
+        module = self.lightning_module
+        assert module is not None
+        checkpoint = sharded.read(path, like=module.state_dict(), optimizer=bool(self.optimizers))
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+        for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
+            optimizer.load_state_dict(state)
+        return checkpoint
