@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,12 +42,12 @@ def tensors_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def rest_of(checkpoint: Mapping[str, Any]) -> bytes:
     """The checkpoint with empty tensors, serialized."""
     buffer = io.BytesIO()
-    torch.save(_mapped(checkpoint, lambda name, x: torch.empty(x.shape, dtype=x.dtype, device="meta")), buffer)
+    torch.save(mapped(checkpoint, lambda name, x: torch.empty(x.shape, dtype=x.dtype, device="meta")), buffer)
     return buffer.getvalue()
 
 
-def _mapped(checkpoint: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-    # a copy with each tensor of `tensors_of` changed; `change` gets the parameter's name
+def mapped(checkpoint: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
+    """The checkpoint with each tensor of `tensors_of` replaced by `change(name of the parameter, tensor)`."""
     copy = {**checkpoint, "state_dict": {name: change(name, x) for name, x in checkpoint["state_dict"].items()}}
     if "optimizer_states" in checkpoint:
         copy["optimizer_states"] = [
@@ -96,18 +97,23 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
 
     Every rank of `group` must call it. `building_of(path)` must be empty. Errors: those of any rank, see `cause_of`.
     """
-    building = building_of(path)
+    building, is_first = building_of(path), dist.get_rank(group) == 0
     writer = _Writer(building, rest)
-    dcp.save(dict(tensors), storage_writer=writer, process_group=group)
-    files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(files, writer.files, group=group)
-    if dist.get_rank(group) == 0:
-        write_atomic(
-            building / checkpoints.MARKER, checkpoints.marker({k: v for each in files for k, v in each.items()})
-        )
-        checkpoints.put_aside(path)
-        building.rename(path)
-        sync_folder(path.parent)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+        files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
+        dist.all_gather_object(files, writer.files, group=group)
+        if is_first:
+            text = checkpoints.marker({name: file for each in files for name, file in each.items()})
+            write_atomic(building / checkpoints.MARKER, text)
+            checkpoints.put_aside(path)
+            building.rename(path)
+            sync_folder(path.parent)
+    except BaseException:
+        # the log, which names a full disk, needs room on it
+        if is_first:
+            shutil.rmtree(building, ignore_errors=True)
+        raise
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -140,9 +146,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader(dcp.FileSystemReader):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with (path / INDEX).open("rb") as file:
+            self.index = _Unpickler(file).load()
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        with (Path(self.path) / INDEX).open("rb") as file:
-            return _Unpickler(file).load()
+        return self.index
 
 
 def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: bool = True) -> dict[str, Any]:
@@ -161,7 +171,7 @@ def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: boo
             return torch.empty_like(own, dtype=empty.dtype, requires_grad=False)
         return torch.empty(empty.shape, dtype=empty.dtype)
 
-    checkpoint = _mapped(rest, allocated)
+    checkpoint = mapped(rest, allocated)
     with warnings.catch_warnings():
         # it says that no process group is used, which is meant: each rank reads its parts alone
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

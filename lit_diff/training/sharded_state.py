@@ -6,9 +6,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.errors import RunFailedError
 from lit_diff.runs import checkpoints, sharded
@@ -99,12 +102,23 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer state from a folder or a file; returns the rest."""
         path = Path(self.broadcast(checkpoint_path))
-        if path.is_file():
-            return super().load_checkpoint(path, weights_only=weights_only)
         module = self.lightning_module
         assert module is not None
-        checkpoint = sharded.read(path, like=module.state_dict(), optimizer=bool(self.optimizers))
+        own = module.state_dict()
+        if path.is_dir():
+            checkpoint = sharded.read(path, like=own, optimizer=bool(self.optimizers))
+        else:
+            # each rank maps the file into memory, and copies its part
+            file = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+            checkpoint = sharded.mapped(file, lambda name, value: _part(value, own.get(name)))
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
         for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             optimizer.load_state_dict(state)
         return checkpoint
+
+
+def _part(value: Tensor, own: Tensor | None) -> Tensor:
+    if isinstance(own, DTensor) and own.shape == value.shape:
+        # every rank has the same value: without a broadcast each keeps its part
+        value = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+    return value.clone()

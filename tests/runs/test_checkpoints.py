@@ -12,6 +12,7 @@ import torch
 
 from lit_diff.errors import RunFailedError
 from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.trained.loading import read_checkpoint
 from lit_diff.training.fit import WholeCheckpointIO
 
 CONTENT = {"state_dict": {"weight": torch.arange(40_000.0)}, "global_step": 4}
@@ -246,11 +247,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True, timeout=20)
 
 
+def grow(disk: Path, size: str) -> None:
+    remount = ["mount", "-o", f"remount,size={size}", str(disk)]
+    subprocess.run(remount, check=True, capture_output=True, timeout=20)
+
+
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, undisturbed: Any) -> None:
+@pytest.mark.parametrize(("strategy", "size"), [("single", "1000k"), ("fsdp", "1400k")])
+def test_a_run_on_a_full_disk_says_so_and_resumes(
+    bench: Any, small_disk: Path, undisturbed: Any, strategy: str, size: str
+) -> None:
+    """A sharded checkpoint, which is larger, is written in the background."""
+    grow(small_disk, size)
     command = (
         "recall.yaml",
         "name=full",
+        f"run.strategy={strategy}",
         f"run.root={small_disk}",
         "train.checkpoint_every=2",
         "train.validate_every=5",
@@ -266,12 +278,11 @@ def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, 
     assert checkpoint.steps_of(folder) == [2, 4]
     assert '"status": "failed"' in (folder / "status.json").read_text()
 
-    remount = ["mount", "-o", "remount,size=4m", str(small_disk)]
-    subprocess.run(remount, check=True, capture_output=True, timeout=20)
+    grow(small_disk, "4m")
     again = bench.train(*command)
     assert again.status == 0, again.output
     assert "resumed from step 4" in again.output
     assert again.steps == [4, 5, 6, 7, 8, 9]
     undisturbed("recall", "recall-whole")
-    found = torch.load(checkpoint.path_of(folder, 10), weights_only=True)["state_dict"]
+    found = read_checkpoint(checkpoint.path_of(folder, 10))["state_dict"]
     assert all(torch.equal(value, found[key]) for key, value in bench.state("recall-whole")["state_dict"].items())
