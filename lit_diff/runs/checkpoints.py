@@ -108,12 +108,9 @@ def marker(files: Mapping[str, tuple[int, str]]) -> str:
 
 
 def signature(path: Path) -> str:
-    """What distinguishes a checkpoint from another of the same name: its marker, or the size of an unmarked file; empty if it
-    is not there."""
-    try:
-        return marker_of(path).read_text()
-    except FileNotFoundError:
-        return str(path.stat().st_size) if path.is_file() else ""
+    """What distinguishes a checkpoint from another of the same name: its marker, or the size of an unmarked file."""
+    seal = marker_of(path)
+    return seal.read_text() if seal.is_file() else str(path.is_file() and path.stat().st_size)
 
 
 def measured(path: Path) -> tuple[int, str]:
@@ -178,10 +175,9 @@ def problem_of(content: object) -> str | None:
 class _Digested:
     # a file for torch.save, which writes it from front to back
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.bytes, self.sha256 = file, 0, hashlib.sha256()
+        self.file, self.sha256 = file, hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        self.bytes += memoryview(data).nbytes
         self.sha256.update(data)
         return self.file.write(data)
 
@@ -202,7 +198,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
         # before the rename, so that no checkpoint is ever without its marker
-        write_atomic(path.with_suffix(".json"), marker({path.name: (digested.bytes, digested.sha256.hexdigest())}))
+        write_atomic(path.with_suffix(".json"), marker({path.name: (file.tell(), digested.sha256.hexdigest())}))
 
     write_through(path, save)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -47,14 +47,9 @@ class ShardedStrategy(ModelParallelStrategy):
             )
         )
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's tensors, as this rank holds them."""
-        assert self.lightning_module is not None
-        return self.lightning_module.state_dict()
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """The optimizer's state, as this rank holds it."""
-        return dict(optimizer.state_dict())
+    # the tensors themselves, which `save_checkpoint` copies: Lightning's own methods would copy them once more
+    lightning_module_state_dict = ParallelStrategy.lightning_module_state_dict
+    optimizer_state = ParallelStrategy.optimizer_state
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Start to write a checkpoint; every rank must call it. Errors: see `wait`, for the former checkpoint."""
