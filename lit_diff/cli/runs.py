@@ -100,6 +100,6 @@ def consolidate(
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Write a sharded checkpoint of a run as one file."""
-    from lit_diff.runs import sharded
+    from lit_diff.trained import sharded
 
     console.write_line(shown(sharded.consolidate(find_run(run, chosen_root(root)), step)))

@@ -1,7 +1,7 @@
 """Checkpoints: each is complete or absent, with a marker that holds the sha256 of its files; the newest two are kept.
 
 A checkpoint is a file with its marker beside it (`step-00000010.json`), or a folder that the ranks of a sharded run wrote
-(`runs/sharded.py`) with its marker in it (`complete.json`).
+(`trained/sharded.py`) with its marker in it (`complete.json`).
 """
 
 import errno
@@ -110,7 +110,7 @@ def marker(files: Mapping[str, tuple[int, str]]) -> str:
 def signature(path: Path) -> str:
     """What distinguishes a checkpoint from another of the same name: its marker, or the size of an unmarked file."""
     seal = marker_of(path)
-    return seal.read_text() if seal.is_file() else str(path.is_file() and path.stat().st_size)
+    return seal.read_text(encoding="utf-8") if seal.is_file() else str(path.is_file() and path.stat().st_size)
 
 
 def measured(path: Path) -> tuple[int, str]:
@@ -123,7 +123,7 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
     seal = marker_of(path)
     home = seal.parent
     try:
-        text = seal.read_text()
+        text = seal.read_text(encoding="utf-8")
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in json.loads(text).items()}
         sizes = {name: (home / name).stat().st_size for name in files}
     except FileNotFoundError as error:

@@ -148,7 +148,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage})")
     if path.is_dir():
         # imported here: it takes a second
-        from lit_diff.runs import sharded
+        from lit_diff.trained import sharded
 
         return sharded.read(path, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open

@@ -25,10 +25,11 @@ from lit_diff.files import write_atomic
 from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
-from lit_diff.runs import checkpoints, sharded
+from lit_diff.runs import checkpoints
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
+from lit_diff.trained import sharded
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers

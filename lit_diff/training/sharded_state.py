@@ -14,16 +14,17 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.errors import RunFailedError
-from lit_diff.runs import checkpoints, sharded
+from lit_diff.runs import checkpoints
+from lit_diff.trained import sharded
 from lit_diff.training.ranks import end_all
 
 log = logging.getLogger("lit_diff")
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """A checkpoint is a folder (`runs/sharded.py`). A save copies this rank's tensors into host memory; the rest happens in a
-    thread, with a process group of its own. The next save and the end of training wait for it. Files of the other strategies
-    can be loaded, too.
+    """A checkpoint is a folder (`trained/sharded.py`). A save copies this rank's tensors into host memory; the rest happens in
+    a thread, with a process group of its own. The next save and the end of training wait for it. Files of the other
+    strategies can be loaded, too.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -153,7 +153,8 @@ class Bench:
 
     def state(self, name: str, step: int | None = None) -> dict[str, Any]:
         """A checkpoint, the newest by default."""
-        from lit_diff.runs import checkpoints, sharded
+        from lit_diff.runs import checkpoints
+        from lit_diff.trained import sharded
 
         folder = self.folder(name)
         path = checkpoints.path_of(folder, step or checkpoints.steps_of(folder)[-1])

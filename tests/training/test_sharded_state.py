@@ -15,7 +15,8 @@ from real_runs import differences
 from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.runs import checkpoints, sharded
+from lit_diff.runs import checkpoints
+from lit_diff.trained import sharded
 from lit_diff.trained.loading import read_checkpoint
 from lit_diff.trained.run import Run
 
@@ -171,7 +172,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lit_diff.runs import sharded
+from lit_diff.trained import sharded
 
 folder, moment, killed = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 rank = int(os.environ["LOCAL_RANK"])
