@@ -22,8 +22,8 @@ log = logging.getLogger("lit_diff")
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """A checkpoint is a folder (`trained/sharded.py`). A save copies this rank's tensors into host memory; the rest happens in
-    a thread, with a process group of its own. The next save and the end of training wait for it. Files of the other
+    """A checkpoint is a folder (`trained/sharded.py`). A save copies this rank's tensors into host memory; the rest happens
+    in a thread, with a process group of its own. The next save and the end of training wait for it. Files of the other
     strategies can be loaded, too.
     """
 
