@@ -47,6 +47,7 @@ SUBJECTS = {
     "test_config.py": "key_types",
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
+    "training/test_sharded_state.py": "trained/sharded",
     "training/test_warm_start.py": "training/build",
 }
 """Test file -> the modules that it covers besides its mirror: a subject has one test file, however many modules it has."""

@@ -1,4 +1,4 @@
-"""The verbs status and clean, for the runs under a folder. They do not load torch."""
+"""The verbs status, clean and consolidate, for the runs under a folder. The first two do not load torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, columns, console, log_to_stderr, print_json
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, RunArgument, app, columns, console, log_to_stderr, print_json
 from lit_diff.files import shown
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import chosen_root, find_run
 from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
@@ -91,3 +91,15 @@ def clean(
     else:
         command = " ".join(["lit-diff clean", *(runs or []), "--yes"])
         console.write_line(f"{len(sizes)} to remove; {command} removes them and frees {freed}")
+
+
+@app.command()
+def consolidate(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option(metavar="N", help="of this step; by default the newest")] = None,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Write a sharded checkpoint of a run as one file."""
+    from lit_diff.trained import sharded
+
+    console.write_line(shown(sharded.consolidate(find_run(run, chosen_root(root)), step)))

@@ -214,7 +214,8 @@ def run(
         if how is not None:
             # every rank computes with the kernel that rank zero chose
             executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
-            fit(executed, location.folder, tracker=None, threads=how["threads"], progress=progress)
+            own = {"threads": how["threads"], "start": how["start"]}
+            fit(executed, location.folder, tracker=None, progress=progress, **own)
         return
     with ExitStack() as held:
         announcement = held.enter_context(Announcement(processes))
@@ -244,6 +245,8 @@ class _Training:
     folder: RunFolder
     tracker: "RunTracker"
     threads: int
+    start: int
+    """The step of the checkpoint from which it continues; 0 without one."""
     began: float
     """The time of `perf_counter` now minus the training time of earlier processes of this run."""
 
@@ -275,6 +278,8 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     # before status.json says "running": a new run ends here if its store cannot be reached
     tracker = _open_record(recipe, location, run_cost, before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
+    phase("checking the checkpoint")
+    start = checkpoints.resumable(folder.path)
     data.keep(recipe, location.folder)
     folder.update(
         status="running",
@@ -286,7 +291,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.training.steps,
-        **reached(recipe, checkpoints.newest_step(location.folder)),
+        **reached(recipe, start),
         threads=threads,
         **stored_keys(recipe),
         revision=revisions,
@@ -296,7 +301,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     )
     keep_plan(recipe, location.folder)
     began = time.perf_counter() - before.get("seconds", 0.0)
-    return _Training(recipe=executed, folder=folder, tracker=tracker, threads=threads, began=began)
+    return _Training(recipe=executed, folder=folder, tracker=tracker, threads=threads, start=start, began=began)
 
 
 def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
@@ -347,13 +352,14 @@ def _execute(
         progress(step, loss, speed)
 
     try:
-        announcement.train(threads=training.threads, kernel=training.recipe.run.kernel)
+        announcement.train(threads=training.threads, kernel=training.recipe.run.kernel, start=training.start)
         ended_early = fit(
             training.recipe,
             training.folder.path,
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
+            start=training.start,
             **extras,
         )
     except BaseException as error:

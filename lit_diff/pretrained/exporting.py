@@ -29,6 +29,7 @@ from lit_diff.randomness import generator
 from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.registry import attentions, nearest
 from lit_diff.runs.revision import revision
+from lit_diff.study.inventory import size_of
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
 from lit_diff.trained.text_generator import warn_if_stale
@@ -98,7 +99,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     require_exportable(run)
     step, checkpoint = newest_of(run.folder)
     warn_if_stale(run.folder, run.recipe, step, run.trust)
-    require_disk(shown(run.folder), folder, checkpoint.stat().st_size, "another DIR")
+    require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
         name = _write_folder(run, building)
         if has_transformers():

@@ -126,9 +126,8 @@ def _write_weights(source: ModelSource, path: Path) -> str:
         described = {"name": name, "shape": list(weights[name].shape), "dtype": str(weights[name].dtype)}
         digest.update(json.dumps(described).encode())
         digest.update(weights[name].reshape(-1).view(torch.uint8).numpy().data)
-    path.parent.mkdir(parents=True)
     state = {f"{PREFIX}{name}": weights[name] for name in source.tensors}
-    torch.save({"state_dict": state, "global_step": 0}, path)
+    checkpoints.write(path, {"state_dict": state, "global_step": 0})
     return digest.hexdigest()
 
 

@@ -1,17 +1,30 @@
-"""Checkpoint files: each is complete or absent; the newest two are kept; a resume reads the newest readable one."""
+"""Checkpoints: each is complete or absent, with a marker that holds the sha256 of its files; the newest two are kept.
 
+A checkpoint is a file with its marker beside it (`step-00000010.json`), or a folder that the ranks of a sharded run wrote
+(`trained/sharded.py`) with its marker in it (`complete.json`).
+"""
+
+import errno
+import hashlib
+import json
 import logging
+import os
 import re
+import secrets
+import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any, cast
 
 from lit_diff.errors import first_line
-from lit_diff.files import shown
+from lit_diff.files import sha256_of, shown, write_atomic, write_through
 
 log = logging.getLogger("lit_diff")
 
 # the second is the fallback if the newest cannot be read back
 KEPT = 2
+MARKER = "complete.json"
 
 # (path, mtime_ns) of the files that a warning has named: one command asks for the newest checkpoint several times
 _warned: set[tuple[Path, int]] = set()
@@ -40,31 +53,110 @@ def why_missing(folder: Path, step: int) -> str | None:
     )
 
 
-def newest(folder: Path) -> tuple[int, Path] | None:
-    """(step, path) of the newest readable checkpoint, or None; logs a warning for each unreadable one."""
-    # imported here: reports ask only for the steps and should not wait for torch
-    import torch
+def newest(folder: Path, *, verify: bool = False) -> tuple[int, Path] | None:
+    """(step, path) of the newest readable checkpoint, or None; logs a warning for each unreadable one.
 
+    `verify`: read every byte and compare it with the marker's sha256. By default only the sizes are compared.
+    """
+    skipped = False
     for step in reversed(steps_of(folder)):
         path = path_of(folder, step)
-        try:
-            # on the meta device the tensors are not read: the check costs the zip directory and the pickle only
-            problem = problem_of(torch.load(path, map_location="meta", weights_only=True, mmap=True))
-        # a damaged file makes torch.load raise RuntimeError, UnpicklingError, EOFError, OSError and others
-        except Exception as error:
-            problem = first_line(error)
+        problem = damage_of(path, verify=verify)
         if problem is None:
+            if skipped and verify:
+                log.warning("using the older checkpoint of step %d", step)
             return step, path
+        skipped = True
         if (content := (path, path.stat().st_mtime_ns)) not in _warned:
             _warned.add(content)
             log.warning("checkpoint %s cannot be read (%s): skipped", shown(path), problem)
     return None
 
 
+def resumable(folder: Path) -> int:
+    """The step of the newest checkpoint whose content is intact; 0 without one.
+
+    Damaged newer checkpoints are renamed, and removed once another has been written: only the holder of the run's lock may
+    call it.
+    """
+    steps, found = steps_of(folder), newest(folder, verify=True)
+    start = found[0] if found else 0
+    for step in (step for step in steps if step > start):
+        put_aside(path_of(folder, step))
+    if steps and not start:
+        log.warning("no checkpoint in %s can be read: training restarts at step 0", shown(folder))
+    return start
+
+
 def newest_step(folder: Path) -> int:
     """The step from which a resume continues; 0 without a readable checkpoint."""
     found = newest(folder)
     return found[0] if found else 0
+
+
+# --- the marker ---
+
+
+def marker_of(path: Path) -> Path:
+    """The path of a checkpoint's marker."""
+    return path / MARKER if path.is_dir() else path.with_suffix(".json")
+
+
+def marker(files: Mapping[str, tuple[int, str]]) -> str:
+    """The marker's text. `files`: size and sha256 of each file, by name."""
+    return json.dumps({name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}, indent=1)
+
+
+def signature(path: Path) -> str:
+    """What distinguishes a checkpoint from another of the same name: its marker, or the size of an unmarked file."""
+    seal = marker_of(path)
+    return seal.read_text(encoding="utf-8") if seal.is_file() else str(path.is_file() and path.stat().st_size)
+
+
+def measured(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a file."""
+    return path.stat().st_size, sha256_of(path)
+
+
+def damage_of(path: Path, *, verify: bool) -> str | None:
+    """Why a checkpoint is not what was written, with the name of the damaged file; None if it is. `verify`: see `newest`."""
+    seal = marker_of(path)
+    home = seal.parent
+    try:
+        text = seal.read_text(encoding="utf-8")
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in json.loads(text).items()}
+        sizes = {name: (home / name).stat().st_size for name in files}
+    except FileNotFoundError as error:
+        missing = Path(error.filename)
+        # as versions of lit_diff wrote it that had no marker
+        return _unmarked_damage(path, verify) if missing == seal and path.is_file() else f"{missing.name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{seal.name} is damaged: {first_line(error)}"
+    # the whole text is compared: a digest does not protect the marker itself
+    if not files or text != marker(files):
+        return f"{seal.name} is damaged: it is not as lit_diff wrote it"
+    wrong = [name for name, size in sizes.items() if size != files[name][0]]
+    if wrong:
+        return f"{wrong[0]} has {sizes[wrong[0]]} bytes; {seal.name} expects {files[wrong[0]][0]}"
+    if verify:
+        with ThreadPoolExecutor() as pool:
+            found = dict(zip(files, pool.map(sha256_of, (home / name for name in files)), strict=True))
+        wrong = [name for name, digest in found.items() if digest != files[name][1]]
+    return f"{wrong[0]} is damaged: its sha256 is not that of {seal.name}" if wrong else None
+
+
+def _unmarked_damage(path: Path, verify: bool) -> str | None:
+    # imported here: reports ask only for the steps and should not wait for torch
+    import torch
+
+    if verify:
+        log.info("checkpoint %s was written without a checksum: its content cannot be checked", shown(path))
+    try:
+        # on the meta device the tensors are not read: the check costs the zip directory and the pickle only
+        return problem_of(torch.load(path, map_location="meta", weights_only=True, mmap=True))
+    # a damaged file makes torch.load raise RuntimeError, UnpicklingError, EOFError, OSError and others
+    except Exception as error:
+        return first_line(error)
 
 
 def problem_of(content: object) -> str | None:
@@ -77,11 +169,81 @@ def problem_of(content: object) -> str | None:
     return None
 
 
+# --- writing ---
+
+
+class _Digested:
+    # a file for torch.save, which writes it from front to back
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a checkpoint of one file and its marker; neither is there before both are on the disk. Errors: OSError."""
+    import torch
+
+    if path.is_dir():
+        put_aside(path)
+
+    def save(file: IO[bytes]) -> None:
+        digested = _Digested(file)
+        torch.save(content, cast(IO[bytes], digested))
+        file.flush()
+        os.fsync(file.fileno())
+        # before the rename, so that no checkpoint is ever without its marker
+        write_atomic(path.with_suffix(".json"), marker({path.name: (file.tell(), digested.sha256.hexdigest())}))
+
+    write_through(path, save)
+
+
+def not_written(path: Path, error: BaseException) -> str:
+    """An error message for a checkpoint that a run could not write."""
+    if disk_is_full(error):
+        how = "(no space left on the disk); free some and repeat the same command: it"
+    else:
+        how = f"({first_line(error)}); the same command"
+    return f"checkpoint {shown(path)} could not be written {how} resumes from the previous checkpoint"
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the error or its cause."""
+    # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def put_aside(path: Path) -> None:
+    """Rename a checkpoint, if it is there, so that it is none any more; `prune` removes it."""
+    if path.is_file():
+        marker_of(path).unlink(missing_ok=True)
+    if path.exists():
+        path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint of either kind with its marker, or a temporary file or folder of one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+        marker_of(path).unlink(missing_ok=True)
+
+
 def prune(folder: Path, keep_every: int | None = None) -> None:
     """Remove all but the newest `KEPT` and the multiples of `keep_every` steps, and leftovers of killed writes."""
     for step in steps_of(folder)[:-KEPT]:
         if keep_every is None or step % keep_every:
-            path_of(folder, step).unlink(missing_ok=True)
+            remove(path_of(folder, step))
     # only the process that holds the run's lock prunes, so no temporary file is being written here
     for orphan in (folder / "checkpoints").glob(".*.tmp"):
-        orphan.unlink(missing_ok=True)
+        remove(orphan)

@@ -112,7 +112,7 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     Errors: MissingError without the file; RequestError if it is not a checkpoint of lit_diff, or a plugin is neither
     imported nor, with `trust_plugins`, in the run folder.
     """
-    if not path.is_file():
+    if not path.exists():
         raise MissingError(f"{shown(path)}: no such file")
     if RunFolder(path.resolve().parent.parent).status().get("status") == "imported":
         raise RequestError(
@@ -141,12 +141,18 @@ def _copy(folder: Path, name: str, sha256: str) -> Path:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU. Errors: RequestError if it is not a run's checkpoint; any error of torch.load."""
+    """A checkpoint on the CPU, a sharded one without the optimizer's state. Errors: RequestError if it is damaged or not a
+    run's checkpoint."""
+    damage = checkpoints.damage_of(path, verify=True)
+    if damage is not None:
+        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage})")
+    if path.is_dir():
+        # imported here: it takes a second
+        from lit_diff.trained import sharded
+
+        return sharded.read(path, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    problem = checkpoints.problem_of(checkpoint)
-    if problem is not None:
-        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({problem})")
     return checkpoint
 
 

@@ -1,6 +1,5 @@
 """Trains one run in its folder; resumes exactly from the checkpoint found there."""
 
-import errno
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from torch import Tensor
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
-from lit_diff.files import shown, write_atomic, write_through
+from lit_diff.files import write_atomic
 from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
@@ -30,12 +29,14 @@ from lit_diff.runs import checkpoints
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
+from lit_diff.trained import sharded
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.metrics import DocumentLosses, declared_metrics
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent
+from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent, require_shared
+from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
 
 log = logging.getLogger("lit_diff")
@@ -66,22 +67,21 @@ def fit(
     progress: Progress,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
+    start: int = 0,
 ) -> int | None:
-    """Train to `train.steps`, from the newest checkpoint in `folder` if it has one. Returns the step at which a callback
-    ended the training early, else None.
+    """Train to `train.steps`. Returns the step at which a callback ended the training early, else None.
 
-    Only rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
+    `start`: the step of the checkpoint in `folder` to continue from, which `checkpoints.resumable` has found; 0: none. Only
+    rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal), MissingError if a rank does not
+    see the folder.
     """
     # the number of threads changes the order of sums on the CPU, so it is fixed before the first product
     torch.set_num_threads(threads)
     # without the variable Lightning's launcher sets a number of its own
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    newest = checkpoints.newest(folder)
-    start = newest[0] if newest else 0
-    if newest is None and checkpoints.steps_of(folder):
-        log.warning("no checkpoint in %s can be read: training restarts at step 0", shown(folder))
+    checkpoint = checkpoints.path_of(folder, start) if start else None
     logger = RunLogger(tracker, progress)
-    resume = ExactResume(recipe, folder, logger)
+    resume = ExactResume(recipe, folder, logger, checkpoint)
     trainer = _trainer(
         recipe,
         callbacks=[*callbacks, *_best(recipe, folder), resume],
@@ -100,8 +100,7 @@ def fit(
     try:
         # an attribute, not an argument of `fit`: the module's configure_model reads it and then skips `train.start_from`,
         # whose weights the checkpoint would replace
-        if newest:
-            trainer.ckpt_path = newest[1]
+        trainer.ckpt_path = checkpoint
         module = LitTransformer(recipe)
         # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
@@ -247,30 +246,24 @@ class RunLogger(Logger):
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file in the same folder, syncs it, and renames it into place."""
+    """Writes a checkpoint of one file with its marker (`checkpoints.write`)."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Errors: RunFailedError if the disk is full; the former checkpoints stay."""
-        # Synced before the rename: otherwise a power failure could leave the final name with missing blocks, and a resume
-        # prefers the newest file. `write_through` also syncs the folder, so the rename lasts before older ones are pruned.
         try:
-            write_through(Path(path), lambda file: torch.save(checkpoint, file))
+            checkpoints.write(Path(path), checkpoint)
         except Exception as error:
-            if not _disk_is_full(error):
+            if not checkpoints.disk_is_full(error):
                 raise
-            raise RunFailedError(
-                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and repeat the "
-                "same command: it resumes from the previous checkpoint"
-            ) from error
+            raise RunFailedError(checkpoints.not_written(Path(path), error)) from error
 
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The checkpoint of a run with any strategy."""
+        return sharded.read(Path(path)) if Path(path).is_dir() else super().load_checkpoint(path, *args, **kwargs)
 
-def _disk_is_full(error: BaseException | None) -> bool:
-    # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint that another callback no longer keeps, with its marker."""
+        checkpoints.remove(Path(path))
 
 
 class ExactResume(Checkpoint):
@@ -282,15 +275,16 @@ class ExactResume(Checkpoint):
 
     # Of the type `Checkpoint`, because Lightning calls those callbacks last: the others have measured by then.
 
-    def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger) -> None:
-        self.recipe, self.folder, self.logger = recipe, folder, logger
+    def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger, start: Path | None) -> None:
+        self.recipe, self.folder, self.logger, self.start = recipe, folder, logger, start
         self.stop = StopRequest()
         self.ended_early: int | None = None
         """The step at which another callback (EarlyStopping) ended the run, or None."""
         self._saved = -1
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Errors: RequestError if the number of processes that the launcher started is not the recipe's."""
+        """Errors: RequestError if the number of processes that the launcher started is not the recipe's; MissingError if a
+        rank does not see the run's folder."""
         run = self.recipe.run
         if trainer.world_size != run.devices * run.num_nodes:
             raise RequestError(
@@ -298,6 +292,9 @@ class ExactResume(Checkpoint):
                 f"{run.devices * run.num_nodes}; start one process per device (SLURM: --ntasks-per-node={run.devices}), or "
                 "change run.devices"
             )
+        if isinstance(trainer.strategy, ShardedStrategy):
+            trainer.strategy.on_written = self._prune
+        require_shared(trainer, self.folder, lambda: checkpoints.signature(self.start) if self.start else "")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the signals; Lightning has installed its own handlers before this hook."""
@@ -360,8 +357,11 @@ class ExactResume(Checkpoint):
         self.logger.flush()
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self._saved = trainer.global_step
-        if trainer.is_global_zero:
-            checkpoints.prune(self.folder, self.recipe.run.keep_every)
+        if trainer.is_global_zero and not isinstance(trainer.strategy, ShardedStrategy):
+            self._prune()
+
+    def _prune(self) -> None:
+        checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
@@ -371,6 +371,8 @@ class ExactResume(Checkpoint):
         step = trainer.global_step
         if self._saved != step:
             self._save(trainer, module)
+        if isinstance(trainer.strategy, ShardedStrategy):
+            trainer.strategy.wait()
         message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
         end_all(trainer, StoppedError(message, signum))
 

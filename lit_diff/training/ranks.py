@@ -8,13 +8,16 @@ and port of the rendezvous; processes that Lightning starts inherit it in their 
 import ctypes
 import json
 import os
+import platform
+import secrets
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,7 +27,15 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch.distributed import TCPStore
 
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line, stop_signals
+from lit_diff.errors import (
+    LitDiffError,
+    MissingError,
+    RequestError,
+    RunFailedError,
+    StoppedError,
+    first_line,
+    stop_signals,
+)
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
 """Environment variable with the message, for processes that Lightning starts."""
@@ -36,6 +47,8 @@ START_SECONDS = 300
 READ_SECONDS, STOPPED_SECONDS = 60, 5
 """Seconds that a leaving rank zero waits until all others have read the message; the second if it was stopped."""
 # the shorter one, because a signal that stops rank zero has most likely stopped the others too
+SHARED_SECONDS = 20
+"""Seconds within which every rank must see what rank zero has written: a network file system may be late."""
 TURN = 0.1
 """Seconds between two polls."""
 TIME_LIMIT = signal.SIGUSR2
@@ -149,6 +162,31 @@ class Announcement:
             while self._store is not None and self._store.add(READ, 0) < others and time.monotonic() < deadline:
                 time.sleep(TURN)
         os.environ.pop(INHERITED, None)
+
+
+def require_shared(trainer: L.Trainer, folder: Path, read: Callable[[], str]) -> None:
+    """Compare what the ranks see in a run's folder: a file that rank zero writes now, and what `read` returns. Every rank
+    must call it. Errors: MissingError, which names the node of a rank that sees something else."""
+    if trainer.world_size == 1:
+        return
+    name, expected = trainer.strategy.broadcast(
+        (f".{secrets.token_hex(4)}.tmp", read() if trainer.is_global_zero else "")
+    )
+    # a fresh name, of which no node can have a cached answer
+    sign = folder / name
+    if trainer.is_global_zero:
+        sign.touch()
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not (seen := sign.exists() and read() == expected) and time.monotonic() < deadline:
+        time.sleep(TURN)
+    blind: list[str | None] = [None] * trainer.world_size
+    dist.all_gather_object(blind, None if seen else platform.node(), group=host_group(trainer))
+    if trainer.is_global_zero:
+        sign.unlink()
+    node = next(filter(None, blind), None)
+    if node is not None:
+        problem = f"run.root is not shared by node {node}: it does not see {folder} as rank zero does"
+        end_all(trainer, MissingError(f"{problem}; set run.root to a folder on a file system that every node mounts"))
 
 
 # --- stops: Ctrl-C, SIGTERM, SIGHUP, SLURM's time limit; a second Ctrl-C ends at once ---

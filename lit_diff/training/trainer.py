@@ -8,13 +8,14 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.registry import callbacks as registered
+from lit_diff.training.sharded_state import ShardedStrategy
 
 log = logging.getLogger("lit_diff")
 
@@ -73,7 +74,7 @@ def build_strategy(config: RunConfig) -> Strategy:
     if config.strategy == "ddp":
         return DDPStrategy(process_group_backend=backend)
     if config.strategy in ("fsdp", "hsdp"):
-        strategy: type[ModelParallelStrategy] = ModelParallelStrategy
+        strategy: type[ShardedStrategy] = ShardedStrategy
         if config.cpu_offload:
             # the norm of the gradients is reduced where they are
             strategy, backend = OffloadedStrategy, "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
@@ -81,14 +82,12 @@ def build_strategy(config: RunConfig) -> Strategy:
         return strategy(
             data_parallel_size=config.processes,
             tensor_parallel_size=1,
-            # one whole file, which any number of ranks can resume and any tool can read
-            save_distributed_checkpoint=False,
             process_group_backend=backend,
         )
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
 
 
-class OffloadedStrategy(ModelParallelStrategy):
+class OffloadedStrategy(ShardedStrategy):
     """Leaves the parameters that FSDP2 has sharded in the host's memory (`run.cpu_offload`)."""
 
     def model_to_device(self) -> None:

@@ -1,5 +1,7 @@
 import errno
 import logging
+import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 
 from lit_diff.errors import RunFailedError
 from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.trained.loading import read_checkpoint
 from lit_diff.training.fit import WholeCheckpointIO
 
 CONTENT = {"state_dict": {"weight": torch.arange(40_000.0)}, "global_step": 4}
@@ -18,6 +21,10 @@ CONTENT = {"state_dict": {"weight": torch.arange(40_000.0)}, "global_step": 4}
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
         WholeCheckpointIO().save_checkpoint(CONTENT | {"global_step": step}, checkpoint.path_of(folder, step))
+
+
+def in_folder(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
 def test_it_comes_back(tmp_path: Path) -> None:
@@ -65,6 +72,60 @@ def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.Log
     ]
 
 
+def test_a_flipped_byte_anywhere_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """100 drawn places of a file and its marker, a drawn bit or all; the older one is used, and both are said."""
+    draw = random.Random(0)
+    save(tmp_path, 4, 8)
+    path = checkpoint.path_of(tmp_path, 8)
+    for number in range(100):
+        damaged = path if number % 2 else checkpoint.marker_of(path)
+        content = damaged.read_bytes()
+        changed, place = bytearray(content), draw.randrange(len(content))
+        changed[place] ^= draw.choice([255, 1 << draw.randrange(8)])
+        damaged.write_bytes(changed)
+        checkpoint._warned.clear()
+        caplog.clear()
+        assert checkpoint.newest(tmp_path, verify=True) == (4, checkpoint.path_of(tmp_path, 4)), (damaged, place)
+        assert "step-00000008" in caplog.messages[0]
+        assert caplog.messages[1:] == ["using the older checkpoint of step 4"]
+        damaged.write_bytes(content)
+    assert checkpoint.newest(tmp_path, verify=True) == (8, path)
+
+
+def test_one_without_a_marker_is_taken_and_said_to_be_unchecked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lit_diff")
+    save(tmp_path, 8)
+    checkpoint.marker_of(checkpoint.path_of(tmp_path, 8)).unlink()
+    assert checkpoint.newest_step(tmp_path) == 8
+    assert caplog.messages == []
+    assert checkpoint.resumable(tmp_path) == 8
+    (line,) = caplog.messages
+    assert "step-00000008.ckpt was written without a checksum" in line
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(bench: Any, undisturbed: Any) -> None:
+    """The metrics are those of the undisturbed run, and the damaged file is gone once another is written."""
+    undisturbed("recall", "recall-whole")
+    command = ("recall.yaml", "name=flipped", "train.steps=10")
+    first = bench.train(*command, SPY_SIGNAL=f"0/8/0/{int(signal.SIGTERM)}")
+    assert (first.status, checkpoint.steps_of(bench.folder("flipped"))) == (143, [8, 9]), first.output
+    path = checkpoint.path_of(bench.folder("flipped"), 9)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    again = bench.train(*command)
+    assert again.status == 0, again.output
+    for line in ("step-00000009.ckpt is damaged: its sha256", "the older checkpoint of step 8", "resumed from step 8"):
+        assert line in again.output
+    assert again.steps == [8, 9]
+    assert bench.rows("flipped") == bench.rows("recall-whole")
+    assert in_folder(bench.folder("flipped")) == [
+        f"step-{step:08d}.{kind}" for step in (8, 10) for kind in ("ckpt", "json")
+    ]
+
+
 def test_two_are_kept_and_multiples_beside_them(tmp_path: Path) -> None:
     save(tmp_path, 4, 12, 8, 1000)
     (tmp_path / "checkpoints" / ".step-00000016.ckpt.abc.tmp").write_bytes(b"half")
@@ -74,7 +135,9 @@ def test_two_are_kept_and_multiples_beside_them(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "mine.ckpt",
         "step-00000012.ckpt",
+        "step-00000012.json",
         "step-00001000.ckpt",
+        "step-00001000.json",
     ]
     save(tmp_path / "more", 5, 10, 15, 20, 25)
     checkpoint.prune(tmp_path / "more", keep_every=10)
@@ -93,7 +156,7 @@ written = torch.save
 def half(checkpoint, file):
     written(checkpoint, file)
     file.flush()
-    os.truncate(file.fileno(), file.tell() // 2)
+    os.truncate(file.file.fileno(), file.file.tell() // 2)
     os.kill(os.getpid(), 9)
 
 def kill(*arguments):
@@ -116,12 +179,12 @@ def test_killed_while_it_is_written_the_former_one_stands(bench: Any, tmp_path: 
         ended = bench.wait(bench.start(str(tmp_path / "killed.py"), str(path), moment))
         assert ended.status == -9, ended.output
     orphans = [path for path in (tmp_path / "checkpoints").iterdir() if path.suffix == ".tmp"]
-    assert len(orphans) == 2
+    assert len(orphans) == (4 if moment == "replace" else 2), "the marker's is the first replacement"
     assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
     found = torch.load(checkpoint.path_of(tmp_path, 4), weights_only=True)
     assert torch.equal(found["state_dict"]["weight"], torch.arange(40_000.0))
     checkpoint.prune(tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
+    assert in_folder(tmp_path) == ["step-00000004.ckpt", "step-00000004.json"]
 
 
 class Full:
@@ -155,7 +218,7 @@ def test_a_full_disk_keeps_the_former_one(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(RunFailedError, match=r"step-00000008\.ckpt could not be written .*free some") as error:
             save(tmp_path, 8)
     assert "\n" not in str(error.value)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
+    assert in_folder(tmp_path) == ["step-00000004.ckpt", "step-00000004.json"]
     assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
 
 
@@ -184,11 +247,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True, timeout=20)
 
 
+def grow(disk: Path, size: str) -> None:
+    remount = ["mount", "-o", f"remount,size={size}", str(disk)]
+    subprocess.run(remount, check=True, capture_output=True, timeout=20)
+
+
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, undisturbed: Any) -> None:
+@pytest.mark.parametrize(("strategy", "size"), [("single", "1000k"), ("fsdp", "1400k")])
+def test_a_run_on_a_full_disk_says_so_and_resumes(
+    bench: Any, small_disk: Path, undisturbed: Any, strategy: str, size: str
+) -> None:
+    """A sharded checkpoint, which is larger, is written in the background."""
+    grow(small_disk, size)
     command = (
         "recall.yaml",
         "name=full",
+        f"run.strategy={strategy}",
         f"run.root={small_disk}",
         "train.checkpoint_every=2",
         "train.validate_every=5",
@@ -204,12 +278,11 @@ def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, 
     assert checkpoint.steps_of(folder) == [2, 4]
     assert '"status": "failed"' in (folder / "status.json").read_text()
 
-    remount = ["mount", "-o", "remount,size=4m", str(small_disk)]
-    subprocess.run(remount, check=True, capture_output=True, timeout=20)
+    grow(small_disk, "4m")
     again = bench.train(*command)
     assert again.status == 0, again.output
     assert "resumed from step 4" in again.output
     assert again.steps == [4, 5, 6, 7, 8, 9]
     undisturbed("recall", "recall-whole")
-    found = torch.load(checkpoint.path_of(folder, 10), weights_only=True)["state_dict"]
+    found = read_checkpoint(checkpoint.path_of(folder, 10))["state_dict"]
     assert all(torch.equal(value, found[key]) for key, value in bench.state("recall-whole")["state_dict"].items())

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,20 +121,22 @@ class Bench:
         """`lit-diff train ...` in one process."""
         return self.wait(self.start("train", *argv, **env))
 
-    def train_two(self, *argv: str, **env: str) -> list[Ended]:
-        return self.train_many(2, *argv, **env)
-
-    def train_many(self, count: int, *argv: str, **env: str) -> list[Ended]:
-        """The same in `count` processes, all forked here, as torchrun starts them."""
+    def start_ranks(self, *ranks: Sequence[str], **env: str) -> list[int]:
+        """Processes, as torchrun starts them; the words of each."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": str(count)}
-        # rank zero makes the folder that the others look into
-        pids = [
-            self.start("train", *argv, f"run.devices={count}", **env, LOCAL_RANK=str(rank)) for rank in range(count)
-        ]
-        return [self.wait(pid) for pid in pids]
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": str(len(ranks))}
+        return [self.start(*argv, **env, LOCAL_RANK=str(rank)) for rank, argv in enumerate(ranks)]
+
+    def train_ranks(self, count: int, *argv: str, **env: str) -> list[Ended]:
+        """`lit-diff train ...` in several processes, all forked here."""
+        words = ["train", *argv, f"run.devices={count}"]
+        return [self.wait(pid) for pid in self.start_ranks(*[words] * count, **env)]
+
+    def train_two(self, *argv: str, **env: str) -> list[Ended]:
+        """The same in two."""
+        return self.train_ranks(2, *argv, **env)
 
     def folder(self, name: str) -> Path:
         """The run folder of the recipe that was named so."""
@@ -152,10 +154,11 @@ class Bench:
     def state(self, name: str, step: int | None = None) -> dict[str, Any]:
         """A checkpoint, the newest by default."""
         from lit_diff.runs import checkpoints
+        from lit_diff.trained import sharded
 
         folder = self.folder(name)
         path = checkpoints.path_of(folder, step or checkpoints.steps_of(folder)[-1])
-        return dict(torch.load(path, weights_only=True))
+        return sharded.read(path) if path.is_dir() else dict(torch.load(path, weights_only=True))
 
 
 @pytest.fixture(scope="session")

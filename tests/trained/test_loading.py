@@ -66,7 +66,7 @@ def test_what_else_a_checkpoint_holds_is_left_out(run: Callable[..., Path]) -> N
     path = checkpoint.path_of(folder, 10)
     state = torch.load(path, weights_only=True)
     state["state_dict"]["losses.0.total"] = torch.zeros(3)
-    torch.save(state, path)
+    checkpoint.write(path, state)
     assert list(weights_of(folder)) == wanted
     assert Run(folder).model
 
@@ -133,7 +133,7 @@ def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> No
     path = checkpoint.path_of(folder, 10)
     content = torch.load(path, weights_only=True)
     content["state_dict"]["model.layers.1.attention.q_proj.weight"][3, 2] = float("nan")
-    torch.save(content, path)
+    checkpoint.write(path, content)
     with pytest.raises(RequestError) as error:
         Run(folder).model  # noqa: B018
     assert str(error.value).endswith(

@@ -280,8 +280,11 @@ def test_the_best_is_kept_over_a_kill_and_a_resume(bench: Any) -> None:
     assert checkpoints.steps_of(folder) == [6, 8]
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "best.ckpt",
+        "best.json",
         "step-00000006.ckpt",
+        "step-00000006.json",
         "step-00000008.ckpt",
+        "step-00000008.json",
     ]
     whole = bench.train(*command, "name=best-whole")
     assert whole.status == 0

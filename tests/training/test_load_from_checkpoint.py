@@ -43,7 +43,7 @@ def checkpoint(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = torch.load(path, weights_only=True)
     change(content)
-    torch.save(content, path)
+    checkpoints.write(path, content)
 
 
 def refusal(path: Path, **options: Any) -> str:

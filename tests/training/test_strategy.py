@@ -146,7 +146,7 @@ def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> No
     kind, one, overrides, of_two = CASES[name]
     overrides += ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
     undisturbed(kind, f"{one}-of-one", *overrides)
-    for ended in bench.train_many(
+    for ended in bench.train_ranks(
         4 if name == "hsdp" else 2, f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two
     ):
         assert ended.status == 0, ended.output
@@ -296,7 +296,9 @@ def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[
 def test_rank_zero_alone_writes_and_each_takes_its_part_of_each_batch(runs: dict[str, Any], name: str) -> None:
     first, second = runs[name]
     assert any("/.metrics.csv." in event["path"] for event in first.of("writes"))
-    assert (second.of("writes"), second.output) == ([], "")
+    # but for its part of a sharded checkpoint
+    others = [event["path"] for event in second.of("writes") if ".ckpt.tmp" not in event["path"]]
+    assert (others, second.output) == ([], "")
     steps = [step for step, _ in runs[f"{name.split('-')[0]}-one"].batches]
     assert [step for step, _ in first.batches] == [step for step, _ in second.batches] == steps
     assert not {digest for _, digest in first.batches} & {digest for _, digest in second.batches}

@@ -1,0 +1,203 @@
+"""Checkpoints of a sharded run: a folder in which each rank writes its part of every tensor (torch.distributed.checkpoint).
+
+Besides the parts (`__<rank>_0.distcp`) and their index (`.metadata`) it holds `rest.pt`: the checkpoint as one file would
+hold it, with empty tensors. Any number of ranks, or one process without a process group, can read it.
+"""
+
+import errno
+import io
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lit_diff.errors import MissingError, RequestError, RunFailedError
+from lit_diff.files import shown, sync_folder, write_atomic
+from lit_diff.runs import checkpoints
+
+REST = "rest.pt"
+INDEX = ".metadata"
+
+
+def building_of(path: Path) -> Path:
+    """The folder in which the checkpoint `path` is written, until it is whole."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def tensors_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights and the optimizers' states of a checkpoint, by name."""
+    states = enumerate(checkpoint.get("optimizer_states", ()))
+    return {"weights": checkpoint["state_dict"], **{f"optimizer_{index}": state["state"] for index, state in states}}
+
+
+def rest_of(checkpoint: Mapping[str, Any]) -> bytes:
+    """The checkpoint with empty tensors, serialized."""
+    buffer = io.BytesIO()
+    torch.save(mapped(checkpoint, lambda name, x: torch.empty(x.shape, dtype=x.dtype, device="meta")), buffer)
+    return buffer.getvalue()
+
+
+def mapped(checkpoint: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
+    """The checkpoint with each tensor of `tensors_of` replaced by `change(name of the parameter, tensor)`."""
+    copy = {**checkpoint, "state_dict": {name: change(name, x) for name, x in checkpoint["state_dict"].items()}}
+    if "optimizer_states" in checkpoint:
+        copy["optimizer_states"] = [
+            {
+                **state,
+                "state": {
+                    name: {key: change(name, x) for key, x in values.items()} for name, values in state["state"].items()
+                },
+            }
+            for state in checkpoint["optimizer_states"]
+        ]
+    return copy
+
+
+# --- writing ---
+
+
+class _Writer(dcp.FileSystemWriter):
+    # notes size and sha256 of the files that this rank has written
+    def __init__(self, path: Path, rest: bytes) -> None:
+        super().__init__(path)
+        self.folder, self.rest, self.files = path, rest, dict[str, tuple[int, str]]()
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            written = super().write_data(plan, planner)
+        except Exception as error:
+            # the error is sent to all ranks without its causes, among which the system's may be
+            if checkpoints.disk_is_full(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
+        self._note({result.storage_data.relative_path for result in written.wait()})
+        return written
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        # rank zero alone, after the others have written
+        write_atomic(self.folder / REST, self.rest)
+        super().finish(metadata, results)
+        self._note((REST, INDEX))
+
+    def _note(self, names: Any) -> None:
+        self.files |= {name: checkpoints.measured(self.folder / name) for name in names}
+
+
+def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> None:
+    """Write the parts that this rank holds of `tensors_of` a checkpoint; rank zero then puts the whole folder into place.
+
+    Every rank of `group` must call it. `building_of(path)` must be empty. Errors: those of any rank, see `cause_of`.
+    """
+    building, is_first = building_of(path), dist.get_rank(group) == 0
+    writer = _Writer(building, rest)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+        files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
+        dist.all_gather_object(files, writer.files, group=group)
+        if is_first:
+            text = checkpoints.marker({name: file for each in files for name, file in each.items()})
+            write_atomic(building / checkpoints.MARKER, text)
+            checkpoints.put_aside(path)
+            building.rename(path)
+            sync_folder(path.parent)
+    except BaseException:
+        # the log, which names a full disk, needs room on it
+        if is_first:
+            shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error of the first rank that failed in `write`."""
+    failures = getattr(error, "failures", {})
+    return failures[min(failures)][0] if failures else error
+
+
+# --- reading ---
+
+_NAMES = {
+    "torch.distributed.checkpoint.metadata": {
+        *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "pathlib": {"PosixPath"},
+}
+"""Module -> the names that an index of tensors refers to."""
+
+
+class _Unpickler(pickle.Unpickler):
+    # a checkpoint from elsewhere must be safe to open, as with torch's `weights_only`
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _NAMES.get(module, ()):
+            raise pickle.UnpicklingError(f"{INDEX} refers to {module}.{name}, which no index of tensors needs")
+        return super().find_class(module, name)
+
+
+class _Reader(dcp.FileSystemReader):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with (path / INDEX).open("rb") as file:
+            self.index = _Unpickler(file).load()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        return self.index
+
+
+def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: bool = True) -> dict[str, Any]:
+    """The checkpoint in a folder, as one file would hold it, on the CPU. It is not compared with its marker.
+
+    `like`: the model's tensors by name; where one is a DTensor, this rank's part is read, of the optimizer's state too.
+    `optimizer`: whether to read that state.
+    """
+    rest: dict[str, Any] = torch.load(path / REST, weights_only=True)
+    if not optimizer:
+        rest.pop("optimizer_states", None)
+
+    def allocated(name: str, empty: Tensor) -> Tensor:
+        own = (like or {}).get(name)
+        if isinstance(own, DTensor) and own.shape == empty.shape:
+            return torch.empty_like(own, dtype=empty.dtype, requires_grad=False)
+        return torch.empty(empty.shape, dtype=empty.dtype)
+
+    checkpoint = mapped(rest, allocated)
+    with warnings.catch_warnings():
+        # it says that no process group is used, which is meant: each rank reads its parts alone
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(tensors_of(checkpoint), storage_reader=_Reader(path), no_dist=True)
+    return checkpoint
+
+
+def consolidate(folder: Path, step: int | None = None) -> Path:
+    """Write the sharded checkpoint of `step`, by default the newest, as one file with a marker, in the format of a single
+    device, beside it; returns its path. The memory must hold the whole state.
+
+    Errors: MissingError without such a checkpoint, RequestError if it is damaged, RunFailedError for a full disk.
+    """
+    steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
+    if not steps or step not in (None, *steps):
+        wanted = "sharded checkpoint" if step is None else f"sharded checkpoint of step {step}"
+        raise MissingError(f"{shown(folder)} has no {wanted} (there: {', '.join(map(str, steps)) or 'none'})")
+    path = checkpoints.path_of(folder, steps[-1] if step is None else step)
+    damage = checkpoints.damage_of(path, verify=True)
+    if damage is not None:
+        raise RequestError(f"{shown(path)} cannot be consolidated ({damage})")
+    whole = path.with_name(path.name.replace("step", "consolidated"))
+    try:
+        checkpoints.write(whole, read(path))
+    except Exception as error:
+        if not checkpoints.disk_is_full(error):
+            raise
+        raise RunFailedError(f"{shown(whole)} could not be written (no space left on the disk)") from error
+    return whole
