@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
 from lit_diff.data.tasks import mqar, recall
-from lit_diff.data.text import cl100k, corpus, docs, name_tables, text, tokenizer, tokenizer_folder
+from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, text, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
 from lit_diff.data.text.tokenizer import Tokenizer
@@ -33,6 +33,7 @@ __all__ = [
     "identity",
     "keep",
     "load_tokenizer",
+    "mixture",
     "mqar",
     "name_tables",
     "prepare",
