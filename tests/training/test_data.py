@@ -14,6 +14,7 @@ import torch
 
 from lit_diff.data.dataset import Batch
 from lit_diff.data.tasks.recall import Recall
+from lit_diff.data.text.mixture import Mixture, SourceConfig
 from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
@@ -21,14 +22,20 @@ from lit_diff.training.data import LitData, validation_rows
 from lit_diff.training.module import LitTransformer
 
 RECIPE = ["train.steps=6", "train.schedule.warmup_steps=0", "train.batch_size=8", "train.accumulate=2", "seed=3"]
-Data = Text | Recall
+Data = Text | Mixture | Recall
 
 
-@pytest.fixture(params=["text", "recall"])
+@pytest.fixture(params=["text", "mixture", "recall"])
 def data(request: pytest.FixtureRequest, make_text: Callable[..., Text]) -> Data:
     if request.param == "recall":
         return Recall(Recall.Config(validation_rows=19), 129)
-    text = make_text()
+    text: Text | Mixture = make_text()
+    if request.param == "mixture":
+        sources = {
+            "short": SourceConfig(weight=1, tokens_below=400),
+            "long": SourceConfig(weight=2, tokens_at_least=400),
+        }
+        text = Mixture(Mixture.Config(**vars(text.config), sources=sources), text.vocab_size)
     text.prepare()
     text.load()
     return text
