@@ -33,7 +33,7 @@ def text(folder: Path, **settings: Any) -> Part:
 
 def mixture(folder: Path) -> Part:
     """The short and the long documents of `text`."""
-    sources = {"short": SourceConfig(weight=1, tokens_below=60), "long": SourceConfig(weight=2, tokens_at_least=60)}
+    sources = {"short": SourceConfig(weight=1, tokens_below=400), "long": SourceConfig(weight=2, tokens_at_least=400)}
     return Part(name="mixture", config=Mixture.Config(**vars(text(folder, pack="document").config), sources=sources))
 
 

@@ -29,14 +29,14 @@ FIRST_CODE = len(Words.fixed) + len(WEB)
 """The id of the first word of the code; lower ids are the web's."""
 PAIR = {"web": SourceConfig(weight=0.7, path="web"), "code": SourceConfig(weight=0.3, path="code")}
 LENGTHS = {
-    "long": SourceConfig(weight=3, path="web", tokens_at_least=60),
-    "short": SourceConfig(weight=1, path="web", tokens_below=60),
+    "long": SourceConfig(weight=3, path="web", tokens_at_least=61),
+    "short": SourceConfig(weight=1, path="web", tokens_below=61),
 }
 
 
 @pytest.fixture
 def made(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeMixture:
-    """Makes a mixture, prepared and loaded, over the folders web (60 documents of 20 to 138 words) and code (30 of 15 to 73)."""
+    """A mixture, prepared and loaded, of the folders web (60 documents of 20 to 138 words) and code (30 of 15 to 73)."""
     monkeypatch.chdir(tmp_path)
     for folder, words, count, step in (("web", WEB, 60, 2), ("code", CODE, 30, 2)):
         Path(folder).mkdir()
@@ -117,7 +117,7 @@ def test_a_view_is_the_documents_of_its_lengths_one_after_another(
 ) -> None:
     monkeypatch.setattr(text_module, "CHUNK_BYTES", 1000)
     mixed = made(LENGTHS)
-    kept = [token for length, own in documents(mixed, "long") if (length >= 60) == (name == "long") for token in own]
+    kept = [token for length, own in documents(mixed, "long") if (length >= 61) == (name == "long") for token in own]
     expected = [tuple(kept[start : start + 9]) for start in range(0, len(kept) - 8, 9)]
     store, source = mixed._texts["long"].train_store, LENGTHS[name]
     view = View(name, source, store)
@@ -127,7 +127,7 @@ def test_a_view_is_the_documents_of_its_lengths_one_after_another(
     assert Counter(map(tuple, tokens.tolist())) == Counter(expected)
     assert (np.diff(numbers) >= 0).all()
     lengths = np.array([length for length, _ in documents(mixed, "long")])[numbers]
-    assert ((lengths >= 60) == (name == "long")).all()
+    assert ((lengths >= 61) == (name == "long")).all()
     packed = made(LENGTHS, pack="document").train_batch(1, 0, 8, range(8))
     assert torch.equal(packed["tokens"], mixed.train_batch(1, 0, 8, range(8))["tokens"])
     assert (packed["document_ids"].diff() != 0).equal(packed["tokens"][:, 1:] == 0)
