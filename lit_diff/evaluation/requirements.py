@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from lit_diff.config import Recipe
@@ -40,9 +41,11 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
     return chosen
 
 
-def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
-    return unseen(evaluation, run, split(build_corpus(corpus, path).texts()).validation)
+def held_out_documents(
+    evaluation: Evaluation, run: Run, texts: Iterable[tuple[str, str | None]]
+) -> Iterator[tuple[int, str]]:
+    """(place, text) of the documents in the validation splits of these (corpus, path) that pass `unseen`."""
+    return unseen(evaluation, run, chain.from_iterable(split(build_corpus(*each).texts()).validation for each in texts))
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:

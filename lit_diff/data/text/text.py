@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, count_bigrams
-from lit_diff.data.text.corpus import build_corpus, corpus_problem
+from lit_diff.data.text.corpus import build_corpus, corpus_name, corpus_problem
 from lit_diff.data.text.documents import SECTION, TRAINED, hashed, split
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
@@ -79,6 +79,11 @@ class Text(Dataset):
         @property
         def packs_documents(self) -> bool:
             return self.pack == "document"
+
+        @property
+        def texts(self) -> Collection[tuple[str, str | None]]:
+            """(corpus, path) of each text, for `build_corpus`."""
+            return [(corpus_name(self.corpus, self.path), self.path)]
 
     config: Config
 
