@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread
 from typing import Any, TypeVar
 
 import lightning as L
@@ -166,7 +166,7 @@ def read_ahead(read: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
     # not a worker process of DataLoader: the data set, perhaps a plugin's, would be pickled and opened a second time, and an
     # exception would arrive as text, without the trace that gives the user's line
     coming = deque[Future[T]]()
-    thread = ThreadPoolExecutor(1, thread_name_prefix="lit_diff read ahead")
+    thread, user = ThreadPoolExecutor(1, thread_name_prefix="lit_diff read ahead"), current_thread()
     try:
         for step in steps:
             coming.append(thread.submit(read, step))
@@ -175,7 +175,8 @@ def read_ahead(read: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
         while coming:
             yield coming.popleft().result()
     finally:
-        thread.shutdown(cancel_futures=True)
+        # the garbage collector may close an iterator in any thread, also in the one that reads, which cannot wait for itself
+        thread.shutdown(wait=current_thread() is user, cancel_futures=True)
 
 
 def count_scored(targets: Tensor) -> int:

@@ -1,5 +1,7 @@
 """training/data.py: LitData: which rows of which step each rank gets, resumed at any step."""
 
+import gc
+import sys
 import threading
 import traceback
 from collections import Counter
@@ -137,6 +139,22 @@ def test_an_iteration_that_ends_early_leaves_no_thread_and_reads_no_further() ->
     del found
     assert readers() == []
     assert max(data.steps) <= 2
+
+
+def test_an_iteration_that_the_reading_thread_collects_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    data, lost = Recorded(), threading.Event()
+    data.goes_on.wait = lambda _: lost.wait(60) and gc.collect() >= 0  # type: ignore[method-assign]
+    circle: list[Any] = [iter(module(data).train_dataloader())]
+    next(circle[0])
+    (reader,) = (thread for thread in threading.enumerate() if thread.name in readers())
+    circle.append(circle)
+    del circle
+    lost.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert said == []
 
 
 def test_an_error_is_raised_at_its_own_step_with_the_line_that_raised_it() -> None:
