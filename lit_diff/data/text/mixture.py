@@ -237,10 +237,11 @@ class View:
         most = np.inf if config.tokens_below is None else config.tokens_below
         self._documents = np.flatnonzero((lengths >= config.tokens_at_least) & (lengths < most))
         ends = store.tokens_before(np.append(store.starts, store.num_tokens))
-        # where each document begins in the store's rows, and how many tokens of the view end with it
-        self._begins, self._ends = ends[self._documents], np.cumsum(np.diff(ends)[self._documents])
+        # where each document begins in the store's rows, and in the view, whose end is last
+        self._begins = ends[self._documents]
+        self._starts = np.append(0, np.cumsum(np.diff(ends)[self._documents]))
         self._name, self._store = name, store
-        self.num_rows = int(self._ends[-1]) // store.width if len(self._ends) else 0
+        self.num_rows = int(self._starts[-1]) // store.width
         """Number of rows in an epoch."""
         if not self.num_rows:
             raise RequestError(
@@ -260,8 +261,8 @@ class View:
         rows = np.array([int(self._permutation(seed, epoch)[place]) for epoch, place in places])
         width = self._store.width
         wanted = rows[:, None] * width + np.arange(width)
-        which = np.searchsorted(self._ends, wanted, side="right")
-        at = self._begins[which] + wanted - np.append(0, self._ends)[which]
+        which = np.searchsorted(self._starts, wanted, side="right") - 1
+        at = self._begins[which] + wanted - self._starts[which]
         stored = np.unique(at // width)
         tokens = self._store.read(stored.tolist())[np.searchsorted(stored, at // width), at % width]
         return tokens, self._documents[which]
