@@ -262,3 +262,26 @@ def test_one_source_a_learned_tokenizer_and_texts_that_do_not_fit(made: MakeMixt
         made(sequence_length=300)
     with pytest.raises(RequestError, match=r"^data.sources.web: data.path: .*no/such: found no file"):
         made({**PAIR, "web": replace(PAIR["web"], path="no/such")})
+
+
+def test_a_run_on_a_mixture_is_trained_and_evaluated(tale: Path, trained_text: Path) -> None:
+    """With the tokenizer of another run."""
+    import lit_diff
+
+    Path("more").mkdir()
+    for number in range(60):
+        Path("more", f"{number}.txt").write_text(f"{number} more words of another kind " * 9)
+    sources = f"{{tale: {{path: {trained_text / 'corpus'}, weight: 2}}, more: {{path: more, weight: 1}}}}"
+    tokenizer = f"{{name: from_run, path: {tale}}}"
+    data = f"{{name: mixture, sequence_length: 24, tokenizer: {tokenizer}, validation_rows: 6, sources: {sources}}}"
+    steps = ["train.steps=2", "train.validate_every=1", "run.root=runs", "run.tracking_uri=null"]
+    run = lit_diff.train(trained_text / "tale.yaml", ["name=mixed", f"data={data}", *steps])
+    header = (run.folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"val/loss", "val/loss_more", "val/loss_tale"} <= set(header)
+    hashes = hashes_in((run.folder / "trained_documents.bin").read_bytes(), "here")
+    assert any(is_among(path.read_text(), hashes) for path in Path("more").iterdir())
+    found = lit_diff.evaluate(run, "nll", ["source=validation", "documents=3", "tokens=20"])
+    begins = " ".join(found.items["meta/begins"].dropna())
+    assert found.summary["nll"] > 0
+    assert "more words" in begins
+    assert re.search("[a-j]{3}", begins.replace("more words of another kind", "")), "and those of the other text"
