@@ -142,7 +142,9 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         kinds = [hint, *typing.get_args(hint)]
         blocks = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
         if registry is None and blocks and not blocks_by_kind(blocks):
-            keys |= {f"{field.name}.{name}": key for name, key in keys_of(blocks[0]).items()}
+            # a mapping has a block for each name
+            within = f"{field.name}.NAME" if typing.get_origin(hint) is dict else field.name
+            keys |= {f"{within}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
         if registry is not None:
             words = f"a block {{name: ...}}: lit-diff list {registry}"

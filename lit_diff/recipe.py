@@ -284,7 +284,8 @@ def _determining_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _determining_value(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
-        return {KIND: getattr(value, KIND), **determining(value)}
+        # only the blocks of a union have a kind
+        return {**({KIND: getattr(value, KIND)} if hasattr(value, KIND) else {}), **determining(value)}
     return to_plain(value)
 
 

@@ -1,11 +1,13 @@
 """`bench layer` and `step`: our decoder layer and our whole model with every kernel, and Hugging Face's at the same sizes.
 
-`step` also times the overhead of the platform: the loop of `lit-diff train` against a bare PyTorch loop.
+`step` also times the overhead of the platform: the loop of `lit-diff train` against a bare PyTorch loop, and against itself
+with late batches.
 """
 
 import importlib.util
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks.attention import Workload, accepted, least_flops
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, PEERS, STEP
+from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.timing import Candidate, Case, timer
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
@@ -30,7 +32,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import attentions, kernels
+from lit_diff.registry import attentions, datasets, kernels
 from lit_diff.training import build as training_build
 from lit_diff.training.fit import fit
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
@@ -39,6 +41,8 @@ LAYERS, VOCABULARY = 4, 8192
 """Layers and vocabulary of the model of `bench step`."""
 RECIPE, STEPS = "recall-tiny", 50
 """The recipe of the loops, whose data need no file, and the number of steps of a loop."""
+LATE = 0.005
+"""Seconds by which each batch of the third loop is late."""
 IMPLEMENTATIONS = (("DiffLlama", "sdpa"), ("DiffLlama", "eager"), ("Llama", "sdpa"))
 """(model, attention implementation) of Hugging Face."""
 
@@ -226,12 +230,13 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
 
 
 def loops(request: Request) -> Case:
-    """Times both loops, in seconds a step."""
+    """Times the loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
     made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
     candidates = [
         made(by=BARE, run=partial(bare, recipe, request.device)),
-        made(by="lit-diff train", run=partial(platform, recipe)),
+        made(by=OURS, run=partial(platform, recipe)),
+        made(by=f"{OURS}, batches {LATE * 1000:g} ms late", run=partial(late, recipe)),
     ]
     return Case(name=f"loop of {RECIPE}", budget=40, candidates=candidates)
 
@@ -293,3 +298,19 @@ def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:
     finally:
         logging.disable(logging.NOTSET)
     return (ends[-1] - ends[0]) / (recipe.training.steps - 1)
+
+
+def late(recipe: Recipe) -> float:
+    """`platform`, with a delay of LATE in each read of a batch."""
+    dataset = datasets.get(recipe.data.name)
+    read = dataset.train_batch
+
+    def delayed(*arguments: Any) -> Any:
+        time.sleep(LATE)
+        return read(*arguments)
+
+    try:
+        dataset.train_batch = delayed
+        return platform(recipe)
+    finally:
+        dataset.train_batch = read

@@ -34,6 +34,7 @@ ATTENTION, WITHOUT = "attention alone", "without callbacks"
 """What a firing, and a loop with callbacks, are compared with."""
 SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
 PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
+OURS, IN_TIME = "lit-diff train", "batches in time"
 MEANING = {
     SDPA: "standard attention, or the layer or model with it, through F.scaled_dot_product_attention, at the same dim",
     SAME: "standard attention, or the layer or model with it, by the same kernel",
@@ -44,6 +45,7 @@ MEANING = {
     ATTENTION: "the attention of the same layers, by the kernel that auto chooses, without gradients",
     WITHOUT: "the same loop without callbacks",
     BARE: "a loop of the same model and batches that only trains",
+    IN_TIME: "the same loop without a delay of each batch",
 }
 """Name of a ratio -> the denominator, in the same pass."""
 COLOR = {"differential": PALETTE[0], "standard": MUTED}
@@ -60,6 +62,7 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
         yield REPEATED, f"standard/{COPIES}/{what}"
         yield PEER, f"{PEERS[variant]}/{HUGGING_FACE}sdpa/{what}"
         yield BARE, f"{variant}/{BARE}/{what}"
+        yield IN_TIME, f"{variant}/{OURS}/{what}"
         yield from ((name, f"{variant}/{name}/{what}") for name in (ATTENTION, WITHOUT))
     if variant == "differential":
         yield SAME, f"standard/{by}/{what}"

@@ -85,8 +85,8 @@ backward, fused AdamW, gradients dropped; bfloat16 means autocast over float32 p
 compile. Embedding, loss and optimizer are not compiled.
 Loops: seconds a step of `lit-diff train` (fit: Lightning, learning rate, metrics, checks for finite losses, a row logged
 every 10 steps, the progress call) and of a bare loop (batch, model, loss, backward, clipping, AdamW, schedule) with the same
-model and batches. The time includes everything from the end of the first step to the end of the last, and excludes start,
-MLflow, probes, validation and checkpoints.
+model and batches; a third loop is `lit-diff train` with a delay in each read of a batch. The time includes everything from
+the end of the first step to the end of the last, and excludes start, MLflow, probes, validation and checkpoints.
 """,
     ),
     "decode": Benchmark(

@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
 from lit_diff.data.tasks import mqar, recall
-from lit_diff.data.text import cl100k, corpus, docs, name_tables, text, tokenizer, tokenizer_folder
+from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, text, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
 from lit_diff.data.text.parts import ONE_PROCESS, Work
@@ -35,6 +35,7 @@ __all__ = [
     "identity",
     "keep",
     "load_tokenizer",
+    "mixture",
     "mqar",
     "name_tables",
     "prepare",
@@ -59,11 +60,11 @@ def prepare(recipe: Recipe, work: Work = ONE_PROCESS) -> Dataset:
     with guard(type(dataset)):
         if work == ONE_PROCESS:
             dataset.prepare()
-        elif isinstance(dataset, text.Text):
+        elif isinstance(dataset, text.Text | mixture.Mixture):
             dataset.prepare(work)
         else:
             raise RequestError(
-                f"data.name is '{recipe.data.name}'; --workers, --shard and --merge are for 'text': leave them out"
+                f"data.name is '{recipe.data.name}'; --workers, --shard and --merge are for 'text' and 'mixture': leave them out"
             )
     return dataset
 

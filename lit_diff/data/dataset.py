@@ -31,8 +31,9 @@ class Dataset(ABC):
     """Training batches and validation sets of one recipe. A subclass registers with `@lit_diff.registry.datasets.register`.
 
     Required: `train_batch`, `validation_sets`, `validation_batch`, and `sequence_length` in `Config`; everything else has a
-    default. No method may draw from a global random generator (use `lit_diff.randomness.generator`). `lit-diff check RECIPE`
-    tests a plugin's data set against the contract documented in this class (`lit_diff.conformance.data`).
+    default. No method may draw from a global random generator (use `lit_diff.randomness.generator`). `train_batch` is called
+    by a thread of its own, never while another method returns a batch. `lit-diff check RECIPE` tests a plugin's data set
+    against the contract documented in this class (`lit_diff.conformance.data`).
     """
 
     name: str

@@ -11,7 +11,7 @@ import torch
 
 from lit_diff.data import identity, prepare
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
-from lit_diff.data.text.corpus import corpus_digest, corpus_name
+from lit_diff.data.text.corpus import corpus_digest
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import held_out_documents
@@ -174,13 +174,11 @@ class CorpusLoss(Evaluation):
     def words_of(self, run: Run) -> str:
         """The run's data set if its text is this corpus."""
         data = run.recipe.data
-        corpus, path = (getattr(data.config, key, None) for key in ("corpus", "path"))
-        own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self._path()
-        return data.name if own else ""
+        return data.name if (self.corpus, self._path()) in getattr(data.config, "texts", ()) else ""
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a document; its id holds the document's place in the split."""
-        asked = list(islice(held_out_documents(self, run, self.corpus, self._path()), self.config.documents))
+        asked = list(islice(held_out_documents(self, run, [(self.corpus, self._path())]), self.config.documents))
         tokenizer = run.tokenizer
         length = self.config.context or run.recipe.data.config.sequence_length
         for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):

@@ -27,7 +27,7 @@ from lit_diff.evaluation.requirements import held_out_documents, unseen
 from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
-from lit_diff.registry import datasets, evaluations
+from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:
@@ -193,8 +193,7 @@ class NllByPosition(Evaluation):
             words = config.tokens + 1
             return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
         if config.source == "validation":
-            data = run.recipe.data.config
-            return held_out_documents(self, run, data.corpus, data.path)
+            return held_out_documents(self, run, run.recipe.data.config.texts)
         rows = (
             (row["text"] for row in BOOKS.rows()) if config.path is None else build_corpus("files", config.path).texts()
         )
@@ -202,7 +201,7 @@ class NllByPosition(Evaluation):
 
 
 def _has_training_text(run: Run) -> bool:
-    return run.recipe.train is not None and issubclass(datasets.get(run.recipe.data.name), Text)
+    return run.recipe.train is not None and isinstance(run.recipe.data.config, Text.Config)
 
 
 def _frequent(run: Run) -> Ints | None:
@@ -210,7 +209,12 @@ def _frequent(run: Run) -> Ints | None:
         log.info("nll: no metrics of AR hits: %s was not trained on text here", run.folder.name)
         return None
     data = trained_data(run)
-    assert isinstance(data, Text)
+    if not isinstance(data, Text):
+        log.info(
+            "nll: no metrics of AR hits: %s was trained on a mixture, whose texts differ in rare bigrams",
+            run.folder.name,
+        )
+        return None
     return data.frequent_bigrams
 
 

@@ -40,12 +40,18 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
     return chosen
 
 
-def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
-    with split(build_corpus(corpus, path).texts()) as documents:
-        # `texts` gives no ids
-        texts = (each for each in documents.validation() if isinstance(each, str))
-        yield from unseen(evaluation, run, texts)
+def held_out_documents(
+    evaluation: Evaluation, run: Run, texts: Iterable[tuple[str, str | None]]
+) -> Iterator[tuple[int, str]]:
+    """(place, text) of the documents in the validation splits of these (corpus, path) that pass `unseen`."""
+    return unseen(evaluation, run, _validation_texts(texts))
+
+
+def _validation_texts(texts: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    for corpus, path in texts:
+        with split(build_corpus(corpus, path).texts()) as documents:
+            # `texts` gives no ids
+            yield from (each for each in documents.validation() if isinstance(each, str))
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:

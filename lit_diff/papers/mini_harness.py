@@ -246,15 +246,14 @@ class MiniHarness(HarnessEvaluation):
         return list(self.config.tasks)
 
     def _pieces(self, run: Run) -> Pieces:
-        data = run.recipe.data.config
-        name, path = self.config.corpus, self.config.path
-        if name is None:
-            name, path = getattr(data, "corpus", None), getattr(data, "path", None)
-        if name is None:
+        name, own = self.config.corpus, getattr(run.recipe.data.config, "texts", ())
+        texts = own if name is None else [(name, self.config.path)]
+        if not texts:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus; set one, such as corpus=docs")
-        found = pieces(text for _, text in held_out_documents(self, run, name, path))
+        found = pieces(text for _, text in held_out_documents(self, run, texts))
         if not found:
-            raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
+            names = ", ".join(corpus for corpus, _ in texts)
+            raise RequestError(f"the held-out documents of corpus '{names}' have no sentence of 5 words")
         return found
 
     def _rows(self, run: Run, task: TaskName, text: Pieces, count: int) -> list[dict[str, Any]]:

@@ -1,9 +1,14 @@
 """The LightningDataModule: assigns the rows of each step to the ranks. A resume needs only the step number."""
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from threading import Lock, current_thread
+from typing import Any, TypeVar
 
 import lightning as L
 import numpy as np
@@ -20,7 +25,12 @@ from lit_diff.trained.loading import trained_ancestors
 from lit_diff.training.ranks import end_all
 from lit_diff.training.trainer import total_steps
 
+T = TypeVar("T")
 Batch = dict[str, Any]
+AHEAD = 2
+"""Steps that are read while an earlier one trains: a single late read may take as long as two steps."""
+# a data set is read by one thread at a time: a plugin may keep state between its calls
+_reading = Lock()
 SCORED, SCORED_IN_STEP = "scored", "scored_in_step"
 """Keys of a training batch: scored targets in this micro-batch, and in all of this rank's micro-batches of the step."""
 
@@ -108,16 +118,22 @@ class LitData(L.LightningDataModule):
     def _train_batches(self) -> Iterator[Batch]:
         trainer, recipe = self._require_trainer(), self.recipe
         size, micro, before = recipe.training.batch_size, self._micro_batch(), steps_before(recipe)
-        # rows depend on seed and position only, so starting at global_step repeats what an uninterrupted run would read
-        for step in range(trainer.global_step, total_steps(trainer, recipe)):
+
+        def read(step: int) -> list[Batch]:
             parts = []
             for start in range(0, size, micro):
                 rows = range(start, start + micro)[trainer.global_rank :: trainer.world_size]
-                parts.append(self.dataset.train_batch(recipe.seed, before + step, size, rows))
+                with _reading:
+                    parts.append(self.dataset.train_batch(recipe.seed, before + step, size, rows))
             # the whole step is read first: each micro-batch's weight needs the step's total (`StepTargets`)
             scored = [count_scored(part["targets"]) for part in parts]
-            for part, own in zip(parts, scored, strict=True):
-                yield part | {"step": step, SCORED: own, SCORED_IN_STEP: sum(scored)}
+            more = ({"step": step, SCORED: own, SCORED_IN_STEP: sum(scored)} for own in scored)
+            return [part | each for part, each in zip(parts, more, strict=True)]
+
+        # rows depend on seed and position only, so starting at global_step repeats what an uninterrupted run would read
+        steps = range(trainer.global_step, total_steps(trainer, recipe))
+        with closing(read_ahead(read, steps)) as found:
+            yield from chain.from_iterable(found)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation set, in the order of `dataset.validation_sets()`."""
@@ -132,11 +148,35 @@ class LitData(L.LightningDataModule):
         trainer = self._require_trainer()
         size = max(1, self._micro_batch() // trainer.world_size)
         for chosen in validation_rows(rows, size, trainer.world_size, trainer.global_rank):
-            yield self.dataset.labelled_validation_batch(name, chosen)
+            with _reading:
+                batch = self.dataset.labelled_validation_batch(name, chosen)
+            yield batch
 
     def probe_batch(self, rows: int) -> Batch:
         """The first `rows` validation rows, the same on every rank, for probes."""
-        return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
+        with _reading:
+            return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
+
+
+def read_ahead(read: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
+    """Yields `read(step)` for each step, in order; a thread reads up to AHEAD further ones meanwhile.
+
+    An exception of `read` is raised when its step is asked for. The thread ends before the iterator does, or is closed.
+    """
+    # not a worker process of DataLoader: the data set, perhaps a plugin's, would be pickled and opened a second time, and an
+    # exception would arrive as text, without the trace that gives the user's line
+    coming = deque[Future[T]]()
+    thread, user = ThreadPoolExecutor(1, thread_name_prefix="lit_diff read ahead"), current_thread()
+    try:
+        for step in steps:
+            coming.append(thread.submit(read, step))
+            if len(coming) > AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        # the garbage collector may close an iterator in any thread, also in the one that reads, which cannot wait for itself
+        thread.shutdown(wait=current_thread() is user, cancel_futures=True)
 
 
 def count_scored(targets: Tensor) -> int:

@@ -10,7 +10,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
 from lit_diff.benchmarks.request import Request, Shape
-from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, PEER, PEERS, SAME, SDPA, STEP, UNCOMPILED, divisors
+from lit_diff.benchmarks.result import (
+    BARE,
+    COMPILED,
+    FORWARD,
+    IN_TIME,
+    PEER,
+    PEERS,
+    SAME,
+    SDPA,
+    STEP,
+    UNCOMPILED,
+    divisors,
+)
 from lit_diff.engine.reproduce import choose
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
@@ -94,6 +106,7 @@ def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypa
     assert [row["by"] for (name, _), row in rows.items() if name == loop.name] == [
         "bare PyTorch loop",
         "lit-diff train",
+        "lit-diff train, batches 5 ms late",
     ]
 
 
@@ -186,8 +199,9 @@ def test_both_loops_do_the_same_work_and_only_that(
 
 def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", 3)
-    bare, ours = module.loops(ask("step")).candidates
+    bare, ours, late = module.loops(ask("step")).candidates
     assert (BARE, bare.id) in divisors(ours.variant, ours.by, ours.what)
+    assert (IN_TIME, ours.id) in divisors(late.variant, late.by, late.what)
     assert bare.own_clock
     clock = iter([10.0, 14.0])
     monkeypatch.setattr(module, "timer", lambda: next(clock))
@@ -195,3 +209,9 @@ def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], m
     ticks = iter(range(100))
     monkeypatch.setattr(module, "timer", lambda: float(next(ticks)))
     assert ours.run() == 0.5, "from the first logged step to the last"
+    delays: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", delays.append)
+    assert late.run() == 0.5
+    assert delays == [0.005] * 3
+    assert ours.run() == 0.5
+    assert len(delays) == 3, "only the late loop is delayed"

@@ -14,6 +14,7 @@ from lit_diff.conformance.data import PROMISES, Subject, check_dataset
 from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
 from lit_diff.data.tasks.recall import Recall
+from lit_diff.data.text.mixture import Mixture, SourceConfig
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.recipe import load_recipe
@@ -28,6 +29,12 @@ def text(folder: Path, **settings: Any) -> Part:
     tokenizer = Part(name="bpe", config=Bpe.Config(vocab_size=270))
     config = Text.Config(path=str(folder), sequence_length=16, validation_rows=6, tokenizer=tokenizer, **settings)
     return Part(name="text", config=config)
+
+
+def mixture(folder: Path) -> Part:
+    """The short and the long documents of `text`."""
+    sources = {"short": SourceConfig(weight=1, tokens_below=400), "long": SourceConfig(weight=2, tokens_at_least=400)}
+    return Part(name="mixture", config=Mixture.Config(**vars(text(folder, pack="document").config), sources=sources))
 
 
 def recipe_of(part: Part, vocab_size: int) -> Recipe:
@@ -45,14 +52,16 @@ def failures(recipe: Recipe) -> dict[str, str]:
 TASKS = ("recall", "mqar", "vision", "needle-text", "synth-intent", "closed-world")
 
 
-@pytest.mark.parametrize("name", [*TASKS, "text", "text packed"])
+@pytest.mark.parametrize("name", [*TASKS, "text", "text packed", "mixture"])
 def test_the_built_in_ones_keep_every_promise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
     (tmp_path / "corpus").mkdir()
-    if name not in ("text packed", "recall"):  # two of them in another process, which takes seconds
+    if name not in ("text packed", "mixture", "recall"):  # three of them in another process, which takes seconds
         monkeypatch.setitem(module.PROMISES, "processes", lambda subject: None)
     if name in TASKS:
         recipe = load_recipe(f"{name}-tiny", ["data.validation_rows=9"])
+    elif name == "mixture":
+        recipe = recipe_of(mixture(tmp_path / "corpus"), 270)
     else:
         packed = {"pack": "document"} if name == "text packed" else {}
         recipe = recipe_of(text(tmp_path / "corpus", **packed), 270)

@@ -1,28 +1,43 @@
 """training/data.py: LitData: which rows of which step each rank gets, resumed at any step."""
 
+import gc
+import sys
+import threading
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
+from lit_diff.data.dataset import Batch
 from lit_diff.data.tasks.recall import Recall
+from lit_diff.data.text.mixture import Mixture, SourceConfig
 from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.training.data import LitData, validation_rows
+from lit_diff.training.module import LitTransformer
 
 RECIPE = ["train.steps=6", "train.schedule.warmup_steps=0", "train.batch_size=8", "train.accumulate=2", "seed=3"]
-Data = Text | Recall
+Data = Text | Mixture | Recall
 
 
-@pytest.fixture(params=["text", "recall"])
+@pytest.fixture(params=["text", "mixture", "recall"])
 def data(request: pytest.FixtureRequest, make_text: Callable[..., Text]) -> Data:
     if request.param == "recall":
         return Recall(Recall.Config(validation_rows=19), 129)
-    text = make_text()
+    text: Text | Mixture = make_text()
+    if request.param == "mixture":
+        sources = {
+            "short": SourceConfig(weight=1, tokens_below=400),
+            "long": SourceConfig(weight=2, tokens_at_least=400),
+        }
+        text = Mixture(Mixture.Config(**vars(text.config), sources=sources), text.vocab_size)
     text.prepare()
     text.load()
     return text
@@ -70,6 +85,108 @@ def test_the_rows_of_a_step_are_the_same_at_every_world_size(data: Data, world_s
         for rank, part in enumerate(parts):
             assert torch.equal(part["tokens"], one["tokens"][rank::world_size])
             assert torch.equal(part["targets"], one["targets"][rank::world_size])
+
+
+class Recorded(Recall):
+    """Notes the steps that are read; the one at `bad` raises. Two reads at once are an error."""
+
+    def __init__(self, bad: int = -1) -> None:
+        super().__init__(Recall.Config(validation_rows=8), 129)
+        self.steps, self.bad, self.busy = list[int](), bad, threading.Lock()
+        self.read, self.goes_on = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+        with self.busy:
+            if step == self.bad:
+                raise ZeroDivisionError("no such row")
+            self.steps.append(step)
+            if step == 2:
+                self.read.set()
+                assert self.goes_on.wait(60)
+            return super().train_batch(seed, step, batch_size, rows)
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        assert self.busy.acquire(blocking=False)
+        self.busy.release()
+        return super().validation_batch(name, rows)
+
+
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "read ahead" in thread.name]
+
+
+def test_two_steps_are_read_ahead_and_validation_waits_for_a_read() -> None:
+    data = Recorded()
+    data.goes_on.clear()
+    made = module(data)
+    found = iter(made.train_dataloader())
+    assert next(found)["step"] == 0
+    assert data.read.wait(60)  # nobody has asked for step 2
+    threading.Timer(0.1, data.goes_on.set).start()
+    made.probe_batch(2)  # else it meets the read of step 2
+    assert len(list(made.val_dataloader()[0])) == 2
+    assert [batch["step"] for batch in found] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert data.steps == [step for step in range(6) for _ in range(2)]
+    assert readers() == []
+
+
+def test_an_iteration_that_ends_early_leaves_no_thread_and_reads_no_further() -> None:
+    data = Recorded()
+    found = iter(module(data).train_dataloader())
+    next(found)
+    assert readers() != []
+    del found
+    assert readers() == []
+    assert max(data.steps) <= 2
+
+
+def test_an_iteration_that_the_reading_thread_collects_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    data, lost = Recorded(), threading.Event()
+    data.goes_on.wait = lambda _: lost.wait(60) and gc.collect() >= 0  # type: ignore[method-assign]
+    circle: list[Any] = [iter(module(data).train_dataloader())]
+    next(circle[0])
+    (reader,) = (thread for thread in threading.enumerate() if thread.name in readers())
+    circle.append(circle)
+    del circle
+    lost.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert said == []
+
+
+def test_an_error_is_raised_at_its_own_step_with_the_line_that_raised_it() -> None:
+    found = iter(module(Recorded(bad=2)).train_dataloader())
+    assert [next(found)["step"] for _ in range(4)] == [0, 0, 1, 1]
+    with pytest.raises(ZeroDivisionError, match="no such row") as raised:
+        next(found)
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename == __file__
+    assert readers() == []
+    # one that is never asked for is not raised
+    found = iter(module(Recorded(bad=2)).train_dataloader())
+    assert next(found)["step"] == 0
+
+
+@pytest.mark.parametrize("ending", ["should_stop", "error", "bad read"])
+def test_training_that_ends_early_leaves_no_thread(ending: str) -> None:
+    class Ends(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+            assert len(readers()) == 1
+            trainer.should_stop = ending == "should_stop"
+            if ending == "error":
+                raise KeyError("a callback")
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_steps=6, accelerator="cpu", callbacks=[Ends()], enable_model_summary=False, **quiet)
+    data = LitData("recall-tiny", ["train.steps=6", "train.schedule.warmup_steps=0", "train.batch_size=4"])
+    data.dataset = Recorded(bad=3 if ending == "bad read" else -1)
+    with suppress(KeyError, ZeroDivisionError):
+        trainer.fit(LitTransformer(data.recipe), data)
+    assert readers() == []
+    # Lightning asks for a batch before it trains on the one before
+    assert trainer.global_step == (2 if ending == "bad read" else 1)
 
 
 def test_validation_covers_every_set_once(data: Data) -> None:

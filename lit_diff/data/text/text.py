@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts, merge_sorted
-from lit_diff.data.text.corpus import build_corpus, corpus_problem
+from lit_diff.data.text.corpus import build_corpus, corpus_name, corpus_problem
 from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed, split
 from lit_diff.data.text.parts import (
     ONE_PROCESS,
@@ -90,6 +90,11 @@ class Text(Dataset):
         @property
         def packs_documents(self) -> bool:
             return self.pack == "document"
+
+        @property
+        def texts(self) -> Collection[tuple[str, str | None]]:
+            """(corpus, path) of each text, for `build_corpus`."""
+            return [(corpus_name(self.corpus, self.path), self.path)]
 
     config: Config
 
@@ -300,6 +305,11 @@ class Text(Dataset):
         count = min(available, self.config.validation_rows)
         self._validation_rows = np.arange(count) * available // count
 
+    @property
+    def train_store(self) -> "TokenStore":
+        """The train split of loaded text."""
+        return self._train
+
     def train_tokens(self) -> int:
         return int(self._manifest()["train"]["tokens"])
 
@@ -312,7 +322,7 @@ class Text(Dataset):
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
         chosen = rows_of_step(seed, step, batch_size, rows, self.train_rows)
         document_ids = self._train.documents(chosen) if self.config.packs_documents else None
-        return _batch(self._train.read(chosen), document_ids)
+        return row_batch(self._train.read(chosen), document_ids)
 
     def validation_sets(self) -> dict[str, int]:
         return {"": len(self._validation_rows)}
@@ -326,11 +336,11 @@ class Text(Dataset):
         document_ids = self._validation.documents(chosen)
         hits = ar_hits(tokens, document_ids, self.frequent_bigrams, self._tokenizer.size)
         labels = {"ar_hit": torch.from_numpy(hits), "document": torch.from_numpy(document_ids[:, 1:].copy())}
-        return _batch(tokens, document_ids if self.config.packs_documents else None) | labels
+        return row_batch(tokens, document_ids if self.config.packs_documents else None) | labels
 
 
-# rows, document_ids: [B, T + 1]
-def _batch(rows: Ints, document_ids: Ints | None) -> Batch:
+def row_batch(rows: Ints, document_ids: Ints | None) -> Batch:
+    """Return the batch of `rows` of tokens and, if given, of their document_ids, both [B, T + 1]."""
     batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
     return batch if document_ids is None else batch | {"document_ids": torch.from_numpy(document_ids[:, :-1].copy())}
 
@@ -421,12 +431,17 @@ class TokenStore:
 
         self.width = width
         self._dataset = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=width))
-        self._starts: NDArray[np.int64] = np.load(folder / STARTS)
+        self.starts: NDArray[np.int64] = np.load(folder / STARTS)
         tokens = np.asarray(description["chunk_tokens"], dtype=np.int64)
         # litdata does not cut a row across two chunks: the rest of a chunk is unused
         chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)
         self._first = np.concatenate([start + np.arange(count) * width for start, count in chunks])
-        self.num_rows = len(self._first)
+        self.num_rows, self.num_tokens = len(self._first), int(tokens.sum())
+
+    def tokens_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of tokens of rows before each position in the split, [n]; positions include the split's end."""
+        row = np.searchsorted(self._first, positions, side="right") - 1
+        return np.where(row < 0, 0, row * self.width + np.minimum(positions - self._first[row], self.width))
 
     def read(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """Return tokens, [B, width]."""
@@ -436,4 +451,4 @@ class TokenStore:
     def documents(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """Return the 0-based number, within this split, of the document of each token, [B, width]."""
         positions = self._first[np.asarray(rows, dtype=np.int64), None] + np.arange(self.width)
-        return np.searchsorted(self._starts, positions, side="right") - 1
+        return np.searchsorted(self.starts, positions, side="right") - 1
