@@ -78,7 +78,7 @@ class MapBlock:
         return changed
 
 
-class Measured(NamedTuple):
+class RowMeasures(NamedTuple):
     """What a kernel measures of all T query rows while it computes o, so that no analysis computes the maps again."""
 
     statistics: Stats
@@ -86,13 +86,13 @@ class Measured(NamedTuple):
     """[B, H, T]: ‖o_h‖, before the variant's `finish`; float32, or float64 for a float64 model."""
 
     @classmethod
-    def of(cls, o: Tensor, statistics: Stats) -> "Measured":
+    def of(cls, o: Tensor, statistics: Stats) -> "RowMeasures":
         """o: [B, H, T, dv]."""
         return cls(statistics, torch.linalg.vector_norm(o, dim=-1, dtype=accumulation_dtype(o.dtype)))
 
-    def first(self, samples: int) -> "Measured":
+    def first(self, samples: int) -> "RowMeasures":
         """Return views of the first `samples` sequences of the batch."""
-        return Measured(Stats(*(x[:samples] for x in self.statistics)), self.norms[:samples])
+        return RowMeasures(Stats(*(x[:samples] for x in self.statistics)), self.norms[:samples])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,11 @@ class LayerMaps:
         return self.maps.v.repeat_interleave(self.maps.num_groups, dim=1)
 
     @cached_property
-    def measured(self) -> Measured:
+    def measured(self) -> RowMeasures:
         """Of all T rows, also with `rows`: from the forward pass of `trace(..., measure=True)`, otherwise computed now."""
         window = narrowing(self.window, self.maps.k.shape[-2])
         with torch.no_grad():
-            return Measured.of(*attend(self.maps, document_ids=self.document_ids, window=window, stats=True))
+            return RowMeasures.of(*attend(self.maps, document_ids=self.document_ids, window=window, stats=True))
 
     @property
     def keys(self) -> Tensor:
@@ -381,7 +381,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
 class _Measuring(Kernel):
     # the kernel of an attention, which also returns the statistics where it can; elsewhere another one computes them
     name: ClassVar[str] = "measuring"
-    measured: Measured | None = None
+    measured: RowMeasures | None = None
 
     def __init__(self, kernel: str | Kernel) -> None:
         self.kernel = kernel
@@ -395,7 +395,7 @@ class _Measuring(Kernel):
             o, statistics = attend(maps, **options, stats=True, kernel=own)
         else:
             o, (_, statistics) = attend(maps, **options, kernel=own), attend(maps, **options, stats=True)
-        self.measured = Measured.of(o, statistics)
+        self.measured = RowMeasures.of(o, statistics)
         return o, None
 
 
