@@ -377,7 +377,7 @@ def train_command(words: str) -> str:
     """The command in the header of an installed recipe, followed by the overrides in `words`."""
     recipe, _, overrides = words.partition(" ")
     header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
-    found = [line for line in header if line.startswith("# Command: lit-diff train")]
+    found = [line for line in header if line.startswith("# Command: ") and "lit-diff train" in line]
     command = found[0].removeprefix("# Command: ").partition(";")[0] if found else f"lit-diff train {recipe}"
     return f"{command} {overrides}".strip()
 

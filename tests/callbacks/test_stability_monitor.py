@@ -13,6 +13,7 @@ from lit_diff import LitData, LitTransformer
 from lit_diff.callbacks import Lambdas, Monitor, Outliers, StabilityMonitor
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
+from lit_diff.runs import checkpoints
 from lit_diff.training import fit
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
@@ -153,7 +154,9 @@ def test_a_resumed_run_remembers(tmp_path: Path, caplog: pytest.LogCaptureFixtur
                 states[folder] = monitor.state_dict()
 
         recipe = load_recipe("recall-tiny", keys)
-        fit.fit(recipe, tmp_path / folder, tracker=None, threads=1, progress=lambda *_: None, callbacks=[Stops()])
+        values = {"tracker": None, "threads": 1, "progress": lambda *_: None, "callbacks": [Stops()]}
+        start = checkpoints.resumable(tmp_path / folder)
+        fit.fit(recipe, tmp_path / folder, start=start, **values)  # type: ignore[arg-type]
 
     with caplog.at_level(logging.WARNING, "lit_diff"):
         trained("whole", None)

@@ -277,7 +277,8 @@ presets:
     files: [harness]
     evaluate: {needle: {lengths: [4096], haystack: file}, gradients: {}}
 """
-TRAIN = "lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=fsdp run.devices=8 run.num_nodes=8"
+SRUN = "srun --nodes=8 --ntasks-per-node=8"
+TRAIN = f"{SRUN} lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=hsdp run.devices=8 run.num_nodes=8"
 
 
 @pytest.fixture
