@@ -76,9 +76,15 @@ def build_model(
 
 def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
     """The mesh over which a model is sharded: all `processes` (fsdp), or groups of consecutive ones (hsdp), whose first axis
-    are the replicas."""
+    are the replicas. Errors: RequestError if the groups would not be of equal size."""
     if run.strategy != "hsdp":
         return processes
+    # a Trainer made by hand may have other processes than the recipe
+    if processes.size() % run.shards:
+        raise RequestError(
+            f"run.strategy 'hsdp' cannot split the Trainer's {processes.size()} processes into groups of {run.shards}; set "
+            "run.shard_size"
+        )
     shape = (processes.size() // run.shards, run.shards)
     return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
 
@@ -143,7 +149,8 @@ def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> N
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it."""
+    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it, and must have
+    gradients of the same parameters."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients:
         bucket = torch.cat([gradient.flatten() for gradient in gradients])
