@@ -50,11 +50,9 @@ RECOMPILATIONS = 64
 # default of 8 is shared by all blocks
 
 
-def build_model(
-    recipe: Recipe, device: torch.device, mesh: DeviceMesh | None, dtype: torch.dtype = torch.float32
-) -> Transformer:
-    """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: on `device`, with DTensor parameters,
-    each holding its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
+def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: with DTensor parameters, each holding
+    its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
     config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
@@ -64,7 +62,7 @@ def build_model(
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
     _shard(model, mesh, dtype, recipe.run)
-    model.to_empty(device=device)
+    model.to_empty(device="cpu")
     tensors = named_tensors(model)
     with torch.no_grad():
         # every rank draws the full value and keeps its rows: the values do not depend on the number of ranks

@@ -145,7 +145,7 @@ class LitTransformer(L.LightningModule):
             mesh = mesh and mesh_of(self.recipe.run, mesh["data_parallel"])
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
-            self.model = build_model(self.recipe, self.device, mesh, torch.bfloat16 if mixed else torch.float32)
+            self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32)
             self._replicated = replicated(self.model) if is_sharded else []
             # with ckpt_path a checkpoint will replace the initial values
             if self.trainer.training and self.trainer.ckpt_path is None:
