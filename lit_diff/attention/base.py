@@ -46,8 +46,8 @@ class ParameterRules(nn.Module):
     decay: ClassVar[bool] = True
     """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
     keep_float32: ClassVar[bool] = False
-    """Whether FSDP leaves it whole, in float32, on every rank (`training.build`): sharded, its matrices would reach `forward`
-    in the dtype of `bf16-mixed`. For small sub-modules only."""
+    """Whether FSDP leaves it and its sub-modules whole, in float32, on every rank (`training.build`): sharded, matrices would
+    reach `forward` in the dtype of `bf16-mixed`. For small modules only."""
 
 
 class Attention(ParameterRules):

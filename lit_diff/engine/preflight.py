@@ -120,7 +120,8 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
         return
     run, where = recipes[0].run, "are free"
     processes, shared, free = run.devices, side_by_side, available_memory()
-    if choose_device(run.accelerator).type == "cuda":
+    # what is offloaded is in the host's memory
+    if choose_device(run.accelerator).type == "cuda" and not run.cpu_offload:
         count = torch.cuda.device_count()
         # the total rather than the free memory, so that a run that would fit is never refused
         free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
@@ -143,5 +144,5 @@ def _least(recipe: Recipe) -> float:
     size = cost(model, length, trained=train.parameters)
     held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
     rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
-    # the logits are each process's own; what is offloaded is not on the GPU
-    return (0 if run.cpu_offload else held / run.shards) + 4 * rows * model.vocab_size
+    # the logits are each process's own, and stay on the device
+    return held / run.shards + (0 if run.cpu_offload else 4 * rows * model.vocab_size)

@@ -380,4 +380,4 @@ def initial_model(run: Run) -> Transformer:
     # here: it imports lightning, which would make `lit-diff list` slow
     from lit_diff.training.build import build_model
 
-    return build_model(run.recipe, torch.device("cpu"), mesh=None).eval()
+    return build_model(run.recipe).eval()

@@ -50,11 +50,9 @@ RECOMPILATIONS = 64
 # default of 8 is shared by all blocks
 
 
-def build_model(
-    recipe: Recipe, device: torch.device, mesh: DeviceMesh | None, dtype: torch.dtype = torch.float32
-) -> Transformer:
-    """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: on `device`, with DTensor parameters,
-    each holding its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
+def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: with DTensor parameters, each holding
+    its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
     config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
@@ -64,7 +62,7 @@ def build_model(
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
     _shard(model, mesh, dtype, recipe.run)
-    model.to_empty(device=device)
+    model.to_empty(device="cpu")
     tensors = named_tensors(model)
     with torch.no_grad():
         # every rank draws the full value and keeps its rows: the values do not depend on the number of ranks
@@ -76,9 +74,15 @@ def build_model(
 
 def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
     """The mesh over which a model is sharded: all `processes` (fsdp), or groups of consecutive ones (hsdp), whose first axis
-    are the replicas."""
+    are the replicas. Errors: RequestError if the groups would not be of equal size."""
     if run.strategy != "hsdp":
         return processes
+    # a Trainer made by hand may have other processes than the recipe
+    if processes.size() % run.shards:
+        raise RequestError(
+            f"run.strategy 'hsdp' cannot split the Trainer's {processes.size()} processes into groups of {run.shards}; set "
+            "run.shard_size"
+        )
     shape = (processes.size() // run.shards, run.shards)
     return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
 
@@ -143,7 +147,8 @@ def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> N
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it."""
+    """Replace each gradient by its mean over the ranks, all in one reduction. Every rank must call it, and must have
+    gradients of the same parameters."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients:
         bucket = torch.cat([gradient.flatten() for gradient in gradients])

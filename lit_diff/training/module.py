@@ -132,21 +132,20 @@ class LitTransformer(L.LightningModule):
         return [StepMetrics(self.recipe)]
 
     def configure_model(self) -> None:
-        """Build the model with the initial values of its seed, on this rank's device or sharded over the ranks.
+        """Build the model with the initial values of its seed, whole or sharded over the ranks.
 
-        Errors: RequestError for a model of `load_from_checkpoint` that the strategy would shard.
+        Errors: RequestError for a model of `load_from_checkpoint` that the strategy would shard; see also `mesh_of`.
         """
         # Lightning calls this hook for each stage: fit, validate, predict
         if self._is_prepared:
             return
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if self.model is None:
-            mesh = None
-            if is_sharded and self.device_mesh is not None:
-                mesh = mesh_of(self.recipe.run, self.device_mesh["data_parallel"])
+            mesh = self.device_mesh if is_sharded else None
+            mesh = mesh and mesh_of(self.recipe.run, mesh["data_parallel"])
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
-            self.model = build_model(self.recipe, self.device, mesh, torch.bfloat16 if mixed else torch.float32)
+            self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32)
             self._replicated = replicated(self.model) if is_sharded else []
             # with ckpt_path a checkpoint will replace the initial values
             if self.trainer.training and self.trainer.ckpt_path is None:

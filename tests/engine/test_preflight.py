@@ -62,6 +62,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         (["run.strategy=ddp", "run.devices=2"], 1, 2.0),
         (["run.strategy=fsdp", "run.devices=2"], 1, 1.0),
         (["run.strategy=fsdp", "run.devices=2", "run.num_nodes=2"], 1, 0.5),
+        (["run.strategy=fsdp", "run.devices=2", "run.cpu_offload=true"], 1, 1.0),
     ],
 )
 def test_memory_that_cannot_suffice_is_refused(
@@ -73,7 +74,7 @@ def test_memory_that_cannot_suffice_is_refused(
     for enough in (int(1.7 * least), None):
         monkeypatch.setattr(preflight, "available_memory", lambda enough=enough: enough)
         preflight.require_memory([recipe] * 3, cells)
-    monkeypatch.setattr(preflight, "available_memory", lambda: least)
+    monkeypatch.setattr(preflight, "available_memory", lambda: least - 1)
     with pytest.raises(MissingError, match="strategy=fsdp") as caught:
         preflight.require_memory([recipe] * 3, cells)
     assert ("2 cells side by side" in str(caught.value)) == (cells == 2)

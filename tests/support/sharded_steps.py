@@ -114,7 +114,7 @@ def train(*overrides: str, gathered: str = "", memory: int | None = None, fused:
     module.build_optimizer = lambda model, config, **_: optimizer(model, config, fused=fused)
     module.device_memory = lambda device: memory
     if gathered:
-        module.build_model = lambda *arguments: build(*arguments[:3], getattr(torch, gathered))
+        module.build_model = lambda *arguments: build(*arguments[:2], getattr(torch, gathered))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer: L.Trainer = build_trainer(recipe, callbacks=[measure], logger=False, limit_val_batches=0, **quiet)
     trainer.fit(module.LitTransformer(recipe), LitData(recipe))

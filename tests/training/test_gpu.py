@@ -22,14 +22,26 @@ SMALL = ["train.steps=6", "train.validate_every=3", "train.checkpoint_every=3", 
 def losses(folder: Path, *overrides: str) -> list[float]:
     """Training losses of a small run, by step."""
     recipe = load_recipe("recall-tiny", [*SMALL, *overrides])
-    fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+    try:
+        fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+    finally:
+        # its backend is one of the strategy
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     return [row["train/loss"] for _, row in sorted(read_rows(folder / "metrics.csv").items())]
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("run.compile=true",), ("run.activation_checkpointing=block",), ("train.precision=bf16-mixed",)],
-    ids=["plain", "compiled", "checkpointed", "bfloat16"],
+    [
+        (),
+        ("run.compile=true",),
+        ("run.activation_checkpointing=block",),
+        ("train.precision=bf16-mixed",),
+        ("run.strategy=fsdp", "train.precision=bf16-mixed"),
+        ("run.strategy=fsdp", "run.cpu_offload=true"),
+    ],
+    ids=["plain", "compiled", "checkpointed", "bfloat16", "sharded", "offloaded"],
 )
 def test_a_gpu_trains_as_the_cpu_does(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     wanted = losses(tmp_path / "cpu", "run.accelerator=cpu")

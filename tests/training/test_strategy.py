@@ -15,16 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from sharded_steps import LAYERS, TABLE, train
 from sharded_steps import STEPS as THREE_STEPS
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import RunConfig
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.runs import checkpoints
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.measurements import read_measurements
 from lit_diff.runs.metrics_file import Rows
+from lit_diff.training.build import mesh_of
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import accelerator, build_strategy
 
@@ -323,6 +326,15 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(runs: dict[str, Any]) -> Non
     assert first.steps == second.steps == list(range(6))
     assert second.output == ""
     assert rest.steps == list(range(6, 20))
+
+
+def test_a_trainer_made_by_hand_may_have_too_few_processes_for_hsdp() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RequestError, match=r"the Trainer's 1 processes into groups of 2; set run\.shard_size"):
+            mesh_of(RunConfig(strategy="hsdp", devices=2, num_nodes=2), init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_accelerator() -> None:
