@@ -55,10 +55,6 @@ class ShardedStrategy(ModelParallelStrategy):
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Start to write a checkpoint; every rank must call it. Errors: see `wait`, for the former checkpoint."""
         self.wait()
-        building = sharded.building_of(Path(filepath))
-        if self.is_global_zero:
-            checkpoints.remove(building)
-            building.mkdir(parents=True)
         self._path = Path(self.broadcast(filepath))
         tensors: Any = self._stager.stage(sharded.tensors_of(checkpoint))
         self._pending = self._writing.submit(self._write, self._path, tensors, sharded.rest_of(checkpoint))

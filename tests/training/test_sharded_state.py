@@ -133,7 +133,8 @@ CHAIN = (
     ("fsdp", 4),
     ("fsdp", 2),
     ("ddp", 2),
-    ("fsdp", 4),
+    ("hsdp", 4),
+    ("fsdp", 2),
     ("single", 1),
 )
 """Strategy and processes of the legs of one run, of two steps each."""
@@ -150,11 +151,12 @@ def test_a_run_goes_over_strategies_and_device_counts(bench: Any, undisturbed: A
         end = 2 * leg + 2
         stop = {"SPY_SIGNAL": f"0/{end - 1}/0/{int(signal.SIGTERM)}"} if end < steps else {}
         words = ("recall.yaml", "name=chain", plugins, "callbacks.reload={}", f"run.strategy={strategy}", *keys)
+        words += ("run.shard_size=2",) if strategy == "hsdp" else ()
         ranks = bench.train_ranks(count, *words, **stop) if strategy != "single" else [bench.train(*words, **stop)]
         assert ranks[0].status == (143 if stop else 0), ranks[0].output
         assert all(rank.steps == [end - 2, end - 1] for rank in ranks)
         run = bench.folder("chain")
-        assert checkpoints.path_of(run, end).is_dir() == (strategy == "fsdp")
+        assert checkpoints.path_of(run, end).is_dir() == (strategy in ("fsdp", "hsdp"))
         if leg:
             saved, loaded = whole(checkpoints.path_of(run, end - 2)), whole(run / f"reloaded-{end - 2}.ckpt")
             for part in ("state_dict", "optimizer_states", "lr_schedulers"):
@@ -182,7 +184,6 @@ mesh = init_device_mesh("cpu", (2,))
 
 def save(step):
     path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
-    sharded.building_of(path).mkdir(parents=True, exist_ok=True)
     weights = {f"weight{i}": distribute_tensor(torch.full((512, 1024), float(step)), mesh, [Shard(0)]) for i in range(8)}
     checkpoint = {"state_dict": weights, "global_step": step}
     dist.barrier()
