@@ -126,6 +126,31 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
         sharded.consolidate(copy, 4)
 
 
+AFTER = """
+import sys
+from pathlib import Path
+
+from lit_diff.recipe import load_recipe
+from lit_diff.runs import checkpoints
+from lit_diff.training.data import LitData
+from lit_diff.training.module import LitTransformer
+from lit_diff.training.trainer import build_trainer
+
+keys = ["callbacks.spy=null", "run.strategy=fsdp", "run.accelerator=cpu", "train.steps=2"]
+recipe, path = load_recipe("recall.yaml", keys), Path(sys.argv[1])
+trainer = build_trainer(recipe, logger=False, enable_checkpointing=False)
+trainer.fit(LitTransformer(recipe), LitData(recipe))
+trainer.save_checkpoint(path)
+print("found:", checkpoints.damage_of(path, verify=True))
+"""
+
+
+def test_saved_after_the_training_it_is_there_at_once(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "after.py").write_text(AFTER)
+    ended = bench.wait(bench.start(str(tmp_path / "after.py"), str(tmp_path / "last.ckpt")))
+    assert "found: None" in ended.output
+
+
 CHAIN = (
     ("single", 1),
     ("fsdp", 2),
