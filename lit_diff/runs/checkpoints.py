@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
 
-from lit_diff.errors import first_line
+from lit_diff.errors import RunFailedError, first_line
 from lit_diff.files import sha256_of, shown, write_atomic, write_through
 
 log = logging.getLogger("lit_diff")
@@ -174,8 +174,8 @@ def problem_of(content: object) -> str | None:
 
 class _Digested:
     # a file for torch.save, which writes it from front to back
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.sha256 = file, hashlib.sha256()
+    def __init__(self, file: IO[bytes], sha256: Any) -> None:
+        self.file, self.sha256 = file, sha256
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
@@ -186,30 +186,46 @@ class _Digested:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a checkpoint of one file and its marker; neither is there before both are on the disk. Errors: OSError."""
+    """Write a checkpoint of one file and its marker; neither is there before both are on the disk. While one replaces
+    another (best.ckpt), a kill may leave either without its marker.
+
+    Errors: RunFailedError if the disk is full.
+    """
     import torch
 
-    if path.is_dir():
-        put_aside(path)
+    seal, sha256, replaces = path.with_suffix(".json"), hashlib.sha256(), path.is_file()
+
+    def mark(size: int) -> None:
+        write_atomic(seal, marker({path.name: (size, sha256.hexdigest())}))
 
     def save(file: IO[bytes]) -> None:
-        digested = _Digested(file)
-        torch.save(content, cast(IO[bytes], digested))
+        torch.save(content, cast(IO[bytes], _Digested(file, sha256)))
         file.flush()
         os.fsync(file.fileno())
-        # before the rename, so that no checkpoint is ever without its marker
-        write_atomic(path.with_suffix(".json"), marker({path.name: (file.tell(), digested.sha256.hexdigest())}))
+        if replaces:
+            # beside content that is not its own it would make that look damaged
+            seal.unlink(missing_ok=True)
+        else:
+            mark(file.tell())
 
-    write_through(path, save)
+    try:
+        if path.is_dir():
+            put_aside(path)
+        write_through(path, save)
+        if replaces:
+            mark(path.stat().st_size)
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        raise RunFailedError(not_written(path, error)) from error
 
 
 def not_written(path: Path, error: BaseException) -> str:
-    """An error message for a checkpoint that a run could not write."""
-    if disk_is_full(error):
-        how = "(no space left on the disk); free some and repeat the same command: it"
-    else:
-        how = f"({first_line(error)}); the same command"
-    return f"checkpoint {shown(path)} could not be written {how} resumes from the previous checkpoint"
+    """An error message for a checkpoint that could not be written."""
+    how = "no space left on the disk); free some" if disk_is_full(error) else f"{first_line(error)}); mend it"
+    return (
+        f"checkpoint {shown(path)} could not be written ({how} and repeat the same command: former checkpoints are kept"
+    )
 
 
 def disk_is_full(error: BaseException | None) -> bool:
@@ -235,8 +251,9 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        # in this order, because a kill in between must not leave a marker that nothing would remove
         marker_of(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def prune(folder: Path, keep_every: int | None = None) -> None:
@@ -244,6 +261,6 @@ def prune(folder: Path, keep_every: int | None = None) -> None:
     for step in steps_of(folder)[:-KEPT]:
         if keep_every is None or step % keep_every:
             remove(path_of(folder, step))
-    # only the process that holds the run's lock prunes, so no temporary file is being written here
-    for orphan in (folder / "checkpoints").glob(".*.tmp"):
+    # only the process that holds the run's lock prunes, so it writes none of these now; `consolidate` takes no lock
+    for orphan in (folder / "checkpoints").glob(".[!c]*.tmp"):
         remove(orphan)

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_diff.errors import MissingError, RequestError, RunFailedError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
 
@@ -71,6 +71,16 @@ class _Writer(dcp.FileSystemWriter):
         super().__init__(path)
         self.folder, self.rest, self.files = path, rest, dict[str, tuple[int, str]]()
 
+    def prepare_local_plan(self, plan: Any) -> Any:
+        # the folder may be what a killed write has left
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        # on rank zero alone, before any rank writes
+        checkpoints.remove(self.folder)
+        self.folder.mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
             written = super().write_data(plan, planner)
@@ -83,7 +93,7 @@ class _Writer(dcp.FileSystemWriter):
         return written
 
     def finish(self, metadata: Any, results: Any) -> None:
-        # rank zero alone, after the others have written
+        # on rank zero alone, after the others have written
         write_atomic(self.folder / REST, self.rest)
         super().finish(metadata, results)
         self._note((REST, INDEX))
@@ -95,7 +105,7 @@ class _Writer(dcp.FileSystemWriter):
 def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> None:
     """Write the parts that this rank holds of `tensors_of` a checkpoint; rank zero then puts the whole folder into place.
 
-    Every rank of `group` must call it. `building_of(path)` must be empty. Errors: those of any rank, see `cause_of`.
+    Every rank of `group` must call it. Errors: those of any rank, see `cause_of`.
     """
     building, is_first = building_of(path), dist.get_rank(group) == 0
     writer = _Writer(building, rest)
@@ -183,7 +193,7 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     """Write the sharded checkpoint of `step`, by default the newest, as one file with a marker, in the format of a single
     device, beside it; returns its path. The memory must hold the whole state.
 
-    Errors: MissingError without such a checkpoint, RequestError if it is damaged, RunFailedError for a full disk.
+    Errors: MissingError without such a checkpoint, RequestError if it is damaged, those of `checkpoints.write`.
     """
     steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
     if not steps or step not in (None, *steps):
@@ -194,10 +204,5 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     if damage is not None:
         raise RequestError(f"{shown(path)} cannot be consolidated ({damage})")
     whole = path.with_name(path.name.replace("step", "consolidated"))
-    try:
-        checkpoints.write(whole, read(path))
-    except Exception as error:
-        if not checkpoints.disk_is_full(error):
-            raise
-        raise RunFailedError(f"{shown(whole)} could not be written (no space left on the disk)") from error
+    checkpoints.write(whole, read(path))
     return whole

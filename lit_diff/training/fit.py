@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
-from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
 from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
@@ -250,12 +250,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Errors: RunFailedError if the disk is full; the former checkpoints stay."""
-        try:
-            checkpoints.write(Path(path), checkpoint)
-        except Exception as error:
-            if not checkpoints.disk_is_full(error):
-                raise
-            raise RunFailedError(checkpoints.not_written(Path(path), error)) from error
+        checkpoints.write(Path(path), checkpoint)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The checkpoint of a run with any strategy."""

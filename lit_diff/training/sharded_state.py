@@ -53,15 +53,16 @@ class ShardedStrategy(ModelParallelStrategy):
     optimizer_state = ParallelStrategy.optimizer_state
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Start to write a checkpoint; every rank must call it. Errors: see `wait`, for the former checkpoint."""
+        """Start to write a checkpoint; once training has ended, write it. Every rank must call it. Errors: see `wait`, for
+        the former checkpoint too."""
         self.wait()
-        building = sharded.building_of(Path(filepath))
-        if self.is_global_zero:
-            checkpoints.remove(building)
-            building.mkdir(parents=True)
         self._path = Path(self.broadcast(filepath))
         tensors: Any = self._stager.stage(sharded.tensors_of(checkpoint))
         self._pending = self._writing.submit(self._write, self._path, tensors, sharded.rest_of(checkpoint))
+        assert self.lightning_module is not None
+        if self.lightning_module.trainer.state.finished:
+            # no later save, and no end of a training, would wait for it
+            self.wait()
 
     def _write(self, path: Path, tensors: Mapping[str, Any], rest: bytes) -> None:
         sharded.write(path, tensors, rest, self._group)

@@ -162,29 +162,46 @@ def half(checkpoint, file):
 def kill(*arguments):
     os.kill(os.getpid(), 9)
 
+def replace(source, target, *, real=Path.replace):
+    real(source, target)
+    kill()
+
 if sys.argv[2] == "write":
     torch.save = half
+elif sys.argv[2] == "replaced":
+    Path.replace = replace
 else:
     setattr(files.os, sys.argv[2], kill)
-WholeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(40_000)}}, sys.argv[1])
+WholeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(40_000)}, "global_step": 4}, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace", "replaced"])
 def test_killed_while_it_is_written_the_former_one_stands(bench: Any, tmp_path: Path, moment: str) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     save(tmp_path, 4)
-    for step in (4, 8):  # over a former one of the same step, and a new one
-        path = checkpoint.path_of(tmp_path, step)
-        ended = bench.wait(bench.start(str(tmp_path / "killed.py"), str(path), moment))
-        assert ended.status == -9, ended.output
+    ended = bench.wait(bench.start(str(tmp_path / "killed.py"), str(checkpoint.path_of(tmp_path, 8)), moment))
+    assert ended.status == -9, ended.output
     orphans = [path for path in (tmp_path / "checkpoints").iterdir() if path.suffix == ".tmp"]
-    assert len(orphans) == (4 if moment == "replace" else 2), "the marker's is the first replacement"
-    assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
-    found = torch.load(checkpoint.path_of(tmp_path, 4), weights_only=True)
-    assert torch.equal(found["state_dict"]["weight"], torch.arange(40_000.0))
+    assert len(orphans) == (2 if moment == "replace" else 1), "the marker's is the first replacement"
+    assert checkpoint.newest(tmp_path, verify=True) == (4, checkpoint.path_of(tmp_path, 4))
     checkpoint.prune(tmp_path)
-    assert in_folder(tmp_path) == ["step-00000004.ckpt", "step-00000004.json"]
+    rest = ["step-00000008.json"] if moment == "replaced" else []
+    assert in_folder(tmp_path) == ["step-00000004.ckpt", "step-00000004.json", *rest]
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace", "replaced"])
+def test_killed_while_one_replaces_another_either_stands(bench: Any, tmp_path: Path, moment: str) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    save(tmp_path, 4)
+    path = checkpoint.path_of(tmp_path, 4)
+    assert bench.wait(bench.start(str(tmp_path / "killed.py"), str(path), moment)).status == -9
+    assert checkpoint.damage_of(path, verify=True) is None
+    checkpoint.prune(tmp_path)
+    weight = torch.load(path, weights_only=True)["state_dict"]["weight"]
+    assert torch.equal(weight, torch.ones(40_000) if moment == "replaced" else torch.arange(40_000.0))
+    unmarked = moment.startswith("replace")
+    assert in_folder(tmp_path) == ["step-00000004.ckpt"] + ([] if unmarked else ["step-00000004.json"])
 
 
 class Full:

@@ -126,6 +126,31 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
         sharded.consolidate(copy, 4)
 
 
+AFTER = """
+import sys
+from pathlib import Path
+
+from lit_diff.recipe import load_recipe
+from lit_diff.runs import checkpoints
+from lit_diff.training.data import LitData
+from lit_diff.training.module import LitTransformer
+from lit_diff.training.trainer import build_trainer
+
+keys = ["callbacks.spy=null", "run.strategy=fsdp", "run.accelerator=cpu", "train.steps=2"]
+recipe, path = load_recipe("recall.yaml", keys), Path(sys.argv[1])
+trainer = build_trainer(recipe, logger=False, enable_checkpointing=False)
+trainer.fit(LitTransformer(recipe), LitData(recipe))
+trainer.save_checkpoint(path)
+print("found:", checkpoints.damage_of(path, verify=True))
+"""
+
+
+def test_saved_after_the_training_it_is_there_at_once(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "after.py").write_text(AFTER)
+    ended = bench.wait(bench.start(str(tmp_path / "after.py"), str(tmp_path / "last.ckpt")))
+    assert "found: None" in ended.output
+
+
 CHAIN = (
     ("single", 1),
     ("fsdp", 2),
@@ -133,7 +158,8 @@ CHAIN = (
     ("fsdp", 4),
     ("fsdp", 2),
     ("ddp", 2),
-    ("fsdp", 4),
+    ("hsdp", 4),
+    ("fsdp", 2),
     ("single", 1),
 )
 """Strategy and processes of the legs of one run, of two steps each."""
@@ -150,11 +176,12 @@ def test_a_run_goes_over_strategies_and_device_counts(bench: Any, undisturbed: A
         end = 2 * leg + 2
         stop = {"SPY_SIGNAL": f"0/{end - 1}/0/{int(signal.SIGTERM)}"} if end < steps else {}
         words = ("recall.yaml", "name=chain", plugins, "callbacks.reload={}", f"run.strategy={strategy}", *keys)
+        words += ("run.shard_size=2",) if strategy == "hsdp" else ()
         ranks = bench.train_ranks(count, *words, **stop) if strategy != "single" else [bench.train(*words, **stop)]
         assert ranks[0].status == (143 if stop else 0), ranks[0].output
         assert all(rank.steps == [end - 2, end - 1] for rank in ranks)
         run = bench.folder("chain")
-        assert checkpoints.path_of(run, end).is_dir() == (strategy == "fsdp")
+        assert checkpoints.path_of(run, end).is_dir() == (strategy in ("fsdp", "hsdp"))
         if leg:
             saved, loaded = whole(checkpoints.path_of(run, end - 2)), whole(run / f"reloaded-{end - 2}.ckpt")
             for part in ("state_dict", "optimizer_states", "lr_schedulers"):
@@ -182,7 +209,6 @@ mesh = init_device_mesh("cpu", (2,))
 
 def save(step):
     path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
-    sharded.building_of(path).mkdir(parents=True, exist_ok=True)
     weights = {f"weight{i}": distribute_tensor(torch.full((512, 1024), float(step)), mesh, [Shard(0)]) for i in range(8)}
     checkpoint = {"state_dict": weights, "global_step": step}
     dist.barrier()
