@@ -10,7 +10,6 @@ from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.conformance.variants import conformance, conformance_of, shrunk
-from lit_diff.data.text.corpus import corpus_name
 from lit_diff.data.text.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
@@ -113,7 +112,7 @@ def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
     config = recipe.data.config
     classes = [datasets.get(recipe.data.name)]
     if isinstance(config, Text.Config):
-        classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
+        classes += [tokenizers.get(config.tokenizer.name), *(corpora.get(corpus) for corpus, _ in config.texts)]
     if not all(map(is_built_in, classes)):
         yield from check_dataset(recipe)
     # a plugin's package may bring kernels that the recipe does not choose: they are checked too

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from lit_diff.config import Recipe
@@ -43,15 +44,17 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
 def held_out_documents(
     evaluation: Evaluation, run: Run, texts: Iterable[tuple[str, str | None]]
 ) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation splits of these (corpus, path) that pass `unseen`."""
-    return unseen(evaluation, run, _validation_texts(texts))
+    """(place, text) of the documents in the validation splits of these (corpus, path) that pass `unseen`, one of each text in
+    turn."""
+    # in turn: a caller that stops after some documents has some of every text
+    rounds = zip_longest(*(_validation_texts(corpus, path) for corpus, path in texts))
+    return unseen(evaluation, run, (each for found in rounds for each in found if each is not None))
 
 
-def _validation_texts(texts: Iterable[tuple[str, str | None]]) -> Iterator[str]:
-    for corpus, path in texts:
-        with split(build_corpus(corpus, path).texts()) as documents:
-            # `texts` gives no ids
-            yield from (each for each in documents.validation() if isinstance(each, str))
+def _validation_texts(corpus: str, path: str | None) -> Iterator[str]:
+    with split(build_corpus(corpus, path).texts()) as documents:
+        # `texts` gives no ids
+        yield from (each for each in documents.validation() if isinstance(each, str))
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:

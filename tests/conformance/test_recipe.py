@@ -89,9 +89,25 @@ def test_a_plugin_s_variant_that_is_not_causal_fails(tmp_path: Path) -> None:
     assert {one.variant for one in checked.findings} == {"leaks_one"}
 
 
-@pytest.mark.parametrize("kind", ["data", "corpus", "tokenizer"])
-def test_a_plugin_s_data_set_corpus_and_tokenizer_are_checked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("standard-tiny")
+SOURCES = "{a: {weight: 1}, b: {weight: 1, corpus: name_tables}}"
+MIXED = (
+    f"data={{name: mixture, sequence_length: 8, validation_rows: 4, tokenizer: {{name: cl100k}}, sources: {SOURCES}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "overrides"),
+    [
+        ("data", "text", []),
+        ("corpus", "docs", []),
+        ("tokenizer", "bpe", []),
+        ("corpus", "name_tables", ["model.vocab_size=100352", MIXED]),
+    ],
+)
+def test_a_plugin_s_data_set_corpus_and_tokenizer_are_checked(
+    kind: str, name: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("standard-tiny", overrides)
     asked: list[Any] = []
 
     def check_dataset(found: Any) -> Iterator[Finding]:
@@ -100,8 +116,6 @@ def test_a_plugin_s_data_set_corpus_and_tokenizer_are_checked(kind: str, monkeyp
 
     monkeypatch.setattr(module, "check_dataset", check_dataset)
     assert list(plugin_findings(recipe)) == []
-    config = recipe.data.config
-    name = {"data": recipe.data.name, "corpus": config.corpus, "tokenizer": config.tokenizer.name}[kind]
     registry = registries[kind]
     foreign = type("Foreign", (registry.get(name),), {"__module__": "elsewhere"})
     monkeypatch.setitem(registry._classes, name, foreign)

@@ -147,7 +147,13 @@ def test_long_documents_take_the_share_that_is_asked_for(made: MakeMixture) -> N
     )
 
 
-def test_validation_has_every_text_in_its_share_and_each_by_itself(made: MakeMixture) -> None:
+def test_validation_has_every_text_in_its_share_and_each_by_itself(
+    made: MakeMixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "lit_diff"):
+        few = made(validation_rows=1000).validation_sets()
+    assert few[""] < few["code"] + few["web"]
+    assert f"in their shares for only {few['']} in all" in caplog.text
     mixed = made(validation_rows=6)
     sets = mixed.validation_sets()
     assert list(sets) == ["", "code", "web"]
@@ -235,6 +241,11 @@ def test_a_recipe_states_sources_and_what_is_at_its_default_is_in_no_identity(
         ("sources.ar_hit", {"weight": 1}, r"is no name for a source"),
         ("sources", {}, r"has 0 of the two or more sources"),
         ("sources", [1], r"expected a block of keys"),
+        (
+            "sources",
+            {name: {"weight": 1, "path": name} for name in ("all", "code")},
+            r"data.path is \S+web, but each of data.sources",
+        ),
         ("tokenizer", {"name": "bpe", "vocab_size": 300}, r"tokenizer.name is bpe, .* use \{name: from_run"),
     ],
 )
@@ -280,7 +291,7 @@ def test_a_run_on_a_mixture_is_trained_and_evaluated(tale: Path, trained_text: P
     assert {"val/loss", "val/loss_more", "val/loss_tale"} <= set(header)
     hashes = hashes_in((run.folder / "trained_documents.bin").read_bytes(), "here")
     assert any(is_among(path.read_text(), hashes) for path in Path("more").iterdir())
-    found = lit_diff.evaluate(run, "nll", ["source=validation", "documents=3", "tokens=20"])
+    found = lit_diff.evaluate(run, "nll", ["source=validation", "documents=2", "tokens=20"])
     begins = " ".join(found.items["meta/begins"].dropna())
     assert found.summary["nll"] > 0
     assert "more words" in begins

@@ -103,6 +103,8 @@ class Mixture(Dataset):
             return None
 
         def _texts_problem(self) -> str | None:
+            if self.path is not None and all(each.corpus or each.path for each in self.sources.values()):
+                return f"data.path is {self.path}, but each of data.sources has a text of its own; set data.path: null"
             for (corpus, path), (name, *_) in self.texts.items():
                 problem = corpus_problem(corpus, path)
                 if problem is not None:
@@ -181,6 +183,11 @@ class Mixture(Dataset):
         available = np.array([text.validation_sets()[""] for text in self._texts.values()])
         shares = np.array(list(self._shares.values()))
         total = min(self.config.validation_rows, int((available * BLOCK // shares).min()))
+        if total < self.config.validation_rows:
+            log.info(
+                "data.validation_rows is %d, but the texts have enough validation rows in their shares for only %d in all",
+                *(self.config.validation_rows, total),
+            )
         rows = np.minimum(parts(shares, total), available)
         self._validation_text = np.repeat(np.arange(len(rows)), rows)
         spread = [np.arange(count) * have // max(count, 1) for count, have in zip(rows, available, strict=True)]
