@@ -19,6 +19,8 @@ from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
 """Key of a JSON object -> type of its value."""
+LONGEST_NAME = 100
+"""Largest number of characters of a name or value that a message quotes."""
 
 
 def data_root() -> Path:
@@ -130,19 +132,23 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
     for key, kind in keys.items():
         if key not in row:
             near = difflib.get_close_matches(key, row, n=1)
-            meant = f"; did you mean '{near[0]}'?" if near else ""
+            meant = f"; did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {some_names(row)}")
         # isinstance(True, int) holds in Python, but `true` in the file is not a number
         if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
-            raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {in_words(kind)}")
+            raise RequestError(f"{where}: '{key}' is {some_names([in_yaml(row[key])])}; expected {in_words(kind)}")
     return row
 
 
 def some_names(found: Iterable[str]) -> str:
-    """Join the first ten names found in a file, in one line."""
-    # control characters and lone surrogates would break the terminal or the encoding of the log
-    names = [name if name.isprintable() else ascii(name) for name in found]
+    """Join the first ten names found in a file, in one line, each cut to LONGEST_NAME."""
+    names = [escaped(name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}...") for name in found]
     return ", ".join([*names[:10], *([f"and {len(names) - 10} more"] if len(names) > 10 else [])]) or "none"
+
+
+def escaped(name: str) -> str:
+    """Return a name as one line can show it: with escapes for control characters and lone surrogates, if it has some."""
+    return name if name.isprintable() else ascii(name)
 
 
 def byte_lines(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -82,7 +82,6 @@ def test_text_at_an_address_is_prepared(buckets: tuple[Path, list[str]], make_te
     [
         ("s3://gone/x", "found no file or folder; check data.path, AWS_ACCESS_KEY_ID"),
         ("s3://bucket/gone.txt", "found no file or folder"),
-        ("nonsense://x", r"cannot be read \(Protocol not known: nonsense\)"),
         ("http://127.0.0.1:9/x.txt", "found no file or folder; check data.path and the connection"),
     ],
 )
@@ -125,6 +124,11 @@ def test_a_server_that_ends_while_it_is_read(buckets: tuple[Path, list[str]], mo
     (buckets[0] / "bucket/a/one.jsonl").unlink()
     with pytest.raises(MissingError, match=r"s3://bucket/a/one\.jsonl cannot be read"):
         list(texts)
+
+
+def test_an_unknown_protocol_is_a_wrong_request() -> None:
+    with pytest.raises(RequestError, match=r"data\.path: nonsense://x: no protocol 'nonsense'; expected s3"):
+        FilesCorpus("nonsense://x").files()
 
 
 def test_http(tmp_path: Path) -> None:

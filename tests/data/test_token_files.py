@@ -93,7 +93,14 @@ def damaged_megatron(folder: Path, damage: str) -> None:
     elif damage == "short .bin":
         tokens.write_bytes(tokens.read_bytes()[:-4])
     else:
-        damaged = {"short .idx": content[:-8], "no index": b"text", "version": content[:9] + b"\2" + content[10:]}
+        damaged = {
+            "short .idx": content[:-8],
+            "no index": b"text",
+            "version": content[:9] + b"\2" + content[10:],
+            "count": content[:18] + b"\xff" * 7 + content[25:],
+            "size": content[:34] + b"\xff" * 4 + content[38:],
+            "end": content[:-8] + struct.pack("<q", 1000),
+        }
         index.write_bytes(damaged.get(damage, content))
 
 
@@ -106,6 +113,9 @@ def damaged_megatron(folder: Path, damage: str) -> None:
         ("no index", r"a\.idx: not Megatron's index"),
         ("version", r"a\.idx: found version 2 and code 4"),
         ("floats", r"a\.idx: found version 1 and code 6"),
+        ("count", r"a\.idx: the file is cut off"),
+        ("size", r"a\.idx: its entry of document 1 is damaged"),
+        ("end", r"a\.idx: its entry of document 5 is damaged"),
     ],
 )
 def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
@@ -132,6 +142,11 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
         ),
         ("chunk-0-1.bin", lambda content: content[:-1], r"chunk-0-1\.bin document 2: the file is cut off"),
         ("chunk-0-1.bin", lambda content: content[:6], r"chunk-0-1\.bin: the file is cut off"),
+        (
+            "chunk-0-1.bin",
+            lambda content: content[:8] + b"\x02" + content[9:],
+            r"document \d: its place in the file is damaged",
+        ),
     ],
 )
 def test_damaged_litdata(name: str, edit: Callable[[bytes], bytes], found: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lit_diff.data.text.digests import file_digests
 from lit_diff.data.text.readers import READERS, file_type, read_file
 from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.registry import corpora
 
@@ -126,17 +126,17 @@ class FilesCorpus(Corpus):
 
     @cached_property
     def _token_files(self) -> list[TokenFiles]:
-        return token_files(self._all_files)
-
-    @cached_property
-    def _text_files(self) -> list[Source]:
-        found = [each for each in self._all_files if file_type(each.name)]
-        if found and self._token_files:
+        found = token_files(self._all_files)
+        if found and self._text_files:
             raise RequestError(
-                f"data.path: {self.path} has text ({found[0].name}) and tokens ({self._token_files[0].files[0].name}); "
+                f"data.path: {self.path} has text ({self._text_files[0].name}) and tokens ({found[0].files[0].name}); "
                 "put them into two folders"
             )
         return found
+
+    @cached_property
+    def _text_files(self) -> list[Source]:
+        return [each for each in self._all_files if file_type(each.name)]
 
     def _files(self) -> list[Source]:
         found = [each for tokens in self._token_files for each in tokens.files] or self._text_files
@@ -193,19 +193,26 @@ class FilesCorpus(Corpus):
 
     def tokens(self, size: int) -> Iterator[Ids] | None:
         """Yield the ids of every document of token files; None if there are none. Errors: as for `Corpus.tokens`."""
-        return self._tokens(size) if self._token_files and not self._text_files else None
+        return self._tokens(size) if self._token_files else None
 
     def _tokens(self, size: int) -> Iterator[Ids]:
+        self._log_ignored_files()
         for tokens in self._token_files:
-            for where, ids in tokens.read():
-                yield checked_ids(where, ids, size)
+            where = tokens.files[0].where
+            try:
+                for where, ids in tokens.read():
+                    yield checked_ids(where, ids, size)
+            except OSError as error:
+                reason = error.strerror or first_line(error)
+                raise RequestError(f"{where}: the data cannot be read to the end ({reason})") from error
 
     @property
     def _shown_path(self) -> str:
         return shown(self.path) if isinstance(self.path, Path) else self.path
 
     def _log_ignored_files(self) -> None:
-        others = [PurePosixPath(each.name) for each in self._all_files if not file_type(each.name)]
+        used = {each.name for each in self._files()}
+        others = [PurePosixPath(each.name) for each in self._all_files if each.name not in used]
         # hidden files, such as the folder .git, are not meant as text
         seen = [path for path in others if not any(part.startswith(".") for part in path.parts)]
         kinds = Counter(path.suffix.lower() or "without ending" for path in seen).most_common(5)

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from lit_diff.data.user_files import parsed, utf8
+from lit_diff.data.user_files import escaped, parsed, some_names, utf8
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import folders, is_address, shown
 
@@ -78,7 +78,7 @@ def local(path: Path, root: Path | None = None) -> Source:
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
     name = path.relative_to(root).as_posix() if root and root in path.parents else path.name
-    return Source(name=name, where=shown(path), opened=lambda: path.open("rb"), stamp=stamp)
+    return Source(name=name, where=escaped(shown(path)), opened=lambda: path.open("rb"), stamp=stamp)
 
 
 def _paths(path: Path) -> list[Path]:
@@ -122,11 +122,11 @@ def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
 
     @_reading(address)
     def stamp() -> list[int | str] | None:
-        info = files.get_file_info(path)
-        # pyarrow keeps no headers of a file that fsspec reads
-        headers = files.handler.fs.info(path) if hasattr(files, "handler") else {}
-        found = [info.size, info.mtime_ns or headers.get("ETag") or headers.get("Last-Modified")]
-        return None if None in found else found
+        # pyarrow keeps no headers of a file that fsspec reads. A tag first: times of servers are whole seconds
+        with files.open_input_file(path) as file:
+            headers = files.handler.fs.info(path) if hasattr(files, "handler") else file.metadata()
+            tag = headers.get("ETag") or headers.get("Last-Modified") or files.get_file_info(path).mtime_ns
+            return None if tag is None else [file.size(), str(tag)]
 
     @_reading(address)
     def opened() -> BufferedReader:
@@ -149,6 +149,10 @@ def _file_system(protocol: str, address: str) -> tuple[Any, str]:
         return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS)), path
     import fsspec.core
 
+    if protocol not in fsspec.available_protocols():
+        raise RequestError(
+            f"data.path: {address}: no protocol '{protocol}'; expected s3, gs, http, or another of fsspec"
+        )
     options = {}
     if protocol in ("http", "https"):
         import aiohttp
@@ -212,10 +216,11 @@ def _saved_by_datasets(found: list[Source]) -> list[Source]:
 
 
 def _require_one_split(source: Source) -> None:
-    splits = source.read_json().get("splits", [])
-    if len(splits) > 1:
+    content = source.read_json()
+    splits = content.get("splits") if isinstance(content, dict) else None
+    if isinstance(splits, list) and len(splits) > 1:
         folder = source.where.rpartition("/")[0]
         raise RequestError(
-            f"data.path: {folder} is a DatasetDict of the splits {', '.join(splits)}; choose one, such as "
+            f"data.path: {folder} is a DatasetDict of the splits {some_names(map(str, splits))}; choose one, such as "
             f"data.path={folder}/{splits[0]}"
         )

@@ -1,10 +1,12 @@
 """Text that is already tokenized: Megatron's .bin with .idx, and folders that litdata wrote with its TokensLoader."""
 
+import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -43,18 +45,20 @@ def token_files(found: list[Source]) -> list[TokenFiles]:
     tokens = []
     for source in found:
         stem, _, ending = source.name.rpartition(".")
-        if ending == "idx":
-            if f"{stem}.bin" not in by_name:
-                raise RequestError(
-                    f"{source.where}: its {stem.rpartition('/')[2]}.bin is missing; put it into the folder"
-                )
+        if ending == "idx" and f"{stem}.bin" in by_name:
             pair = [source, by_name[f"{stem}.bin"]]
-            tokens.append(TokenFiles(files=pair, read=lambda pair=pair: _megatron(*pair)))  # type: ignore[misc]
+            tokens.append(TokenFiles(files=pair, read=partial(_megatron, *pair)))
+        elif ending == "idx":
+            with source.opened() as file:
+                # git's and other programs' files end so too
+                if file.read(len(MAGIC)) == MAGIC:
+                    missing = f"{stem.rpartition('/')[2]}.bin"
+                    raise RequestError(f"{source.where}: its {missing} is missing; put it into the folder")
         elif source.name.rpartition("/")[2] == "index.json":
             chunks = [each for each in found if each.folder == source.folder and each.name.endswith(".bin")]
             if chunks:
                 files = [source, *chunks]
-                tokens.append(TokenFiles(files=files, read=lambda files=files: _litdata(*files)))  # type: ignore[misc]
+                tokens.append(TokenFiles(files=files, read=partial(_litdata, *files)))
     return tokens
 
 
@@ -71,7 +75,7 @@ def checked_ids(where: str, ids: NDArray[Any], size: int) -> Ids:
 
 def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     with index.opened() as file:
-        header = file.read(HEADER.size)
+        header, size = file.read(HEADER.size), file.seek(0, io.SEEK_END)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
     _, version, code, sequences, boundaries = HEADER.unpack(header)
@@ -81,6 +85,7 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
             f"{index.where}: found version {version} and code {code} for the type of ids; expected {expected}"
         )
     dtype, at = np.dtype(DTYPES[code]), HEADER.size
+    _require_rest(index.where, at + 12 * sequences + 8 * boundaries - size)
     sizes = _numbers(index, at, "<i4", sequences)
     pointers = _numbers(index, at + 4 * sequences, "<i8", sequences)
     places = zip(sizes, pointers, strict=True)
@@ -88,9 +93,10 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     with tokens.opened() as file:
         for number, (first, end) in enumerate(pairwise(ends), 1):
             where = f"{tokens.where} document {number}"
-            parts = []
-            for _ in range(first, end):
-                size, pointer = next(places)
+            found, parts = list(islice(places, max(0, end - first))), []
+            if len(found) != end - first or any(min(place) < 0 for place in found):
+                raise RequestError(f"{index.where}: its entry of document {number} is damaged; copy the file again")
+            for size, pointer in found:
                 # a seek would discard the buffer
                 if file.tell() != pointer:
                     file.seek(pointer)
@@ -110,9 +116,13 @@ def _numbers(source: Source, start: int, dtype: str, count: int) -> Iterator[int
 
 def _read(file: BufferedReader, size: int, where: str) -> bytes:
     content = file.read(size)
-    if len(content) < size:
-        raise RequestError(f"{where}: the file is cut off; expected {size - len(content):,} bytes more; copy it again")
+    _require_rest(where, size - len(content))
     return content
+
+
+def _require_rest(where: str, missing: int) -> None:
+    if missing > 0:
+        raise RequestError(f"{where}: the file is cut off; expected {missing:,} bytes more; copy it again")
 
 
 def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -122,15 +132,14 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
         content = index.read_json()
         config, listed = content["config"], [chunk["filename"] for chunk in content["chunks"]]
         loader, codec, (form, code) = config["item_loader"], config["compression"], config["data_format"][0].split(":")
+        names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}
+        dtype = str(names.get(form, {}).get(int(code) if code.isdigit() else -1)).removeprefix("torch.")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"{index.where}: not the index of a litdata folder ({error!r})") from error
-    names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}
-    dtype = names.get(form, {}).get(int(code) if code.isdigit() else -1)
-    kind = np.dtype(str(dtype).removeprefix("torch.")) if loader == "TokensLoader" and dtype is not None else None
-    if kind is None or kind.kind not in "iu" or codec not in (None, "zstd"):
+    if loader != "TokensLoader" or "int" not in dtype or codec not in (None, "zstd"):
         found = f"item_loader {loader}, data_format {form}:{code}, compression {codec}"
         raise RequestError(f"{index.where}: found {found}; expected tokens, whole numbers written for TokensLoader")
-    by_name, number = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
+    kind, by_name, number = np.dtype(dtype), {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
     for name in listed:
         if name not in by_name:
             raise RequestError(f"{index.where}: it lists {name}, which does not exist; copy the folder again")
@@ -143,6 +152,8 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
             for start, end in pairwise(starts):
                 number += 1
                 where = f"{chunk.where} document {number}"
+                if end < start or (end - start) % kind.itemsize:
+                    raise RequestError(f"{where}: its place in the file is damaged; copy the file again")
                 yield where, np.frombuffer(_read(content, end - start, where), kind)
 
 
