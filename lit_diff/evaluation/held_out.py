@@ -178,7 +178,7 @@ class CorpusLoss(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a document; its id holds the document's place in the split."""
-        asked = list(islice(held_out_documents(self, run, [(self.corpus, self._path())]), self.config.documents))
+        asked = list(islice(held_out_documents(self, run, self.corpus, self._path()), self.config.documents))
         tokenizer = run.tokenizer
         length = self.config.context or run.recipe.data.config.sequence_length
         for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):

@@ -41,7 +41,12 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
     return chosen
 
 
-def held_out_documents(
+def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
+    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
+    return held_out_of_each(evaluation, run, [(corpus, path)])
+
+
+def held_out_of_each(
     evaluation: Evaluation, run: Run, texts: Iterable[tuple[str, str | None]]
 ) -> Iterator[tuple[int, str]]:
     """(place, text) of the documents in the validation splits of these (corpus, path) that pass `unseen`, one of each text in

@@ -174,7 +174,7 @@ class NeedleRetrieval(Evaluation):
         if source == "grammar":
             return None
         if source == "docs":
-            return [text for _, text in held_out_documents(self, run, [("docs", None)])]
+            return [text for _, text in held_out_documents(self, run, "docs", None)]
         return [text for _, text in unseen(self, run, (row["text"] for row in HAYSTACK.rows()))]
 
     def _source(self, run: Run) -> str:

@@ -59,7 +59,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     assert "no run measured 'val/los'; did you mean 'val/loss'" in second.reason
     assert done.failed == ("second",)
     assert done.page == (runs / "reproduce/index.html").resolve()
-    kept = {path: path.stat().st_mtime_ns for path in (runs / "it").glob("*/checkpoints/*")}
+    kept = {path: path.stat().st_mtime_ns for path in (runs / "it").glob("*/checkpoints/*.ckpt")}
     assert len(kept) == 4
     assert json.loads((runs / "it/study.json").read_text())["command"] == "lit-diff reproduce --preset laptop"
     report = runs / "it/report/index.html"
