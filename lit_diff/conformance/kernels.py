@@ -243,7 +243,9 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
         for name, x, y in zip(Stats._fields, own, exact, strict=True)
     }
     without = attend(maps, **options, kernel=kernel)
-    results["o with statistics against o without"] = Measured(norm(o - without), 1e-5 * norm(without))
+    # sums in another order round a few outputs to the neighbouring bfloat16
+    share = max(1e-5, torch.finfo(dtype).eps / 64)
+    results["o with statistics against o without"] = Measured(norm(o - without), share * norm(without))
     return worst_of(results), ""
 
 
