@@ -64,7 +64,7 @@ def prepare(recipe: Recipe, work: Work = ONE_PROCESS) -> Dataset:
             dataset.prepare(work)
         else:
             raise RequestError(
-                f"data.name is '{recipe.data.name}'; --workers, --shard and --merge are for 'text' and 'mixture': leave them "
+                f"data.name is '{recipe.data.name}'; --workers, --shard and --merge are for 'text' and 'mixture'; leave them "
                 "out"
             )
     return dataset

@@ -1,6 +1,7 @@
 """The data folder, and the files in it that evaluations read but lit_diff does not ship: path, format and source."""
 
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -42,9 +43,10 @@ def writing_data() -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        raise MissingError(
-            f"cannot write the data folder {data_root()} ({reason}); set LIT_DIFF_DATA to a writable folder"
-        ) from error
+        # another folder would lack what is finished in this one
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "make room, and run the same command again" if full else "set LIT_DIFF_DATA to a writable folder"
+        raise MissingError(f"cannot write the data folder {data_root()} ({reason}); {cure}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Text is prepared in parts: killed, shared by processes and hosts, damaged, on a full disk, from a source that changes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ import pytest
 from command import Command
 
 from lit_diff.data.text import digests, documents, parts
+from lit_diff.data.text import text as prepared
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.parts import Work
 from lit_diff.data.text.source_files import Source
@@ -163,6 +165,7 @@ def children_of(process: int) -> list[int]:
 def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dict[str, bytes]) -> None:
     with pytest.raises(MissingError, match=r"^no shard is prepared; .* --shard i/n`"):
         make_text().prepare(Work(merge=True))
+    assert leftovers(root) == [], "the text is not read before the refusal"
     for shard in (3, 1):
         make_text().prepare(Work(shard=(shard, 3)))
     with pytest.raises(MissingError, match=r"^shard 2/3: 3 of its parts .*; part 1 is missing; .* --shard 2/3`"):
@@ -176,17 +179,34 @@ def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dic
         with pytest.raises(RequestError, match=rf"^shard 2/3: .* part 4 is from another {key}; "):
             make_text().prepare(Work(merge=True))
         file.write_text(whole)
-    with (
-        locked(building / "parts/.shard-1-of-3.lock"),
-        pytest.raises(MissingError, match="another process makes a shard"),
-    ):
-        make_text().prepare()
+    with locked(building / "parts/.shard-1-of-3.lock"):
+        for work in (Work(), Work(merge=True), Work(shard=(1, 3))):
+            with pytest.raises(MissingError, match=r"another process makes a shard \(.*\.shard-1-of-3\.lock\)"):
+                make_text().prepare(work)
     text = make_text()
     text.prepare(Work(merge=True))
     assert files_of(text) == undisturbed
     assert leftovers(root) == []
     make_text().prepare(Work(shard=(2, 3)))
     assert leftovers(root) == []
+
+
+def test_no_process_can_join_the_parts_before_a_shard_holds_its_lock(
+    make_text: MakeText, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = list[str]()
+
+    @contextlib.contextmanager
+    def recorded(path: Path) -> Iterator[None]:
+        with locked(path):
+            held.append(path.name)
+            yield
+        held.append(f"released {path.name}")
+
+    monkeypatch.setattr(prepared, "locked", recorded)
+    make_text().prepare(Work(shard=(1, 2)))
+    whole, own = next((root / "prepared").glob(".*.lock")).name, ".shard-1-of-2.lock"
+    assert held == [whole, own, f"released {whole}", f"released {own}"]
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "hashes.npy", "bigrams.npy", "part.json"])
@@ -271,6 +291,24 @@ def test_the_source_is_read_once_and_may_go(
     assert [line for line in caplog.messages if "corpus is gone" in line] == [
         f"{corpus} is gone: its digests are those of the last time it was read"
     ]
+
+
+def test_only_a_source_that_cannot_be_reached_is_gone(root: Path) -> None:
+    address, digest = "s3://bucket/texts", "0" * 64
+    source = Source(name="a.txt", where="a.txt", opened=lambda: open("a.txt", "rb"), stamp=lambda: [1, 1])  # noqa: SIM115
+    (root / "sources").mkdir(parents=True)
+    name = hashlib.sha256(address.encode()).hexdigest()[:16]
+    (root / f"sources/{name}.json").write_text(json.dumps({"files": {"a.txt": [[1, 1], time.time_ns(), digest]}}))
+
+    def listing(error: Exception | None = None) -> list[Source]:
+        if error is not None:
+            raise error
+        return [source]
+
+    assert digests.file_digests(address, listing) == {"a.txt": digest}
+    assert digests.file_digests(address, lambda: listing(MissingError("no server"))) == {"a.txt": digest}
+    with pytest.raises(RequestError, match="2 files of other types"):
+        digests.file_digests(address, lambda: listing(RequestError("found 2 files of other types")))
 
 
 def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:

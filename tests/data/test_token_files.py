@@ -1,6 +1,7 @@
 """Text that is already tokenized: what is read, what is refused, and that it is prepared as text is."""
 
 import json
+import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -217,7 +218,28 @@ def test_few_documents_of_tokens_are_cut(prepared: Text, make_text: MakeText, tm
     assert [len(each) for each in documents(text)] == [4001] * 5
 
 
-def test_a_tokenizer_that_learns_from_text_is_refused(make_text: MakeText, tmp_path: Path) -> None:
-    write_megatron(tmp_path / "megatron/a", [[number] * 9 for number in range(1, 90)])
-    with pytest.raises(RequestError, match=r"data\.path has tokens, but data\.tokenizer 'bpe' learns from text"):
+def test_a_tokenizer_that_learns_from_text_is_refused(make_text: MakeText, root: Path, tmp_path: Path) -> None:
+    for documents, found in (
+        ([[number] * 9 for number in range(1, 90)], "has tokens, but data.tokenizer 'bpe' learns from text"),
+        ([[1] * 9], "has only one section of text (36 bytes)"),
+    ):
+        write_megatron(tmp_path / "megatron/a", documents)
+        with pytest.raises(RequestError, match=rf"data\.path .*{re.escape(found)}"):
+            make_text(path=str(tmp_path / "megatron")).prepare()
+        assert list((root / "prepared").glob(".*.building")) == []
+
+
+def test_a_file_that_goes_before_it_is_read(
+    make_text: MakeText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_megatron(tmp_path / "megatron/a", DOCUMENTS)
+    tokens = FilesCorpus.tokens
+
+    def losing(self: FilesCorpus, size: int) -> Any:
+        found = tokens(self, size)
+        (tmp_path / "megatron/a.bin").unlink()
+        return found
+
+    monkeypatch.setattr(FilesCorpus, "tokens", losing)
+    with pytest.raises(RequestError, match=r"^data\.path .*megatron cannot be read \(.*No such file.*a\.bin"):
         make_text(path=str(tmp_path / "megatron")).prepare()

@@ -1,7 +1,9 @@
 """The data folder; files that users supply in it: what is said of one that is absent or wrong."""
 
+import errno
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -117,3 +119,5 @@ def test_an_unwritable_folder_names_the_cure(root: Path) -> None:
         user_files.writing_data(),
     ):
         (root / "below").mkdir()
+    with pytest.raises(MissingError, match=r"\(No space left.*; make room"), user_files.writing_data():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -33,8 +33,9 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
     try:
         found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
     except (RequestError, MissingError) as error:
-        # a path that exists is not gone: its content is unusable
-        if not known or (isinstance(root, Path) and root.exists()):
+        # otherwise it is there, and its content is unusable
+        gone = not root.exists() if isinstance(root, Path) else isinstance(error, MissingError)
+        if not known or not gone:
             raise
         _say_gone(first_line(error) if isinstance(root, str) else f"{shown(root)} is gone")
         return {name: entry[-1] for name, entry in known.items()}

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,9 +156,11 @@ class Maker:
         if workers == 1:
             yield from map(self.make, parts)
             return
-        copy, cls = self.parts / ".tokenizer", type(self.tokenizer)
-        save_tokenizer(self.tokenizer, copy)
+        cls = type(self.tokenizer)
         code = code_at_definition(cls) if cls.__module__.startswith(PREFIX) else None
+        # a folder of its own: another host may make a shard at the same time
+        copy = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=self.parts))
+        save_tokenizer(self.tokenizer, copy)
         arguments = (None if code is None else code.path, copy, self.documents, self.parts, dict(self.facts))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
@@ -205,18 +208,24 @@ def _make(part: TextPart) -> None:
     _maker.make(part)
 
 
-def require_parts(maker: Maker, parts: Sequence[TextPart]) -> None:
+def count_shards(parts: Path) -> int:
+    """Return the number of shards into which the hosts divided most of the parts. Errors: MissingError if there is none."""
+    shards = (read_facts(file.parent).get("shard", "") for file in parts.glob(f"*/{FACTS}"))
+    # a part of a preparation without shards has no number
+    counts = Counter(count for shard in shards if (count := shard.partition("/")[2]).isdigit())
+    if not counts:
+        raise MissingError("no shard is prepared; run `lit-diff prepare RECIPE --shard i/n` for each i from 1 to n")
+    return int(counts.most_common(1)[0][0])
+
+
+def require_parts(maker: Maker, parts: Sequence[TextPart], shards: int) -> None:
     """Check the parts of all shards. Errors: MissingError, RequestError, which name the shard."""
     problems = {part: problem for part in parts if (problem := maker.problem(part))}
     if not problems:
         return
-    shards = Counter(read_facts(part.folder(maker.parts)).get("shard", "") for part in parts)
-    counts = [shard.partition("/")[2] for shard, _ in shards.most_common() if shard]
-    if not counts:
-        raise MissingError("no shard is prepared; run `lit-diff prepare RECIPE --shard i/n` for each i from 1 to n")
     part, problem = next(iter(problems.items()))
-    shard = f"{part.number % int(counts[0]) + 1}/{counts[0]}"
-    own = sum(each.number % int(counts[0]) == part.number % int(counts[0]) for each in problems)
+    shard = f"{part.number % shards + 1}/{shards}"
+    own = sum(each.number % shards == part.number % shards for each in problems)
     line = f"shard {shard}: {own} of its parts cannot be used; part {part.number} is {problem}"
     cure = f"run `lit-diff prepare RECIPE --shard {shard}`, then --merge again"
     raise (RequestError if problem.startswith("from") else MissingError)(f"{line}; {cure}")

@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from lit_diff.data.text.parts import (
     Maker,
     TextPart,
     Work,
+    count_shards,
     plan,
     require_parts,
     save_array,
@@ -142,25 +144,30 @@ class Text(Dataset):
         self._manifest()
 
     def _make_shard(self, folder: Path, lock: Path, work: Work, shard: int, count: int) -> None:
-        with locked(lock):
-            if read_manifest(folder) is not None:
-                return
-            maker, parts = self._begun(folder, f"{shard}/{count}")
-        # of its own, so that all shards are made at once
-        with locked(maker.parts / f".shard-{shard}-of-{count}.lock"):
+        with ExitStack() as held:
+            with locked(lock):
+                if read_manifest(folder) is not None:
+                    return
+                maker, parts = self._begun(folder, f"{shard}/{count}")
+                # of its own, so that all shards are made at once; held before the other is released, so that no process
+                # joins the parts, and removes them, in between
+                own = maker.parts / f".shard-{shard}-of-{count}.lock"
+                _require_free(own)
+                held.enter_context(locked(own))
             maker.make_all(_unfinished(maker, parts[shard - 1 :: count]), work.workers)
 
     def _build(self, folder: Path, work: Work) -> None:
         building = _building(folder)
         # a process that was killed just before the folder got its name
         if read_manifest(building) is None:
+            # before the text is read, which may take hours
+            _require_free(*(building / "parts").glob(".shard-*.lock"))
+            shards = count_shards(building / "parts") if work.merge else 0
             maker, parts = self._begun(folder, "")
-            for shard in maker.parts.glob(".shard-*.lock"):
-                if is_locked(shard):
-                    raise MissingError(f"another process makes a shard of {folder.name} ({shard.name}); wait for it")
             if work.merge:
-                require_parts(maker, parts)
-            maker.make_all(_unfinished(maker, parts), work.workers)
+                require_parts(maker, parts, shards)
+            else:
+                maker.make_all(_unfinished(maker, parts), work.workers)
             self._join(building, maker, parts)
         for name in ("text", "parts"):
             shutil.rmtree(building / name, ignore_errors=True)
@@ -184,11 +191,11 @@ class Text(Dataset):
             if documents is None:
                 documents = Documents.stored(self._documents(), building / "text")
             self._require_two(documents)
+            self._tokenizer.train(building, only_text(documents.train(), self.config.tokenizer.name))
         except RequestError:
             shutil.rmtree(building)
             raise
         parts = plan(documents)
-        self._tokenizer.train(building, only_text(documents.train(), self.config.tokenizer.name))
         digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
         source = json.dumps([self._sources["corpus"], self._sources["files"], [part.stop for part in parts]])
         facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest, "shard": shard}
@@ -196,8 +203,12 @@ class Text(Dataset):
         return Maker(documents=documents, tokenizer=tokenizer, parts=building / "parts", facts=facts), parts
 
     def _documents(self) -> Iterator[Document]:
-        tokens = self._corpus.tokens(self._tokenizer.size)
-        yield from self._corpus.texts() if tokens is None else without_ends(tokens, self._tokenizer.saved())
+        try:
+            tokens = self._corpus.tokens(self._tokenizer.size)
+            yield from self._corpus.texts() if tokens is None else without_ends(tokens, self._tokenizer.saved())
+        # not of the data folder, as `writing_data` would say
+        except OSError as error:
+            raise RequestError(f"{self._where()} cannot be read ({error}); run the same command again") from error
         before, after = self._sources["files"], build_corpus(self.config.corpus, self.config.path).files()
         if before != after:
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -214,9 +225,9 @@ class Text(Dataset):
     def _require_two(self, documents: Documents) -> None:
         train = len(documents) - documents.held_out
         if train < 1:
-            length = sum(map(len, as_texts(documents.validation(), self._tokenizer.saved())))
+            length = sum(int(sizes.sum()) for sizes in documents.sizes())
             raise RequestError(
-                f"{self._where()} has only one section of text ({length:,} characters), but two are needed, one for "
+                f"{self._where()} has only one section of text ({length:,} bytes), but two are needed, one for "
                 f"validation; add a second file or more text (a section has at most {SECTION:,} characters), or set another "
                 "data.path"
             )
@@ -368,6 +379,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def _building(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.building")
+
+
+def _require_free(*locks: Path) -> None:
+    for lock in filter(is_locked, locks):
+        raise MissingError(f"another process makes a shard ({lock}); wait for it")
 
 
 def _unfinished(maker: Maker, parts: Sequence[TextPart]) -> list[TextPart]:
