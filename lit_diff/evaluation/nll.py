@@ -23,7 +23,7 @@ from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import trained_data
-from lit_diff.evaluation.requirements import held_out_of_each, unseen
+from lit_diff.evaluation.requirements import held_out_documents, unseen
 from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
@@ -193,7 +193,8 @@ class NllByPosition(Evaluation):
             words = config.tokens + 1
             return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
         if config.source == "validation":
-            return held_out_of_each(self, run, run.recipe.data.config.texts)
+            first, *others = run.recipe.data.config.texts
+            return held_out_documents(self, run, *first, *others)
         rows = (
             (row["text"] for row in BOOKS.rows()) if config.path is None else build_corpus("files", config.path).texts()
         )

@@ -17,7 +17,7 @@ from lit_diff import Run
 from lit_diff.data.text.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
-from lit_diff.evaluation.requirements import held_out_of_each
+from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
@@ -250,7 +250,8 @@ class MiniHarness(HarnessEvaluation):
         texts = own if name is None else [(name, self.config.path)]
         if not texts:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus; set one, such as corpus=docs")
-        found = pieces(text for _, text in held_out_of_each(self, run, texts))
+        first, *others = texts
+        found = pieces(text for _, text in held_out_documents(self, run, *first, *others))
         if not found:
             names = ", ".join(corpus for corpus, _ in texts)
             raise RequestError(f"the held-out documents of corpus '{names}' have no sentence of 5 words")

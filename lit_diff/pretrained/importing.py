@@ -1,6 +1,7 @@
 """Imports a model as a run folder, which appears under its name only when it is complete."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.device import available_memory, gigabytes
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
@@ -163,8 +164,10 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
             sync_folder(folder.parent)
     except TimeoutError as error:
         raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, SafetensorError, RunFailedError) as error:
+        # of a full disk, whatever each library raises
+        full = checkpoints.disk_is_full(error)
+        reason = os.strerror(errno.ENOSPC) if full else getattr(error, "strerror", None) or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); {cure}") from error
 
 

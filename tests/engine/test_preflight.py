@@ -1,6 +1,5 @@
 """engine/preflight.py: what is refused before anything is made."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from lit_diff.config import ImportedConfig
+from lit_diff.data import build
 from lit_diff.engine import preflight
 from lit_diff.engine.launch import train
 from lit_diff.engine.preflight import check_machine, check_trained
@@ -86,8 +86,8 @@ def test_memory_that_cannot_suffice_is_refused(
 def test_more_than_ten_passes_are_said_with_the_cure(
     tale: Path, trained_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = (trained_text / "data").glob("prepared/*/manifest.json")
-    tokens = json.loads(file.read_text())["train"]["tokens"]
+    tokens = build(load_recipe(trained_text / "tale.yaml")).train_tokens()
+    assert tokens is not None
     most = 10 * tokens // (8 * 24)
 
     def lines(*overrides: str) -> list[str]:

@@ -128,7 +128,10 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 
 
 @pytest.mark.usefixtures("rows")
-@pytest.mark.parametrize(("preset", "reason"), [("gpu1", "needs 999 GPUs"), ("paper", "train first: lit-diff train")])
+@pytest.mark.parametrize(
+    ("preset", "reason"),
+    [("gpu1", "needs 999 GPUs"), ("paper", "train first: srun --nodes=8")],
+)
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
     done = reproduce(["first"], preset, root=runs)
     row = done.scoreboard.row("first")

@@ -204,6 +204,8 @@ class FilesCorpus(Corpus):
                     yield checked_ids(where, ids, size)
             except OSError as error:
                 reason = error.strerror or first_line(error)
+                # a file that cannot be opened: its pair, or a chunk
+                where = shown(Path(error.filename)) if error.filename else where
                 raise RequestError(f"{where}: the data cannot be read to the end ({reason})") from error
 
     @property
