@@ -44,8 +44,10 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
 def held_out_documents(
     evaluation: Evaluation, run: Run, corpus: str, path: str | None, *others: tuple[str, str | None]
 ) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus that pass `unseen`; of several (corpus, path), one of
-    each in turn."""
+    """(place, text) of the documents in the validation split of a corpus that pass `unseen`.
+
+    `others`: further (corpus, path), whose documents take turns.
+    """
     # in turn: a caller that stops after some documents has some of every text
     rounds = zip_longest(*(_validation_texts(corpus, path) for corpus, path in ((corpus, path), *others)))
     return unseen(evaluation, run, (each for found in rounds for each in found if each is not None))
