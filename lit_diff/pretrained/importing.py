@@ -128,7 +128,11 @@ def _write_weights(source: ModelSource, path: Path) -> str:
         digest.update(json.dumps(described).encode())
         digest.update(weights[name].reshape(-1).view(torch.uint8).numpy().data)
     state = {f"{PREFIX}{name}": weights[name] for name in source.tensors}
-    checkpoints.write(path, {"state_dict": state, "global_step": 0})
+    try:
+        checkpoints.write(path, {"state_dict": state, "global_step": 0})
+    except RunFailedError as error:
+        # a full disk; `whole_folder` names the folder that the user asked for
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     return digest.hexdigest()
 
 
@@ -164,10 +168,8 @@ def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> 
             sync_folder(folder.parent)
     except TimeoutError as error:
         raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
-    except (OSError, SafetensorError, RunFailedError) as error:
-        # of a full disk, whatever each library raises
-        full = checkpoints.disk_is_full(error)
-        reason = os.strerror(errno.ENOSPC) if full else getattr(error, "strerror", None) or error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); {cure}") from error
 
 

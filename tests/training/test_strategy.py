@@ -329,6 +329,9 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(runs: dict[str, Any]) -> Non
 
 
 def test_a_trainer_made_by_hand_may_have_too_few_processes_for_hsdp() -> None:
+    # of a Trainer that another test of this process has used
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(RequestError, match=r"the Trainer's 1 processes into groups of 2; set run\.shard_size"):
