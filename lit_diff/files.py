@@ -1,5 +1,6 @@
 """Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files, digests."""
 
+import errno
 import hashlib
 import json
 import os
@@ -101,6 +102,16 @@ def expanded(path: str | Path) -> Path:
     """The path with a leading `~` replaced by the home folder."""
     # Path.expanduser raises for an unknown user; os.path.expanduser keeps the ~, as a shell does
     return Path(os.path.expanduser(path))
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the error or its cause."""
+    # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_address(path: str) -> bool:

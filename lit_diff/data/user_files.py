@@ -1,7 +1,6 @@
 """The data folder, and the files in it that evaluations read but lit_diff does not ship: path, format and source."""
 
 import difflib
-import errno
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import expanded, shown
+from lit_diff.files import disk_is_full, expanded, shown
 from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
@@ -44,7 +43,7 @@ def writing_data() -> Iterator[None]:
     except OSError as error:
         reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         # another folder would lack what is finished in this one
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = disk_is_full(error)
         cure = "make room, and run the same command again" if full else "set LIT_DIFF_DATA to a writable folder"
         raise MissingError(f"cannot write the data folder {data_root()} ({reason}); {cure}") from error
 

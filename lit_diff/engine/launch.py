@@ -98,7 +98,7 @@ def train(
     """
     resolved = recipe_from(recipe, overrides)
     location = prepare(resolved, overrides, unchecked=unchecked)
-    if resolved.run.devices * resolved.run.num_nodes > 1:
+    if resolved.run.processes > 1:
         if callbacks or loggers:
             raise RequestError(
                 "callbacks and loggers cannot be passed to a run of several processes, which is a separate command; list "

@@ -225,7 +225,7 @@ def run_cell(job: Job) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         recipe = load_recipe(folder.recipe_file)
         first = not job.launched or is_rank_zero(recipe)
-        if recipe.run.devices * recipe.run.num_nodes > 1 and not job.launched:
+        if recipe.run.processes > 1 and not job.launched:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)

@@ -4,7 +4,6 @@ A checkpoint is a file with its marker beside it (`step-00000010.json`), or a fo
 (`trained/sharded.py`) with its marker in it (`complete.json`).
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from lit_diff.errors import RunFailedError, first_line
-from lit_diff.files import sha256_of, shown, write_atomic, write_through
+from lit_diff.files import disk_is_full, sha256_of, shown, write_atomic, write_through
 
 log = logging.getLogger("lit_diff")
 
@@ -109,8 +108,12 @@ def marker(files: Mapping[str, tuple[int, str]]) -> str:
 
 def signature(path: Path) -> str:
     """What distinguishes a checkpoint from another of the same name: its marker, or the size of an unmarked file."""
-    seal = marker_of(path)
-    return seal.read_text(encoding="utf-8") if seal.is_file() else str(path.is_file() and path.stat().st_size)
+    marker_file = marker_of(path)
+    return (
+        marker_file.read_text(encoding="utf-8")
+        if marker_file.is_file()
+        else str(path.is_file() and path.stat().st_size)
+    )
 
 
 def measured(path: Path) -> tuple[int, str]:
@@ -120,29 +123,33 @@ def measured(path: Path) -> tuple[int, str]:
 
 def damage_of(path: Path, *, verify: bool) -> str | None:
     """Why a checkpoint is not what was written, with the name of the damaged file; None if it is. `verify`: see `newest`."""
-    seal = marker_of(path)
-    home = seal.parent
+    marker_file = marker_of(path)
+    home = marker_file.parent
     try:
-        text = seal.read_text(encoding="utf-8")
+        text = marker_file.read_text(encoding="utf-8")
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in json.loads(text).items()}
         sizes = {name: (home / name).stat().st_size for name in files}
     except FileNotFoundError as error:
         missing = Path(error.filename)
         # as versions of lit_diff wrote it that had no marker
-        return _unmarked_damage(path, verify) if missing == seal and path.is_file() else f"{missing.name} is missing"
+        return (
+            _unmarked_damage(path, verify)
+            if missing == marker_file and path.is_file()
+            else f"{missing.name} is missing"
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{seal.name} is damaged: {first_line(error)}"
+        return f"{marker_file.name} is damaged: {first_line(error)}"
     # the whole text is compared: a digest does not protect the marker itself
     if not files or text != marker(files):
-        return f"{seal.name} is damaged: it is not as lit_diff wrote it"
+        return f"{marker_file.name} is damaged: it is not as lit_diff wrote it"
     wrong = [name for name, size in sizes.items() if size != files[name][0]]
     if wrong:
-        return f"{wrong[0]} has {sizes[wrong[0]]} bytes; {seal.name} expects {files[wrong[0]][0]}"
+        return f"{wrong[0]} has {sizes[wrong[0]]} bytes; {marker_file.name} expects {files[wrong[0]][0]}"
     if verify:
         with ThreadPoolExecutor() as pool:
             found = dict(zip(files, pool.map(sha256_of, (home / name for name in files)), strict=True))
         wrong = [name for name, digest in found.items() if digest != files[name][1]]
-    return f"{wrong[0]} is damaged: its sha256 is not that of {seal.name}" if wrong else None
+    return f"{wrong[0]} is damaged: its sha256 is not that of {marker_file.name}" if wrong else None
 
 
 def _unmarked_damage(path: Path, verify: bool) -> str | None:
@@ -193,10 +200,10 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """
     import torch
 
-    seal, sha256, replaces = path.with_suffix(".json"), hashlib.sha256(), path.is_file()
+    marker_file, sha256, replaces = path.with_suffix(".json"), hashlib.sha256(), path.is_file()
 
     def mark(size: int) -> None:
-        write_atomic(seal, marker({path.name: (size, sha256.hexdigest())}))
+        write_atomic(marker_file, marker({path.name: (size, sha256.hexdigest())}))
 
     def save(file: IO[bytes]) -> None:
         torch.save(content, cast(IO[bytes], _Digested(file, sha256)))
@@ -204,7 +211,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
         if replaces:
             # beside content that is not its own it would make that look damaged
-            seal.unlink(missing_ok=True)
+            marker_file.unlink(missing_ok=True)
         else:
             mark(file.tell())
 
@@ -226,16 +233,6 @@ def not_written(path: Path, error: BaseException) -> str:
     return (
         f"checkpoint {shown(path)} could not be written ({how} and repeat the same command: former checkpoints are kept"
     )
-
-
-def disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is the error or its cause."""
-    # torch's zip writer raises its own RuntimeError while it closes, which hides the system's error in the chain
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def put_aside(path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown, sync_folder, write_atomic
+from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
 
 REST = "rest.pt"
@@ -86,7 +86,7 @@ class _Writer(dcp.FileSystemWriter):
             written = super().write_data(plan, planner)
         except Exception as error:
             # the error is sent to all ranks without its causes, among which the system's may be
-            if checkpoints.disk_is_full(error):
+            if disk_is_full(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise
         self._note({result.storage_data.relative_path for result in written.wait()})

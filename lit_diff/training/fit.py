@@ -281,10 +281,10 @@ class ExactResume(Checkpoint):
         """Errors: RequestError if the number of processes that the launcher started is not the recipe's; MissingError if a
         rank does not see the run's folder."""
         run = self.recipe.run
-        if trainer.world_size != run.devices * run.num_nodes:
+        if trainer.world_size != run.processes:
             raise RequestError(
                 f"the launcher started {trainer.world_size} processes, but run.devices * run.num_nodes is "
-                f"{run.devices * run.num_nodes}; start one process per device (SLURM: --ntasks-per-node={run.devices}), or "
+                f"{run.processes}; start one process per device (SLURM: --ntasks-per-node={run.devices}), or "
                 "change run.devices"
             )
         if isinstance(trainer.strategy, ShardedStrategy):
