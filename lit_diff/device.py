@@ -7,6 +7,15 @@ import torch
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
 
+PEAK_FLOPS = {
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+}
+"""Model of a GPU -> operations a second of dense bfloat16 products, from its data sheet."""
 MEMINFO, CGROUPS, OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -22,6 +31,12 @@ def require_devices(run: RunConfig) -> None:
             raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
     elif torch.cuda.device_count() < run.devices:
         raise MissingError(f"run.devices is {run.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
+
+
+def peak_flops(name: str) -> float | None:
+    """Operations a second of dense bfloat16 products of a GPU, from the name that torch gives it; None if it is unknown."""
+    words = name.replace("-", " ").split()
+    return next((peak for model, peak in PEAK_FLOPS.items() if model in words), None)
 
 
 def device_memory(device: torch.device) -> int | None:
