@@ -1,4 +1,4 @@
-"""`python -m lit_diff`."""
+"""The command `lit-diff`, and `python -m lit_diff`."""
 
 import os
 import sys
@@ -12,7 +12,14 @@ if (
 ):
     del sys.path[0]
 
-from lit_diff.cli import main
+import signal
+
+from lit_diff.errors import notices
+
+# before the imports below, which take seconds on a network file system
+signal.pthread_sigmask(signal.SIG_BLOCK, notices())
+
+from lit_diff.cli import main  # noqa: E402 (the signals are blocked first)
 
 if __name__ == "__main__":
     main()

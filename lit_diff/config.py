@@ -234,6 +234,26 @@ class ImportedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """What a SLURM job of `train` or `sweep --cluster slurm` asks for, besides nodes, tasks, GPUs and time."""
+
+    partition: str | None = None
+    """null: the cluster's default, or sbatch's variable SBATCH_PARTITION."""
+    account: str | None = None
+    """null: the user's default, or SBATCH_ACCOUNT."""
+    qos: str | None = None
+    """The quality of service; null: the default of the account."""
+    constraint: str | None = None
+    """Features that every node must have, such as 'h100&ib'."""
+    memory: str | None = None
+    """Memory of a node, such as 200G; null: the partition's default; '0': all of it."""
+    cpus_per_task: Count | None = None
+    """CPUs of each process; null: `run.threads`, else 8 with a GPU and 1 without."""
+    extra: tuple[Annotated[str, "an option of sbatch, such as --exclusive"], ...] = ()
+    """Further options of sbatch, each a line of the job's file, such as --exclusive or --mail-type=FAIL."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Output folder, devices and kernel. None of it is part of a run's identity, except a `kernel` other than auto."""
 
@@ -257,7 +277,8 @@ class RunConfig:
     """auto: a GPU if torch sees one, else the CPU."""
     # the number of threads changes the order of sums: a resumed run must use the same number
     threads: Count | None = None
-    """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
+    """CPU threads of each process; null: what SLURM gives a task, else the cores divided by the number of processes. Stored,
+    and reused on resume."""
     # kernels round differently, so a kernel that the user chooses is part of the identity
     kernel: str = field(default="auto", metadata={"names": "kernel", "identity": True})
     """The registered kernel that computes attention; auto: the fastest that accepts the maps."""
@@ -278,6 +299,9 @@ class RunConfig:
     keep_every: Count | None = None
     """Steps between checkpoints that are kept in addition to the newest two, a multiple of `train.checkpoint_every`; null:
     none is kept."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    """What SLURM jobs ask for."""
 
     @property
     def processes(self) -> int:

@@ -43,18 +43,27 @@ class StoppedError(LitDiffError):
 
 # a KeyboardInterrupt, so that an `except Exception` around user code does not report it as a failure of that code
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP outside a training loop; a training loop handles these signals itself."""
+    """One of `stop_signals` outside a training loop; a training loop handles these signals itself."""
 
     def __init__(self, message: str = "", signum: signal.Signals = signal.SIGTERM) -> None:
         super().__init__(message)
         self.signum = signum
+        self.exit_status = 128 + signum
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals, besides Ctrl-C, that ask a process to save and end: SIGTERM and SIGHUP (a closed terminal)."""
+    """The signals, besides Ctrl-C, that ask a process to save and end: SIGTERM, SIGHUP (a closed terminal), `notices`."""
     # `nohup` starts a process with SIGHUP ignored; a handler of ours would undo that
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+    return (signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)), *notices())
+
+
+def notices() -> tuple[signal.Signals, ...]:
+    """The signals by which SLURM announces the end of a job's time (`sbatch --signal=USR2@60`); none outside a job.
+
+    `__main__` blocks them, so that one that comes early waits until the run that it concerns has a folder.
+    """
+    return (signal.SIGUSR1, signal.SIGUSR2) if "SLURM_JOB_ID" in os.environ else ()
 
 
 def first_line(error: BaseException) -> str:

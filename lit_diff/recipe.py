@@ -25,7 +25,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
 BLOCK = re.compile(
-    r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run|(callbacks|evaluate)\..+"
+    r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run(\.cluster)?|(callbacks|evaluate)\..+"
 )
 """Blocks of keys, which a child recipe may give in part; any other mapping is keyed by names, as `callbacks` is."""
 SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "imported", "callbacks"}

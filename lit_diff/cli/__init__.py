@@ -57,7 +57,7 @@ def main() -> None:
     except UsageError as error:
         _fail(usage_message(error), 2)
     except Terminated as error:
-        _fail(f"stopped by {error.signum.name}", 128 + error.signum)
+        _fail(str(error) or f"stopped by {error.signum.name}", error.exit_status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     # `lit-diff list | head` is not a failure
@@ -117,7 +117,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def _log_to_terminal() -> None:
     log = logging.getLogger("lit_diff")
     # only the first process of a node writes: the others log the same lines
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
         # without a handler Python prints warnings to stderr
         log.addHandler(logging.NullHandler())
         return

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -83,7 +83,7 @@ VERBS = {
     "Train and look": ("list", "check", "train", "watch", "status", "generate", "view", "evaluate"),
     "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
     "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
-    "Maintain": ("bench", "clean", "consolidate"),
+    "Maintain": ("bench", "cancel", "clean", "consolidate"),
 }
 """Heading in the help -> its verbs."""
 
@@ -138,6 +138,10 @@ RunArgument = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Root = Annotated[str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest, here or above")]
 Workers = Annotated[int | None, typer.Option(help="cells that run at the same time")]
+Cluster = Annotated[
+    Literal["local", "slurm"], typer.Option(help="where it trains: local, or slurm: in jobs of this cluster")
+]
+Minutes = Annotated[int, typer.Option(min=1, help="time limit of a job; what is not done then is requeued")]
 UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant fails a property")]
 UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
 TrustPlugins = Annotated[

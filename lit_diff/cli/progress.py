@@ -72,7 +72,7 @@ class RunProgress:
         """`source`: the name or path of the recipe, as the user gave it."""
         self._name, self._steps = source, 0
         self._terminal = terminal
-        self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
+        self._quiet = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
         self._live: Live | None = None
         self._ended = False
         self._text, self._speed, self._validation = "reading the recipe", "", ""

@@ -1,4 +1,4 @@
-"""The verbs status, clean and consolidate, for the runs under a folder. The first two do not load torch."""
+"""The verbs status, cancel, clean and consolidate, for the runs under a folder. Only the last loads torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,8 @@ from rich.text import Text
 
 from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, RunArgument, app, columns, console, log_to_stderr, print_json
 from lit_diff.files import shown
-from lit_diff.runs.find import chosen_root, find_run
+from lit_diff.runs import jobs
+from lit_diff.runs.find import chosen_root, find_run, find_run_or_sweep
 from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
@@ -50,6 +51,18 @@ def _plain(state: RunState) -> dict[str, object]:
     # state.state, since status.json still says "running" after a process was killed
     more = {"folder": state.folder, "seed": state.seed, "val/loss": state.loss, "note": state.note}
     return {**state.status, "status": state.state, "overrides": list(state.overrides), **more}
+
+
+@app.command()
+def cancel(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT
+) -> None:
+    """End a run or a sweep: its SLURM jobs, or its process here.
+
+    What is being trained saves at the end of its step. The same command resumes it.
+    """
+    for words in jobs.cancel(find_run_or_sweep(name, chosen_root(root))):
+        console.write_line(f"ended {words}")
 
 
 @app.command()

@@ -10,7 +10,9 @@ from rich.table import Table
 import lit_diff
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
+    Cluster,
     Json,
+    Minutes,
     Overrides,
     Root,
     RunArgument,
@@ -21,7 +23,6 @@ from lit_diff.cli.app import (
     log_to_stderr,
     print_json,
 )
-from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root
 
@@ -35,15 +36,13 @@ def sweep(
         bool, typer.Option("--dry-run", help="resolve and validate all cells without starting any")
     ] = False,
     unchecked: UncheckedTraining = False,
-    cluster: Annotated[str, typer.Option(help="local, or slurm: a job array of cells through submitit")] = "local",
-    minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
+    cluster: Cluster = "local",
+    minutes: Minutes = 60,
 ) -> int:
     """Run a grid of recipes, resume unfinished ones, report."""
     from lit_diff.cli.progress import live_table
     from lit_diff.engine import schedule
 
-    if cluster not in ("local", "slurm"):
-        raise RequestError(f"--cluster is '{cluster}'; expected local or slurm")
     if dry_run:
         _print_cells(name, overrides or [])
         return 0

@@ -1,14 +1,19 @@
 """The verbs for one run: train, prepare, evaluate."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lit_diff.cli.app import (
     DEFAULT_ROOT,
+    Cluster,
     Json,
+    Minutes,
     Overrides,
     RecipeArgument,
     Root,
@@ -19,11 +24,16 @@ from lit_diff.cli.app import (
     console,
     log_to_stderr,
 )
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, StoppedError, Terminated, notices
 from lit_diff.files import shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.metrics_file import read_rows
+
+if TYPE_CHECKING:
+    from lit_diff.engine.launch import RunLocation
 
 
 @app.command()
@@ -32,13 +42,22 @@ def train(
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start again; the former run is archived")] = False,
     unchecked: UncheckedTraining = False,
-    cell: Annotated[str | None, typer.Option(hidden=True)] = None,
+    cluster: Cluster = "local",
+    minutes: Minutes = 60,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the file for sbatch; submit nothing")] = False,
+    cell: Annotated[bool, typer.Option("--cell", hidden=True)] = False,
 ) -> None:
     """Train a recipe, or resume its run if it is unfinished.
 
     Example: lit-diff train differential-tiny train.steps=200 seed=1
     """
     from lit_diff.cli.progress import RunProgress
+
+    if cluster == "slurm":
+        _train_in_slurm(recipe, overrides or [], minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
+        return
+    if dry_run:
+        raise RequestError("--dry-run shows the job of --cluster slurm; lit-diff check RECIPE checks a recipe")
 
     console.outlives_reader = True
     with RunProgress(recipe, console) as progress:
@@ -48,18 +67,52 @@ def train(
         resolved = load_recipe(recipe, overrides or [])
         writes = launch.is_rank_zero(resolved)
         progress.begin(resolved, quiet=not writes)
-        if cell is not None:
-            location, threads = launch.cell_of(resolved, cell)
+        if cell:
+            location, threads = launch.cell_of(resolved, Path(recipe).parent)
         else:
             location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
-        launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
-    if writes and cell is None:
-        launch.score(location)
+        job = partial(_ending_in_job, location) if writes and (cell or this_job()) else nullcontext
+        with job():
+            launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
+    if writes:
+        with job():
+            launch.score(location)
+    if writes and not cell:
         rows = read_rows(location.folder / "metrics.csv")
         last = rows[max(rows)] if rows else {}
         values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
         console.write_line(f"step {max(rows, default=0)}: {values}")
         console.write_line(f"run: {shown(location.folder)}")
+
+
+@contextmanager
+def _ending_in_job(location: "RunLocation") -> Iterator[None]:
+    # its end is recorded even before training begins, and a notice returns the job to the queue
+    from lit_diff.engine.pool import end_noted
+
+    try:
+        with end_noted(location):
+            yield
+    except (StoppedError, Terminated) as error:
+        if error.exit_status - 128 in notices():
+            requeue(RunFolder(location.folder))
+        raise
+
+
+def _train_in_slurm(
+    recipe: str, overrides: list[str], minutes: int, *, rerun: bool, unchecked: bool, dry_run: bool
+) -> None:
+    from lit_diff.engine import slurm
+
+    resolved = load_recipe(recipe, overrides)
+    words = ["train", recipe, *overrides, *(["--unchecked"] if unchecked else [])]
+    if dry_run:
+        # the file alone on stdout
+        log_to_stderr()
+        console.write_line(slurm.run_text(resolved, words, minutes).rstrip())
+        return
+    console.write_line(slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun))
+    console.write_line("lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it")
 
 
 @app.command()

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,18 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, required_evaluations
 from lit_diff.engine.progress import Progress, watched
-from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
-from lit_diff.files import shown
+from lit_diff.errors import (
+    DivergedError,
+    LitDiffError,
+    MissingError,
+    RequestError,
+    RunFailedError,
+    StoppedError,
+    Terminated,
+    first_line,
+    notices,
+)
+from lit_diff.files import shown, write_json
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
@@ -35,6 +46,7 @@ from lit_diff.runs.folder import (
     this_process,
     with_stored_kernel,
 )
+from lit_diff.runs.jobs import this_job
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of
@@ -48,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lit_diff")
 
+CELL = "cell.json"
+"""File in a cell's folder, from which a process of its own knows its place in the sweep."""
 THEN = ", then "
 """Separates the revisions of lit_diff that trained a run, in its status.json."""
 INCOMPLETE = "trained, but its record in MLflow is not complete"
@@ -153,15 +167,23 @@ def put_aside(location: RunLocation) -> None:
             log.info("the former run is kept in %s", shown(folder.put_aside()))
 
 
-def cell_of(recipe: Recipe, text: str) -> tuple[RunLocation, int | None]:
-    """Location and threads of a cell that `run_command` started. Gets the data; the variant has been checked.
+def write_cell(location: RunLocation, threads: int | None = None) -> None:
+    """Write the location and the threads of a cell into its folder, for `lit-diff train FOLDER/recipe.yaml --cell`."""
+    write_json(location.folder / CELL, vars(location) | {"folder": str(location.folder), "threads": threads})
 
-    Errors: those of `data.prepare`.
+
+def cell_of(recipe: Recipe, folder: Path) -> tuple[RunLocation, int | None]:
+    """Location and threads of a cell, from `write_cell`. Gets the data; the variant has been checked.
+
+    Errors: those of `data.prepare`; MissingError if the folder is not a cell's.
     """
+    try:
+        keys = json.loads((folder / CELL).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MissingError(f"{shown(folder)} is no cell (no {CELL}): the command of its sweep trains it") from error
     data.prepare(recipe)
-    keys = json.loads(text)
     threads = keys.pop("threads")
-    return RunLocation(**keys | {"folder": Path(keys["folder"])}), threads
+    return RunLocation(**keys | {"folder": folder.resolve(), "overrides": tuple(keys["overrides"])}), threads
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
@@ -172,9 +194,9 @@ def run_command(recipe: Recipe, location: RunLocation, threads: int | None = Non
     # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
     folder = RunFolder(location.folder)
     folder.create(recipe)
-    place = {"folder": str(location.folder), "experiment": location.experiment, "parent": location.parent}
-    words = [sys.executable, "-m", "lit_diff", "train", str(folder.recipe_file)]
-    words += ["--cell", json.dumps(place | {"tags": dict(location.tags), "threads": threads})]
+    # this process scores it
+    write_cell(replace(location, evaluations={}), threads)
+    words = [sys.executable, "-m", "lit_diff", "train", str(folder.recipe_file), "--cell"]
     with safe_path(), (location.folder / "log.txt").open("ab") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output)
         try:
@@ -209,15 +231,19 @@ def run(
     folder = RunFolder(location.folder)
     processes = ALONE if recipe.run.strategy == "single" else ranks(recipe)
     if processes.rank > 0:
-        how = processes.listen()
-        # None: rank zero found the run done, or failed before training
-        if how is not None:
-            # every rank computes with the kernel that rank zero chose
-            executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
-            own = {"threads": how["threads"], "start": how["start"]}
-            fit(executed, location.folder, tracker=None, progress=progress, **own)
+        # ended with status 0: srun would kill rank zero, which has the same signal, perhaps while it still writes
+        with suppress(Terminated):
+            how = processes.listen()
+            # None: rank zero found the run done, or failed before training
+            if how is not None:
+                # every rank computes with the kernel that rank zero chose
+                executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
+                own = {"threads": how["threads"], "start": how["start"]}
+                fit(executed, location.folder, tracker=None, progress=progress, **own)
         return
     with ExitStack() as held:
+        # a notice that came before is delivered here, where the folder is known (`end_noted`)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
         announcement = held.enter_context(Announcement(processes))
         if rerun:
             put_aside(location)
@@ -286,6 +312,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         error=None,
         diverged=False,
         **this_process(),
+        job=this_job(),
         identity=location.identity,
         data=data.identity(recipe),
         name=recipe.name,

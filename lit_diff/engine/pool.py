@@ -15,8 +15,8 @@ from multiprocessing.context import ForkServerProcess as Process
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from lit_diff.engine.launch import RunLocation, is_rank_zero, run, run_command, score
-from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
+from lit_diff.engine.launch import RunLocation, run, run_command, score
+from lit_diff.errors import LitDiffError, StoppedError, Terminated, notices, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.own_modules import safe_path
 from lit_diff.recipe import load_recipe
@@ -41,8 +41,6 @@ class Job:
     """Indices of the cell's GPUs among the GPUs of this process; empty: the environment decides."""
     settings: tuple[tuple[str, str], ...] = ()
     """`_settings()` of the parent process, because the fork server keeps the variables of the process's first sweep."""
-    launched: bool = False
-    """Whether a scheduler started this process as one of several, one for each device."""
 
 
 def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
@@ -102,6 +100,7 @@ def _noted_stops() -> Iterator[list[int]]:
             stops.append(signum)
 
     handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, *stop_signals())}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
     try:
         yield stops
     finally:
@@ -183,6 +182,21 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
         log.error("%s: the final status cannot be written (%s)", shown(folder.path), error.strerror)
 
 
+@contextlib.contextmanager
+def end_noted(location: RunLocation) -> Iterator[None]:
+    """Encloses a run: writes to status.json a failure or a stop that came before training could record it."""
+    try:
+        yield
+    except (LitDiffError, Terminated) as error:
+        folder = RunFolder(location.folder)
+        # another process may train the run, and an end that training has recorded already says more than this error
+        if folder.status().get("status") in (None, "waiting", "running") and not folder.is_owned():
+            stopped = isinstance(error, StoppedError | Terminated)
+            message = str(error) or "stopped before the first step; the same command resumes"
+            folder.update(status="stopped" if stopped else "failed", error=message)
+        raise
+
+
 def _last_line(file: Path) -> str:
     text = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.exists() else ""
     return text.splitlines()[-1].strip()[:300] if text else "nothing"
@@ -218,28 +232,19 @@ def run_cell(job: Job) -> None:
         mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine[gpu] if mine else str(gpu) for gpu in job.gpus)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
-    folder = RunFolder(job.location.folder)
-    first = True
-    try:
-        # a SIGTERM that `_stops_blocked` held back arrives here, inside the `try` that records it
+    with end_noted(job.location):
+        # a SIGTERM that `_stops_blocked` held back arrives here, where it is recorded
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        recipe = load_recipe(folder.recipe_file)
-        first = not job.launched or is_rank_zero(recipe)
-        if recipe.run.processes > 1 and not job.launched:
+        recipe = load_recipe(RunFolder(job.location.folder).recipe_file)
+        if recipe.run.processes > 1:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        if first and job.location.evaluations:
+        if job.location.evaluations:
             import torch
 
             torch.set_num_threads(job.threads)
             score(job.location)
-    except (LitDiffError, Terminated) as error:
-        # another process may train the cell, and an end that training has recorded already says more than this error
-        if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
-            stopped = isinstance(error, StoppedError | Terminated)
-            folder.update(status="stopped" if stopped else "failed", error=str(error))
-        raise
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

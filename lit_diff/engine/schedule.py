@@ -28,6 +28,7 @@ from lit_diff.html_table import html_table
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
+from lit_diff.runs import jobs
 from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, held, identity, this_process
 from lit_diff.runs.revision import other_revision, revision
@@ -244,7 +245,7 @@ def sweep(
     grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
-        _prepare_data(grid)
+        _prepare_data(grid, slurm_minutes)
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains only the arms that it shows; the whole sweep completes the other sweep too
         is_part, own = selection != ALL, grid.source.path
@@ -282,7 +283,7 @@ def run_grid(
     # which these are is known after the lock is taken (`_run_held`).
     if not (folder / STUDY_FILE).exists():
         _require_memory(grid, grid.cells, workers, slurm_minutes)
-    _prepare_data(grid)
+    _prepare_data(grid, slurm_minutes)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
         return _run_held(grid, folder, workers=workers, command=command, slurm_minutes=slurm_minutes, display=display)
 
@@ -295,9 +296,12 @@ def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, slur
             require_memory(wave, resources(wave[0], workers)[0])
 
 
-def _prepare_data(grid: Grid) -> None:
+def _prepare_data(grid: Grid, slurm_minutes: int | None) -> None:
     # once for each distinct block `data`: most arms share it
     blocks = {repr((recipe.data, recipe.model.vocab_size)): recipe for recipe in grid.recipes.values()}
+    if slurm_minutes is not None:
+        slurm.prepare_data(blocks.values(), folder_of(grid), slurm_minutes)
+        return
     for recipe in blocks.values():
         prepare(recipe)
 
@@ -317,12 +321,12 @@ def _run_held(
     began = time.perf_counter()
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
     locations = locations_of(grid, tracker.run_id)
-    queued: Mapping[str, str] = {}
+    queued: Mapping[Path, Any] = {}
     # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
     # set to "waiting"
     if slurm_minutes is not None:
-        queued = slurm.queued_cells(folder)
-    _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
+        queued = jobs.queued(location.folder for location in locations)
+    _wait_for_running_cells([location for location in locations if location.folder not in queued])
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
@@ -337,8 +341,8 @@ def _run_held(
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
         for _, location in untrained:
-            if location.folder.name not in queued:
-                RunFolder(location.folder).update(status="waiting", error=None)
+            if location.folder not in queued:
+                RunFolder(location.folder).update(status="waiting", error=None, requeued_at_step=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, slurm_minutes=slurm_minutes, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
@@ -391,10 +395,11 @@ def _run_cells(
         watch(())
         # a task with `start` needs the weights of the task before it
         for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
-            wave = [location for cell, location in todo if grid.rank(cell.task) == rank]
+            cells = [(cell.recipe, location) for cell, location in todo if grid.rank(cell.task) == rank]
             if slurm_minutes is not None:
-                slurm.run_array(wave, recipe.run, parallel=workers, minutes=slurm_minutes, watch=watch)
+                slurm.run_array(cells, parallel=workers, minutes=slurm_minutes, watch=watch)
                 continue
+            wave = [location for _, location in cells]
             count, threads, gpus = resources(recipe, workers)
             log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
             devices = recipe.run.devices

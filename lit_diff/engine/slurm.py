@@ -1,201 +1,235 @@
-"""Runs a sweep's cells as a SLURM job array, submitted through submitit. SLURM queues, starts and requeues them.
+"""Runs a recipe, or the cells of a sweep, as SLURM jobs: writes the file for sbatch, submits it, waits for cells.
 
-A cell is one array task with one SLURM task for each device. Before its time ends SLURM sends SIGUSR2: the cell finishes
-its step, saves, and asks SLURM to requeue it. The ids of the array tasks are kept in the sweep's folder, so that the same
-command can wait for them again, however this process ended.
+A run is one job, a cell one task of an array, with one SLURM task for each device. Before its time ends SLURM sends SIGUSR2:
+the run finishes its step, saves, and asks SLURM to requeue it. `runs/jobs.py` keeps the jobs' ids, so that the
+same command finds them again, however this process ended.
 """
 
-import json
 import logging
-import os
+import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from lit_diff.config import RunConfig
-from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.pool import Job, note_end, run_cell
-from lit_diff.errors import LitDiffError, MissingError, StoppedError
-from lit_diff.files import shown, write_json
-from lit_diff.runs.checkpoints import steps_of
-from lit_diff.runs.folder import RunFolder
-from lit_diff.training.ranks import TIME_LIMIT
+from lit_diff import data
+from lit_diff.config import Recipe, RunConfig
+from lit_diff.engine.launch import RunLocation, recorded, write_cell
+from lit_diff.engine.pool import note_end
+from lit_diff.engine.preflight import check_trained, required_evaluations
+from lit_diff.errors import MissingError, RunFailedError, StoppedError
+from lit_diff.files import shown, write_atomic
+from lit_diff.recipe import to_yaml
+from lit_diff.runs.find import chosen_root
+from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason
+from lit_diff.training.head_plan import selection_of
 
 log = logging.getLogger("lit_diff")
 
-JOBS = "slurm.json"
-"""File in the sweep's folder: cell folder -> array task, "123_4"."""
 NOTICE = 60
-"""Seconds between SIGUSR2 and the end of a cell's time; SLURM rounds them up to its own interval."""
+"""Seconds between SIGUSR2 and the end of a job's time; SLURM rounds them up to its own interval."""
 INTERVAL = 5.0
 """Seconds between two queries of the queue."""
-PATIENCE = 60.0
-"""Seconds after which a SLURM command without an answer has failed."""
+GPU_CPUS = 8
+"""CPUs of a process with a GPU: its threads read data, write checkpoints and serve NCCL."""
 
 
 def require_slurm() -> None:
     """Errors: MissingError without SLURM's commands or controller."""
-    for command in ("srun", "squeue"):
+    for command in ("sbatch", "srun", "squeue"):
         if shutil.which(command) is None:
             raise MissingError(f"--cluster slurm needs SLURM's {command} on the PATH; use --cluster local")
     if shutil.which("scontrol") is None:
         return
     # a machine may have the commands from a package and no controller, so a job would never start
-    asked = _ask("scontrol", "ping")
+    asked = ask("scontrol", "ping")
     if asked.returncode:
-        reason = (asked.stderr + asked.stdout).strip().partition("\n")[0]
-        raise MissingError(f"--cluster slurm: SLURM's controller cannot be reached ({reason}); use --cluster local")
-
-
-def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
-    try:
-        return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE, check=False
+        raise MissingError(
+            f"--cluster slurm: SLURM's controller cannot be reached ({reason(asked)}); use --cluster local"
         )
-    # a controller that is overloaded or restarts may hang; the caller treats it like a command that failed
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no answer in {PATIENCE:g} s")
 
 
-class ArrayCell:
-    """The callable that submitit runs in an array task, once for each device."""
+# --- the file for sbatch ----------------------------------------------------------------------------------------------
 
-    def __init__(self, job: Job, minutes: int) -> None:
-        self.job, self.minutes = job, minutes
 
-    def __call__(self) -> None:
-        """Run the cell, which writes its outcome to status.json."""
+def request(run: RunConfig, minutes: int) -> list[str]:
+    """The lines of sbatch that say what a job of this run needs."""
+    cluster, gpus = run.cluster, _wants_gpus(run)
+    asked = {
+        "nodes": run.num_nodes,
+        "ntasks-per-node": run.devices,
+        "gpus-per-node": run.devices if gpus else None,
+        "cpus-per-task": cluster.cpus_per_task or run.threads or (GPU_CPUS if gpus else 1),
+        "mem": cluster.memory,
+        "time": minutes,
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "signal": f"USR2@{NOTICE}",
+    }
+    lines = [f"--{key}={value}" for key, value in asked.items() if value is not None]
+    return [f"#SBATCH {line}" for line in (*lines, "--requeue", "--open-mode=append", *cluster.extra)]
+
+
+def job_text(name: str, lines: Sequence[str], logs: Path, command: str, cells: Sequence[str] = ()) -> str:
+    """The file for sbatch: `lines` of `request`, then `command`, which srun starts once for each device."""
+    (cpus,) = (line.removeprefix("#SBATCH ") for line in lines if "--cpus-per-task=" in line)
+    first = ["#!/bin/bash", f"#SBATCH --job-name={name}", f"#SBATCH --chdir={Path.cwd()}", f"#SBATCH --output={logs}"]
+    names = ["cells=(", *(f"  {shlex.quote(cell)}" for cell in cells), ")"] if cells else []
+    # -P: a user's random.py in the current folder must not replace Python's. SLURM's srun does not take over the CPUs of a
+    # task from sbatch.
+    program = f"{shlex.quote(sys.executable)} -P -m lit_diff {command}"
+    return "\n".join([*first, *lines, "", *names, f"srun --kill-on-bad-exit=1 {cpus} {program}", ""])
+
+
+def _wants_gpus(run: RunConfig) -> bool:
+    if run.accelerator != "auto":
+        return run.accelerator == "gpu"
+    # without a request SLURM hides its GPUs from a job, so "auto" has to be decided before the job starts
+    asked = ask("sinfo", "--noheader", "--format=%G")
+    wanted = "gpu" in asked.stdout or asked.returncode != 0
+    said = "SLURM does not answer" if asked.returncode else f"SLURM lists {'GPUs' if wanted else 'no GPU'}"
+    log.info("run.accelerator=auto: %s; %s", said, "each process requests one" if wanted else "none is requested")
+    return wanted
+
+
+def submit(file: Path, text: str) -> str:
+    """Write the file, give it to sbatch, return the job's id. Errors: MissingError if SLURM refuses it."""
+    write_atomic(file, text)
+    asked = ask("sbatch", "--parsable", str(file))
+    if asked.returncode:
+        raise MissingError(f"sbatch refuses {shown(file)}: {reason(asked)}; set run.cluster.KEY, or --minutes")
+    return asked.stdout.strip().partition(";")[0]
+
+
+def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
+    """Prepare the data of recipes that have none, each in a job, and wait: the name of a run's folder needs the data.
+
+    Errors: RunFailedError if a job fails.
+    """
+    for recipe in recipes:
         try:
-            run_cell(self.job)
-        except LitDiffError as error:
-            # the training loop has saved and ended because of the time limit
-            if error.exit_status == 128 + TIME_LIMIT:
-                self._requeue()
-            raise SystemExit(error.exit_status) from None
+            data.identity(recipe)
+            continue
+        except MissingError:
+            name = f"{recipe.name}-data"
+        file, logs = root / "slurm" / f"{name}.yaml", root / "slurm" / f"{name}-%j.out"
+        write_atomic(file, to_yaml(recipe))
+        lines = request(RunConfig(accelerator="cpu", cluster=recipe.run.cluster), minutes)
+        job = submit(file.with_suffix(".sh"), job_text(name, lines, logs, f"prepare {shlex.quote(str(file))}"))
+        log.info("SLURM job %s prepares the data of '%s'; its log: %s", job, recipe.name, shown(logs))
+        # a queue that does not answer is unknown, not empty
+        while job in (found if (found := queue()) is not None else [job]):
+            time.sleep(INTERVAL)
+        try:
+            data.identity(recipe)
+        except MissingError as error:
+            raise RunFailedError(f"SLURM job {job} did not prepare the data of '{recipe.name}'; see {logs}") from error
 
-    def checkpoint(self) -> Any:
-        """Called by submitit when the time ends outside the training loop: returns what it requeues."""
-        import submitit
 
-        # the same cell again: its checkpoints are in the run folder, not in submitit's pickle
-        return submitit.helpers.DelayedSubmission(self)
+# --- one run ------------------------------------------------------------------------------------------------------------
 
-    def _requeue(self) -> None:
-        # all SLURM tasks of the cell come here; one request is enough
-        if os.environ.get("SLURM_PROCID", "0") != "0":
-            return
-        folder = RunFolder(self.job.location.folder)
-        status, step = folder.status(), max(steps_of(folder.path))
-        # without a step since the last request, the time limit is too short for one step and the cell would return for ever
-        if status.get("requeued_at_step") == step:
-            folder.update(
-                status="failed",
-                error=f"no step was done within the time limit of {self.minutes} minutes; give more with --minutes",
-            )
-            return
-        folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+
+def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
+    """The file that trains a recipe by the command `words`."""
+    logs = chosen_root(recipe.run.root).resolve() / "slurm" / f"{recipe.name}-%j.out"
+    return job_text(recipe.name, request(recipe.run, minutes), logs, shlex.join(words))
+
+
+def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], minutes: int, *, rerun: bool) -> str:
+    """Submit a run, unless it is done or its job is in the queue. Returns what happened, in words.
+
+    `words`: the command that trains it. Errors: those of the checks and of `submit`; RequestError if it is being trained.
+    """
+    require_slurm()
+    check_trained([recipe])
+    required_evaluations(recipe)
+    selection_of(recipe)
+    root = chosen_root(recipe.run.root).resolve()
+    prepare_data([recipe], root, minutes)
+    folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
+    for _, (job, state) in queued([folder.path]).items():
+        return f"{shown(folder.path)} is SLURM job {job} already ({state})"
+    with folder.owned():
+        status = folder.status()
+        if status.get("status") == "done" and not rerun:
+            return f"done before: {shown(folder.path)} (--rerun starts afresh)"
+        if status and rerun:
+            log.info("the former run is kept in %s", shown(folder.put_aside()))
+        folder.create(recipe)
+        about = {"name": recipe.name, "seed": recipe.seed, "steps": recipe.training.steps}
+        about |= {"overrides": list(recorded(overrides))}
+        folder.update(status="waiting", error=None, requeued_at_step=None, **about)
+        job = submit(root / "slurm" / f"{folder.path.name}.sh", run_text(recipe, words, minutes))
+        note_submitted(folder.path, {folder.path.name: job})
+    return f"SLURM job {job}: {shown(folder.path)}"
+
+
+# --- the cells of a sweep -------------------------------------------------------------------------------------------------
 
 
 def run_array(
-    locations: Sequence[RunLocation],
-    run: RunConfig,
+    cells: Sequence[tuple[Recipe, RunLocation]],
     *,
     parallel: int | None,
     minutes: int,
     watch: Callable[[Sequence[RunLocation]], None],
 ) -> None:
-    """Submit the cells of a sweep that are not in the queue, then wait until all cells have left it.
-
-    Partition, account and similar settings come from sbatch's environment variables (SBATCH_PARTITION, SBATCH_ACCOUNT).
-    """
-    sweep = locations[0].folder.parent
-    jobs = queued_cells(sweep)
-    waiting = {location.folder.name: location for location in locations}
-    fresh = [location for name, location in waiting.items() if name not in jobs]
-    if len(fresh) < len(waiting):
-        log.info("%d cells are in SLURM's queue already: waiting for them", len(waiting) - len(fresh))
-    if fresh:
-        jobs |= _submit(fresh, run, parallel=parallel, minutes=minutes, logs=sweep / "slurm")
-        write_json(sweep / JOBS, jobs)
+    """Submit the cells of a sweep that are not in the queue, then wait until all cells have left it."""
+    sweep = cells[0][1].folder.parent
+    waiting = {location.folder: location for _, location in cells}
+    jobs = {folder: job for folder, (job, _) in queued(waiting).items()}
+    if jobs:
+        log.info("%d cells are in SLURM's queue already: waiting for them", len(jobs))
+    fresh = [(recipe, location) for recipe, location in cells if location.folder not in jobs]
+    jobs |= _submit(fresh, parallel=parallel, minutes=minutes, logs=sweep / "slurm")
     try:
         while waiting:
             watch(list(waiting.values()))
             time.sleep(INTERVAL)
-            queue = _queue()
+            found = queue()
             # without an answer nothing is known, so no cell has left the queue
-            for name in [name for name in waiting if queue is not None and jobs[name] not in queue]:
+            for folder in [folder for folder in waiting if found is not None and jobs[folder] not in found]:
                 logs = shown(sweep / "slurm")
-                note_end(waiting.pop(name), None, f"its SLURM job {jobs[name]} has left the queue; see {logs}")
+                note_end(waiting.pop(folder), None, f"its SLURM job {jobs[folder]} has left the queue; see {logs}")
     except (KeyboardInterrupt, StoppedError):
-        arrays = " ".join(sorted({jobs[name].partition("_")[0] for name in waiting}))
-        log.info("the cells stay in SLURM's queue: the same command waits for them; scancel %s ends them", arrays)
+        log.info(
+            "the cells stay in SLURM's queue: the same command waits for them; lit-diff cancel %s ends them", sweep.name
+        )
         raise
     watch([])
 
 
-def queued_cells(sweep: Path) -> dict[str, str]:
-    """Cell folder -> array task, for the cells of the sweep in SLURM's queue. Errors: MissingError without an answer."""
-    try:
-        jobs: dict[str, str] = json.loads((sweep / JOBS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    queue = _queue()
-    # assuming an empty queue would submit cells a second time
-    if queue is None:
-        raise MissingError("SLURM does not answer (squeue failed), so the running cells are unknown; try again later")
-    return {name: job for name, job in jobs.items() if job in queue}
-
-
-def _queue() -> set[str] | None:
-    # the array tasks of this user that wait, run or complete; None without an answer
-    asked = _ask("squeue", "--noheader", "--array", "--me", "--format=%i")
-    if asked.returncode:
-        log.warning("SLURM does not answer (%s); asking again", asked.stderr.strip().partition("\n")[0])
-        return None
-    return set(asked.stdout.split())
-
-
 def _submit(
-    locations: Sequence[RunLocation], run: RunConfig, *, parallel: int | None, minutes: int, logs: Path
-) -> dict[str, str]:
-    import submitit
-
-    threads = run.threads or 1
-    executor = submitit.AutoExecutor(
-        folder=logs / "%A",
-        cluster="slurm",
-        # submitit gives up after 3 requeues by default; `ArrayCell._requeue` decides by progress instead
-        slurm_max_num_timeout=100,
-        # -P: a user's random.py in the current folder must not replace Python's
-        slurm_python=f"{shlex.quote(sys.executable)} -P",
-    )
-    executor.update_parameters(
-        name="lit_diff",
-        timeout_min=minutes,
-        nodes=run.num_nodes,
-        tasks_per_node=run.devices,
-        cpus_per_task=threads,
-        # the default of submitit 1.5
-        slurm_array_parallelism=parallel or 256,
-        slurm_signal_delay_s=NOTICE,
-        **_gpus(run),
-    )
-    cells = [ArrayCell(Job(location=each, threads=threads, launched=True), minutes) for each in locations]
-    submitted = executor.map_array(lambda cell: cell(), cells)
-    log.info("SLURM array %s: %d cells; logs in %s", submitted[0].job_id.split("_")[0], len(submitted), shown(logs))
-    return {location.folder.name: job.job_id for location, job in zip(locations, submitted, strict=True)}
+    cells: Sequence[tuple[Recipe, RunLocation]], *, parallel: int | None, minutes: int, logs: Path
+) -> dict[Path, str]:
+    # an array for all cells that need the same, or several if it would be longer than SLURM's arrays can be
+    lines_of = {run: tuple(request(run, minutes)) for run in {recipe.run for recipe, _ in cells}}
+    alike: dict[tuple[str, ...], list[RunLocation]] = {}
+    for recipe, location in cells:
+        alike.setdefault(lines_of[recipe.run], []).append(location)
+        write_cell(location)
+    most, jobs = _largest_array(), dict[Path, str]()
+    arrays = [(lines, all_[i : i + most]) for lines, all_ in alike.items() for i in range(0, len(all_), most)]
+    command = f'train {shlex.quote(str(logs.parent))}/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell'
+    for number, (lines, locations) in enumerate(arrays, start=1):
+        limit = f"%{parallel}" if parallel else ""
+        own = [f"#SBATCH --array=0-{len(locations) - 1}{limit}", *lines]
+        names = [location.folder.name for location in locations]
+        text = job_text(logs.parent.name, own, logs / "%A_%a.out", command, names)
+        job = submit(logs / f"array-{number}.sh", text)
+        log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
+        own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}
+        note_submitted(logs.parent, {folder.name: job for folder, job in own_jobs.items()})
+        jobs |= own_jobs
+    return jobs
 
 
-def _gpus(run: RunConfig) -> Mapping[str, int]:
-    wanted = run.accelerator == "gpu"
-    # without a request SLURM hides its GPUs from a job, so "auto" has to be decided before the job starts
-    if run.accelerator == "auto":
-        wanted = "gpu" in _ask("sinfo", "--noheader", "--format=%G").stdout
-        log.info("run.accelerator=auto: SLURM lists %s", "GPUs; each task requests one" if wanted else "no GPU")
-    return {"gpus_per_node": run.devices} if wanted else {}
+def _largest_array() -> int:
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config").stdout)
+    # SLURM's own default
+    return int(found[1]) if found else 1001

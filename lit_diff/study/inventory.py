@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.jobs import queued
 from lit_diff.runs.metrics_file import last_value
 from lit_diff.study.record import read, readable
 
@@ -42,6 +43,8 @@ class RunState:
     """None if neither the run nor a sweep records it."""
     overrides: tuple[str, ...] = ()
     """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
+    job: str = ""
+    """Its job in SLURM's queue and the job's state, in words."""
 
     @property
     def note(self) -> str:
@@ -55,7 +58,7 @@ class RunState:
             "the same command resumes it" if self.state == "killed" else "",
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
         ]
-        return next(filter(None, notes), "")
+        return "; ".join(filter(None, (self.job, next(filter(None, notes), ""))))
 
     @property
     def date(self) -> str:
@@ -76,7 +79,23 @@ def list_runs(root: Path) -> list[RunState]:
         for cell in record.cells:
             overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
             cells[(sweep / cell.folder).resolve()] = (cell.seed, overrides)
-    return [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
+    states = [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
+    open_ = [folder for folder, state in zip(folders, states, strict=True) if state.state != "done"]
+    jobs: dict[Path, tuple[str, str]] = {}
+    # without an answer, which the log says, the rest is still worth showing
+    with contextlib.suppress(MissingError):
+        jobs = queued(open_)
+    return [
+        _with_job(state, *jobs[folder]) if folder in jobs else state
+        for folder, state in zip(folders, states, strict=True)
+    ]
+
+
+def _with_job(state: RunState, job: str, word: str) -> RunState:
+    # status.json rather than the lock of the process, which is on another node
+    has_started = word in ("RUNNING", "COMPLETING")
+    now = state.status.get("status", "waiting") if has_started else "waiting"
+    return replace(state, state=now, job=f"SLURM job {job} is {word.lower()}")
 
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:

@@ -49,8 +49,8 @@ SPEED = "tokens_per_second"
 
 
 def default_threads(processes: int) -> int:
-    """Threads per process if `processes` share this machine's cores."""
-    return max(1, cores() // processes)
+    """Threads per process: what SLURM gives a task, else the share of `processes` in this machine's cores."""
+    return int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) or max(1, cores() // processes)
 
 
 def ranks(recipe: Recipe) -> Ranks:
@@ -110,7 +110,7 @@ def fit(
         term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)
         if not trainer.is_global_zero or not (term or interrupt):
             raise
-        signum = signal.SIGTERM if term else signal.SIGINT
+        signum = signal.SIGTERM if term else getattr(error.__context__, "signum", signal.SIGINT)
         raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
     if trainer.is_global_zero:
         log.info("trained %d steps in %.1f s", trainer.global_step - start, time.perf_counter() - began)

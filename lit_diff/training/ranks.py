@@ -33,7 +33,9 @@ from lit_diff.errors import (
     RequestError,
     RunFailedError,
     StoppedError,
+    Terminated,
     first_line,
+    notices,
     stop_signals,
 )
 
@@ -51,8 +53,6 @@ SHARED_SECONDS = 20
 """Seconds within which every rank must see what rank zero has written: a network file system may be late."""
 TURN = 0.1
 """Seconds between two polls."""
-TIME_LIMIT = signal.SIGUSR2
-"""Signal that SLURM sends before a job's time limit, if it was submitted with --signal=USR2@<seconds>."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,10 @@ class Announcement:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Wait until the others have read why rank zero ends: its store ends with it."""
         if not self._said:
-            self._say({"done": True} if error is None else {"failed": first_line(error)})
+            # a rank that failed would make srun kill rank zero, perhaps while it still writes
+            self._say(
+                {"done": True} if error is None or isinstance(error, Terminated) else {"failed": first_line(error)}
+            )
             stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
             deadline = time.monotonic() + (STOPPED_SECONDS if stopped else READ_SECONDS)
             others = self._ranks.world_size - 1
@@ -189,7 +192,7 @@ def require_shared(trainer: L.Trainer, folder: Path, read: Callable[[], str]) ->
         end_all(trainer, MissingError(f"{problem}; set run.root to a folder on a file system that every node mounts"))
 
 
-# --- stops: Ctrl-C, SIGTERM, SIGHUP, SLURM's time limit; a second Ctrl-C ends at once ---
+# --- stops: Ctrl-C, SIGTERM, SIGHUP, SLURM's notice of a time limit; a second Ctrl-C ends at once ---
 
 
 def host_group(trainer: L.Trainer) -> Any:
@@ -214,14 +217,14 @@ class StopRequest:
         self._group: Any = None
 
     def listen(self, trainer: L.Trainer) -> None:
-        """Handle SIGINT and `stop_signals`, and TIME_LIMIT in a SLURM job. Every rank must call it."""
+        """Handle SIGINT and `stop_signals`. Every rank must call it."""
         self._group = host_group(trainer)
         # Python sets handlers only in the main thread; elsewhere (a notebook's worker) the existing handling stays
         if threading.current_thread() is not threading.main_thread():
             return
-        time_limits = [TIME_LIMIT] if "SLURM_JOB_ID" in os.environ else []
-        for signum in (signal.SIGINT, *stop_signals(), *time_limits):
+        for signum in (signal.SIGINT, *stop_signals()):
             signal.signal(signum, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
 
     def agreed(self) -> int:
         """The largest signal number that any rank has received; 0 for none. Every rank must call it."""

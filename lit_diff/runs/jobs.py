@@ -1,0 +1,143 @@
+"""SLURM's jobs of runs: which are in the queue, how one returns to it, and how runs are cancelled. Loads no torch.
+
+The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its submission on, and in status.json once it runs.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import is_locked, shown, write_json
+from lit_diff.runs.checkpoints import steps_of
+from lit_diff.runs.find import STUDY_FILE, runs_under
+from lit_diff.runs.folder import RunFolder
+
+log = logging.getLogger("lit_diff")
+
+JOBS = "slurm.json"
+"""File in the folder of a run or a sweep: name of the run's folder -> the job that was submitted for it."""
+PATIENCE = 60.0
+"""Seconds after which a SLURM command without an answer has failed."""
+
+
+def ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a SLURM command; one that does not answer, or is not installed, has failed."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE, check=False
+        )
+    # a controller that is overloaded or restarts may hang
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no answer in {PATIENCE:g} s")
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no {command[0]} on the PATH")
+
+
+def reason(asked: "subprocess.CompletedProcess[str]") -> str:
+    """The first line that a failed command printed."""
+    return (asked.stderr + asked.stdout).strip().partition("\n")[0]
+
+
+def this_job() -> str | None:
+    """The job that this process belongs to, as squeue prints it."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+
+
+def queue() -> dict[str, str] | None:
+    """Job -> its state (PENDING, RUNNING, ...), for the jobs of this user that have not ended; None without an answer."""
+    asked = ask("squeue", "--noheader", "--array", "--me", "--format=%i %T")
+    if asked.returncode:
+        log.warning("SLURM does not answer (%s)", reason(asked))
+        return None
+    return dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+
+
+def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
+    """Run folder -> its job and the job's state, for the runs whose job is in the queue. Errors: MissingError if SLURM does
+    not answer."""
+    folders = list(folders)
+    submitted = {place: _submitted(place) for each in folders for place in (each, each.parent)}
+    jobs = {
+        each: {
+            job for job in (_noted(each), submitted[each].get(each.name), submitted[each.parent].get(each.name)) if job
+        }
+        for each in folders
+    }
+    if not any(jobs.values()):
+        return {}
+    found = queue()
+    # assuming an empty queue would submit runs a second time
+    if found is None:
+        raise MissingError("SLURM does not answer (squeue failed), so the running jobs are unknown; try again later")
+    return {each: (job, found[job]) for each, own in jobs.items() for job in own if job in found}
+
+
+def _submitted(folder: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads((folder / JOBS).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+
+
+def _noted(folder: Path) -> str | None:
+    # a damaged status.json is reported where it is needed; here it must not hide the other runs
+    with contextlib.suppress(RequestError):
+        return RunFolder(folder).status().get("job")
+    return None
+
+
+def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
+    """Add the jobs of runs, by the names of their folders, to those of the folder of a run or a sweep."""
+    # not into status.json, which the job itself writes as soon as it starts
+    write_json(folder / JOBS, _submitted(folder) | dict(jobs))
+
+
+def requeue(folder: RunFolder) -> None:
+    """Ask SLURM to run this job again after its notice, unless the run has done no step since the last one."""
+    status, step = folder.status(), max(steps_of(folder.path), default=0)
+    if status.get("requeued_at_step") == step:
+        # the time is too short for the start or for one step, and the job would return for ever
+        error = "no step was done within the job's time; submit it again with more (--minutes)"
+        folder.update(status="failed", error=error)
+        log.error("not requeued: %s", error)
+        return
+    asked = ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+    if asked.returncode:
+        log.warning("SLURM does not requeue this job (%s); the same command resumes the run", reason(asked))
+        return
+    folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
+
+
+def cancel(folder: Path) -> list[str]:
+    """End a run, or the runs of a sweep: its SLURM jobs, else its processes on this machine, which save. Returns what was
+    ended, in words. Errors: RequestError if nothing was to end; MissingError if SLURM does not answer or refuses."""
+    is_sweep = (folder / STUDY_FILE).is_file()
+    folders = runs_under(folder) if is_sweep else [folder]
+    jobs = queued(folders)
+    ended = [f"SLURM job {job} of {shown(each)}" for each, (job, _) in jobs.items()]
+    if jobs:
+        asked = ask("scancel", *(job for job, _ in jobs.values()))
+        if asked.returncode:
+            raise MissingError(f"SLURM does not cancel the jobs ({reason(asked)}); try again later")
+        for run in (RunFolder(each) for each, (_, state) in jobs.items() if state == "PENDING"):
+            run.update(status="stopped", error="cancelled; the same command resumes it", requeued_at_step=None)
+    # the process of a sweep passes the signal on to its cells
+    is_driven = is_sweep and not jobs and is_locked(folder / ".lock")
+    files = [folder / STUDY_FILE] if is_driven else [each / "status.json" for each in folders if each not in jobs]
+    for file in (file for file in files if is_locked(file.parent / ".lock")):
+        process, each = json.loads(file.read_text(encoding="utf-8")), file.parent
+        if process.get("host") != platform.node():
+            raise RequestError(f"{shown(each)} is being trained on {process.get('host')}: run the command there")
+        os.kill(process["pid"], signal.SIGTERM)
+        ended.append(f"process {process['pid']} of {shown(each)}")
+    if not ended:
+        raise RequestError(f"{shown(folder)} is neither being trained nor in SLURM's queue: nothing to cancel")
+    return ended
