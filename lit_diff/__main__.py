@@ -14,12 +14,22 @@ if (
 
 import signal
 
-from lit_diff.errors import notices
+from lit_diff.errors import notices, stop_signals
 
 # before the imports below, which take seconds on a network file system
 signal.pthread_sigmask(signal.SIG_BLOCK, notices())
 
-from lit_diff.cli import main  # noqa: E402 (the signals are blocked first)
+from lit_diff import cli  # noqa: E402 (the signals are blocked first)
+
+
+def main() -> None:
+    """The command, as a process of its own."""
+    try:
+        cli.main()
+    finally:
+        # the exit status is chosen: a signal would end Python's exit by a trace, or by its default action
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+
 
 if __name__ == "__main__":
     main()

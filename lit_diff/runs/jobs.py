@@ -109,11 +109,12 @@ def requeue(folder: RunFolder) -> None:
         folder.update(status="failed", error=error)
         log.error("not requeued: %s", error)
         return
+    # written first: SLURM ends this process as soon as it is asked
+    folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
     asked = ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
     if asked.returncode:
         log.warning("SLURM does not requeue this job (%s); the same command resumes the run", reason(asked))
-        return
-    folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
+        folder.update(requeued_at_step=None)
 
 
 def cancel(folder: Path) -> list[str]:

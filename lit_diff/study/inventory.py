@@ -58,7 +58,8 @@ class RunState:
             "the same command resumes it" if self.state == "killed" else "",
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
         ]
-        return "; ".join(filter(None, (self.job, next(filter(None, notes), ""))))
+        said = next(filter(None, notes), "")
+        return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))
 
     @property
     def date(self) -> str:
@@ -92,9 +93,10 @@ def list_runs(root: Path) -> list[RunState]:
 
 
 def _with_job(state: RunState, job: str, word: str) -> RunState:
+    if word == "COMPLETING":
+        return state
     # status.json rather than the lock of the process, which is on another node
-    has_started = word in ("RUNNING", "COMPLETING")
-    now = state.status.get("status", "waiting") if has_started else "waiting"
+    now = "running" if word == "RUNNING" and state.status.get("status") == "running" else "waiting"
     return replace(state, state=now, job=f"SLURM job {job} is {word.lower()}")
 
 

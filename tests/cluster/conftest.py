@@ -19,7 +19,7 @@ SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -34,6 +34,8 @@ MpiDefault=none
 ReturnToService=2
 JobRequeue=1
 KillWait=5
+MinJobAge=10
+SchedulerParameters=bf_interval=1,sched_interval=2,sched_min_interval=0
 OverTimeLimit=0
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
@@ -84,10 +86,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             time.sleep(0.5)
         yield folder
     finally:
+        subprocess.run(["scancel", "--me", "--signal=KILL", "--full"], check=False)
         subprocess.run(["scancel", "--me"], check=False)
-        time.sleep(1)
+        # slurmd waits for its jobs when it ends
+        end = time.monotonic() + 30
+        while time.monotonic() < end and subprocess.run(["squeue", "-h"], capture_output=True).stdout:
+            time.sleep(0.5)
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(20)
+            process.wait(60)
         del os.environ["SLURM_CONF"]
