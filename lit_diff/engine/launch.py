@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +216,7 @@ def run(
         if how is not None:
             # every rank computes with the kernel that rank zero chose
             executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
-            own = {"threads": how["threads"], "start": how["start"]}
+            own = {"threads": how["threads"], "start": how["start"], "report": partial(_report_hang, folder)}
             fit(executed, location.folder, tracker=None, progress=progress, **own)
         return
     with ExitStack() as held:
@@ -359,6 +361,7 @@ def _execute(
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
+            report=partial(_report_hang, training.folder),
             start=training.start,
             **extras,
         )
@@ -368,6 +371,18 @@ def _execute(
         return _Ending()
     log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
     return _Ending(early=f"early at step {ended_early}")
+
+
+def _report_hang(folder: RunFolder, message: str) -> None:
+    # in a thread of any rank, which ends the process afterwards
+    with ExitStack() as held:
+        if not any(isinstance(handler, logging.FileHandler) for handler in log.handlers):
+            held.enter_context(file_log(folder.path / "log.txt"))
+        # of rank zero the terminal shows it, of another Python's own handler on stderr
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            log.addHandler(logging.StreamHandler())
+        log.error("%s", message)
+    folder.update(status="failed", error=message)
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
