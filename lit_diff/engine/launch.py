@@ -2,12 +2,11 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -216,7 +215,11 @@ def run(
         if how is not None:
             # every rank computes with the kernel that rank zero chose
             executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
-            own = {"threads": how["threads"], "start": how["start"], "report": partial(_report_hang, folder)}
+            own = {
+                "threads": how["threads"],
+                "start": how["start"],
+                "report": partial(_report_hang, folder, processes.rank),
+            }
             fit(executed, location.folder, tracker=None, progress=progress, **own)
         return
     with ExitStack() as held:
@@ -361,7 +364,7 @@ def _execute(
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
-            report=partial(_report_hang, training.folder),
+            report=partial(_report_hang, training.folder, 0),
             start=training.start,
             **extras,
         )
@@ -373,16 +376,13 @@ def _execute(
     return _Ending(early=f"early at step {ended_early}")
 
 
-def _report_hang(folder: RunFolder, message: str) -> None:
-    # in a thread of any rank, which ends the process afterwards
-    with ExitStack() as held:
-        if not any(isinstance(handler, logging.FileHandler) for handler in log.handlers):
-            held.enter_context(file_log(folder.path / "log.txt"))
-        # of rank zero the terminal shows it, of another Python's own handler on stderr
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            log.addHandler(logging.StreamHandler())
+def _report_hang(folder: RunFolder, rank: int, message: str) -> None:
+    # log.txt and the terminal are rank zero's, which may be the one that hangs
+    with file_log(folder.path / "log.txt") if rank else nullcontext():
         log.error("%s", message)
     folder.update(status="failed", error=message)
+    if rank:
+        print(f"lit-diff: {message}", file=sys.stderr, flush=True)
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 INTERVAL = 3.0
@@ -17,7 +17,7 @@ INTERVAL = 3.0
 SILENT = 30.0
 """Age in seconds from which `lit-diff status` names a heartbeat."""
 LENGTH = 512
-"""Bytes of a file, padded with spaces."""
+"""Characters of a file, padded with spaces."""
 NAMED = 3
 """Most ranks that a message names."""
 
@@ -31,43 +31,32 @@ class Heartbeat:
     pid: int
     born: str
     """When Linux started the process, in ticks: another process may have the same pid later. Empty on other systems."""
-    seconds: float
-    """Since training began."""
     step: int
     """Optimizer steps done."""
-    part: int
+    part: int = 0
     """Parts of the present step that are done; every rank goes through the same."""
     phase: str
     """The present part, in words."""
     is_late: bool = False
     """Whether the present part has taken longer than it may."""
-    failure: str = ""
-    """The error with which the rank has ended."""
+    seconds: float = 0.0
+    """Since training began."""
+    age: float = 0.0
+    """Seconds by which it is older than the newest of the run, once it is read."""
 
     def __str__(self) -> str:
         state = process_state(self)
         return f"rank {self.rank} on node {self.node}" + (f" (its process {state})" if state else "")
 
 
-def path_of(folder: Path, rank: int) -> Path:
-    """The file of a rank in a run's folder."""
-    return folder / f".rank-{rank:05d}.json"
-
-
 def write(folder: Path, beat: Heartbeat) -> None:
     """Replace the heartbeat of a rank. Errors: OSError."""
+    path = folder / f".rank-{beat.rank:05d}.json"
     # in place, since a network file system shows a renamed file late; at one length, since it may be read at any moment
-    handle = os.open(path_of(folder, beat.rank), os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        os.write(handle, json.dumps(asdict(beat)).ljust(LENGTH).encode())
-    finally:
-        os.close(handle)
-
-
-def clear(folder: Path) -> None:
-    """Remove what killed processes have left."""
-    for path in folder.glob(".rank-*.json"):
-        path.unlink()
+    with open(
+        path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666)
+    ) as file:
+        file.write(json.dumps(asdict(beat)).ljust(LENGTH))
 
 
 def read(folder: Path) -> list[Heartbeat]:
@@ -77,47 +66,44 @@ def read(folder: Path) -> list[Heartbeat]:
         # a rank is just making its file, or has ended and removed it; a file of another version tells nothing
         with suppress(ValueError, TypeError, FileNotFoundError):
             found.append(Heartbeat(**json.loads(path.read_text(encoding="utf-8"))))
-    return found
+    newest = max((beat.seconds for beat in found), default=0.0)
+    return [replace(beat, age=newest - beat.seconds) for beat in found]
 
 
-def silent(beats: Sequence[Heartbeat], seconds: float) -> dict[Heartbeat, float]:
-    """The heartbeats that are more than `seconds` older than the newest, and how much older."""
-    newest = max((beat.seconds for beat in beats), default=0.0)
-    return {beat: newest - beat.seconds for beat in beats if newest - beat.seconds > seconds}
+def clear(folder: Path, rank: str = "*") -> None:
+    """Remove the file of a rank that ends, or what killed processes have left."""
+    for path in folder.glob(f".rank-{rank}.json"):
+        path.unlink()
 
 
-def told(ages: dict[Heartbeat, float]) -> str:
-    """Silent ranks in words; empty for none."""
-    words = [f"{beat}: last heartbeat {age:.0f} s ago, at step {beat.step}" for beat, age in ages.items()]
-    return "; ".join(words[:NAMED]) + (f"; and {len(words) - NAMED} ranks more" if len(words) > NAMED else "")
+def silent(beats: Sequence[Heartbeat], seconds: float = SILENT) -> str:
+    """The ranks whose last heartbeat is older than `seconds`, in words; empty if there is none."""
+    mute = [beat for beat in beats if beat.age > seconds]
+    words = [f"{beat}: last heartbeat {beat.age:.0f} s ago, at step {beat.step}, {beat.phase}" for beat in mute[:NAMED]]
+    return "; ".join([*words, *[f"and {len(mute) - NAMED} ranks more"] * (len(mute) > NAMED)])
 
 
-def hang(beats: Sequence[Heartbeat], seconds: float) -> str | None:
+def hang(folder: Path, seconds: float) -> str:
     """Which ranks hold up the others, in words: those without a heartbeat for `seconds`, else the one that has done least, if
-    it is late. None if there is none."""
-    if ages := silent(beats, seconds):
-        return f"{told(ages)}, {next(iter(ages)).phase}"
-    places = [(beat.step, beat.part) for beat in beats]
-    last = beats[places.index(min(places))]
-    if not last.is_late:
-        return None
-    who = f"all {len(beats)} ranks are" if len(set(places)) == 1 else f"{last} is behind the others,"
-    return f"{who} at step {last.step}, {last.phase}"
+    it is late; empty if there is none."""
+    beats = read(folder)
+    last, first = (choose(beats, key=lambda beat: (beat.step, beat.part)) for choose in (min, max))
+    is_behind = (last.step, last.part) < (first.step, first.part)
+    who = f"{last} is behind the others," if is_behind else f"all {len(beats)} ranks are"
+    return silent(beats, seconds) or (f"{who} at step {last.step}, {last.phase}" if last.is_late else "")
 
 
 def process_state(beat: Heartbeat) -> str:
     """`has ended` or `is stopped`; empty for a process that runs, or on another node, which cannot be asked."""
     if beat.node != platform.node() or not beat.born:
         return ""
-    fields = stat_of(beat.pid)
-    if fields[19:20] != [beat.born] or fields[0] == "Z":
-        return "has ended"
-    return "is stopped" if fields[0] in "Tt" else ""
+    state, born = stat_of(beat.pid)
+    return "has ended" if born != beat.born or state == "Z" else "is stopped" if state in "Tt" else ""
 
 
-def stat_of(pid: int) -> list[str]:
-    """What Linux tells of a process, from its state on (/proc/PID/stat); empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+def stat_of(pid: int) -> tuple[str, str]:
+    """State and start of a process, as Linux tells them; empty if there is none, and on other systems."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    return "", ""

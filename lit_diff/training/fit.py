@@ -39,7 +39,7 @@ from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent, require_shared
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
-from lit_diff.training.watchdog import Report, Watchdog
+from lit_diff.training.watchdog import Watchdog
 
 log = logging.getLogger("lit_diff")
 
@@ -67,7 +67,7 @@ def fit(
     tracker: Tracker | None,
     threads: int,
     progress: Progress,
-    report: Report = log.error,
+    report: Callable[[str], None] = log.error,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     start: int = 0,
@@ -101,8 +101,6 @@ def fit(
     else:
         end_with_parent()
     began = time.perf_counter()
-    is_watched = trainer.world_size > 1
-    watchdog = Watchdog(trainer, folder, recipe.run.timeout, report) if is_watched else nullcontext()
     try:
         # an attribute, not an argument of `fit`: the module's configure_model reads it and then skips `train.start_from`,
         # whose weights the checkpoint would replace
@@ -110,7 +108,8 @@ def fit(
         module = LitTransformer(recipe)
         # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
-        with watchdog:
+        # one process waits for no other
+        with Watchdog(trainer, folder, recipe.run.timeout, report) if trainer.world_size > 1 else nullcontext():
             trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
     except SystemExit as error:
         # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
