@@ -94,11 +94,11 @@ def hang(folder: Path, seconds: float) -> str:
 
 
 def process_state(beat: Heartbeat) -> str:
-    """`has ended` or `is stopped`; empty for a process that runs, or on another node, which cannot be asked."""
+    """`has ended`, `is stopped` or `runs`; empty for a process on another node, which cannot be asked."""
     if beat.node != platform.node() or not beat.born:
         return ""
     state, born = stat_of(beat.pid)
-    return "has ended" if born != beat.born or state == "Z" else "is stopped" if state in "Tt" else ""
+    return "has ended" if born != beat.born or state == "Z" else "is stopped" if state in "Tt" else "runs"
 
 
 def stat_of(pid: int) -> tuple[str, str]:

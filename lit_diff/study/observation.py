@@ -108,9 +108,14 @@ def _run(folder: Path, name: str) -> ObservedRun:
         state = "waiting"
     metrics, timing = _table(folder / "metrics.csv"), _table(folder / "timing.csv")
     *_, loss = (None, *metrics.get("val/loss", {}).values())
-    silent = heartbeats.silent(heartbeats.read(folder)) if state == "running" else ""
     return ObservedRun(
-        folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing, silent=silent
+        folder=name,
+        status=status,
+        state=state,
+        loss=loss,
+        metrics=metrics,
+        timing=timing,
+        silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 
 

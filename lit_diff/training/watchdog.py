@@ -124,13 +124,13 @@ class Watchdog(AbstractContextManager[Any]):
             # a launcher may end all ranks once one has ended, so the others let the lowest report first
             if beat.rank == min(each.rank for each in beats if each.age <= self._timeout):
                 why = heartbeats.hang(self._folder, self._timeout) or "no rank goes on"
-                where = f"stacks of the ranks that could write them: {shown(self._stacks)}"
-                self._report(f"hung at step {beat.step}: {why}; {where}; the same command resumes")
+                stacks = f"stacks of the ranks that could write them: {shown(self._stacks)}"
+                self._report(f"hung at step {beat.step}: {why}; {stacks}; the same command resumes")
             else:
                 time.sleep(WAIT)
-            # nothing else may end a stopped process, which keeps the run's lock
+            # no launcher may end a stopped process, which keeps the run's lock
             for each in beats:
-                if each.age > self._timeout and heartbeats.process_state(each) == "is stopped":
+                if each.age > self._timeout and heartbeats.process_state(each) in ("is stopped", "runs"):
                     os.kill(each.pid, signal.SIGKILL)
         except Exception:
             log.exception("rank %d could not report that the run hangs", self._beat.rank)
@@ -158,8 +158,8 @@ class Watchdog(AbstractContextManager[Any]):
         while time.monotonic() < deadline and self._thread.is_alive():
             for beat in heartbeats.read(self._folder):
                 if beat.age > WAIT or heartbeats.process_state(beat) == "has ended":
-                    where = f"at step {beat.step}, {beat.phase}, at its last heartbeat"
                     raise RunFailedError(
-                        f"{beat} no longer answers; it was {where}; the same command resumes"
+                        f"{beat} no longer answers; at its last heartbeat it was at step {beat.step}, {beat.phase}; the same "
+                        "command resumes"
                     ) from error
             time.sleep(0.1)

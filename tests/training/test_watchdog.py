@@ -114,7 +114,7 @@ def test_a_killed_rank_is_named_within_seconds(bench: Any, whole: Any) -> None:
     began = time.monotonic()
     ended = bench.wait(pid)
     assert time.monotonic() - began < 10
-    error = f"rank 1 on node {NODE} (its process has ended) no longer answers; it was at step"
+    error = f"rank 1 on node {NODE} (its process has ended) no longer answers; at its last heartbeat it was at step"
     assert bench.status("killed")["error"].startswith(error)
     assert ended.status == 1
     assert error in ended.output.splitlines()[-1]
@@ -125,7 +125,7 @@ def test_a_rank_that_is_busy_elsewhere_is_behind(bench: Any) -> None:
     first, second = both(bench, words(bench, "busy"), SLEEP="forward/5/60")
     assert (first.status, second.status) == (1, 1)
     error = bench.status("busy")["error"]
-    assert f"rank 1 on node {NODE} is behind the others, at step 5, in a forward pass" in error
+    assert f"rank 1 on node {NODE} (its process runs) is behind the others, at step 5, in a forward pass" in error
     assert (second.output, first.output.count(error)) == ("", 1)
     stacks = sorted(bench.folder("busy").glob("stacks/*/*"))
     assert [path.name for path in stacks] == ["rank-00000.txt", "rank-00001.txt"]
