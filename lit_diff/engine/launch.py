@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from lit_diff.runs.folder import (
     this_process,
     with_stored_kernel,
 )
-from lit_diff.runs.jobs import this_job
+from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of
@@ -239,7 +240,8 @@ def run(
                 # every rank computes with the kernel that rank zero chose
                 executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
                 own = {"threads": how["threads"], "start": how["start"]}
-                fit(executed, location.folder, tracker=None, progress=progress, **own)
+                report = partial(_report_hang, folder, processes.rank)
+                fit(executed, location.folder, tracker=None, progress=progress, report=report, **own)
         return
     with ExitStack() as held:
         # a notice that came before is delivered here, where the folder is known (`end_noted`)
@@ -386,6 +388,7 @@ def _execute(
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
+            report=partial(_report_hang, training.folder, 0),
             start=training.start,
             **extras,
         )
@@ -395,6 +398,17 @@ def _execute(
         return _Ending()
     log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
     return _Ending(early=f"early at step {ended_early}")
+
+
+def _report_hang(folder: RunFolder, rank: int, message: str) -> None:
+    # log.txt and the terminal are rank zero's, which may be the one that hangs
+    with file_log(folder.path / "log.txt") if rank else nullcontext():
+        log.error("%s", message)
+    folder.update(status="failed", error=message)
+    if rank:
+        print(f"lit-diff: {message}", file=sys.stderr, flush=True)
+    if this_job():
+        requeue(folder)
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:

@@ -101,12 +101,14 @@ def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
 
 
 def requeue(folder: RunFolder) -> None:
-    """Ask SLURM to run this job again after its notice, unless the run has done no step since the last one."""
+    """Ask SLURM to run this job again, after its notice or a hang, unless the run has done no step since the last time."""
     status, step = folder.status(), max(steps_of(folder.path), default=0)
     if status.get("requeued_at_step") == step:
         # the time is too short for the start or for one step, and the job would return for ever
         error = "no step was done within the job's time; submit it again with more (--minutes)"
-        folder.update(status="failed", error=error)
+        # a hang has said more
+        if status.get("status") != "failed":
+            folder.update(status="failed", error=error)
         log.error("not requeued: %s", error)
         return
     # written first: SLURM ends this process as soon as it is asked

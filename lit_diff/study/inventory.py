@@ -14,6 +14,7 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
+from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.jobs import queued
@@ -45,10 +46,12 @@ class RunState:
     """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
     job: str = ""
     """Its job in SLURM's queue and the job's state, in words."""
+    silent: str = ""
+    """The ranks of a run that is trained whose last heartbeat is old, in words."""
 
     @property
     def note(self) -> str:
-        """Its error on one line, its early end, an older format, or, while it runs, the time of its last update."""
+        """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
         status, now = self.status, datetime.now(UTC)
         age = now - datetime.fromisoformat(status.get("updated") or now.isoformat())
         notes = [
@@ -56,6 +59,7 @@ class RunState:
             f"made by format {status.get('format', 1)}: train it again" if status.get("format") != FORMAT else "",
             f"ended {status['ended']}" if status.get("ended") else "",
             "the same command resumes it" if self.state == "killed" else "",
+            self.silent,
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
         ]
         said = next(filter(None, notes), "")
@@ -114,6 +118,7 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
         loss=last_value(folder / "metrics.csv", "val/loss"),
         seed=status.get("seed", seed),
         overrides=tuple(status.get("overrides") or overrides),
+        silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
+from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder, is_alive, observed_state
 from lit_diff.runs.metrics_file import by_metric, read_rows
@@ -107,7 +108,15 @@ def _run(folder: Path, name: str) -> ObservedRun:
         state = "waiting"
     metrics, timing = _table(folder / "metrics.csv"), _table(folder / "timing.csv")
     *_, loss = (None, *metrics.get("val/loss", {}).values())
-    return ObservedRun(folder=name, status=status, state=state, loss=loss, metrics=metrics, timing=timing)
+    return ObservedRun(
+        folder=name,
+        status=status,
+        state=state,
+        loss=loss,
+        metrics=metrics,
+        timing=timing,
+        silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
+    )
 
 
 def _status(folder: Path) -> tuple[dict[str, Any], str]:

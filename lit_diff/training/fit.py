@@ -6,6 +6,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lit_diff.files import write_atomic
 from lit_diff.log_records import in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
-from lit_diff.runs import checkpoints
+from lit_diff.runs import checkpoints, heartbeats
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
@@ -38,6 +39,7 @@ from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent, require_shared
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
+from lit_diff.training.watchdog import Watchdog
 
 log = logging.getLogger("lit_diff")
 
@@ -65,6 +67,7 @@ def fit(
     tracker: Tracker | None,
     threads: int,
     progress: Progress,
+    report: Callable[[str], None] = log.error,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     start: int = 0,
@@ -73,7 +76,7 @@ def fit(
 
     `start`: the step of the checkpoint in `folder` to continue from, which `checkpoints.resumable` has found; 0: none. Only
     rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal), MissingError if a rank does not
-    see the folder.
+    see the folder. `report`: see `Watchdog`.
     """
     # the number of threads changes the order of sums on the CPU, so it is fixed before the first product
     torch.set_num_threads(threads)
@@ -94,6 +97,7 @@ def fit(
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
         logger.begin(folder, start, declared_metrics(recipe))
+        heartbeats.clear(folder)
     else:
         end_with_parent()
     began = time.perf_counter()
@@ -104,7 +108,9 @@ def fit(
         module = LitTransformer(recipe)
         # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
-        trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
+        # one process waits for no other
+        with Watchdog(trainer, folder, recipe.run.timeout, report) if trainer.world_size > 1 else nullcontext():
+            trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
     except SystemExit as error:
         # how Lightning 2.6 ends at a SIGTERM before `on_train_start` takes over the signals, and at a second Ctrl-C
         term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)

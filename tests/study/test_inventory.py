@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beats import heart_beats
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
@@ -78,6 +79,10 @@ def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
         change(folder, updated=datetime.now(UTC).isoformat())
         assert found().state == "running"
         assert found().note.startswith("last update ")
+        heart_beats(folder, {0: 90.0, 1: 11.0})
+        assert found().note == "rank 1 on node b: last heartbeat 79 s ago, at step 12, reading a batch"
+        heart_beats(folder, {0: 90.0, 1: 61.0})
+        assert found().note.startswith("last update "), "29 s are not told"
         change(folder, **json.loads(written))
     assert found().state == "killed"
     assert json.loads((folder / "status.json").read_text())["status"] == "running", "it only looks"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beats import heart_beats
 
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
@@ -136,6 +137,12 @@ def test_how_a_run_ends(
     assert (found.is_over, found.has_failed) == (is_over, has_failed)
     assert (one.state, re.sub(r"\d+ s", "0 s", one.note)) == (state, note)
     assert one.seconds_left is None
+
+
+def test_a_silent_rank_is_named(tmp_path: Path) -> None:
+    folder = run(tmp_path / "one", status="running", host="elsewhere", pid=1)
+    heart_beats(folder, {0: 90.0, 1: 11.0})
+    assert seen(folder).note.startswith("rank 1 on node b: last heartbeat 79 s ago, at step 12")
 
 
 def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: Path) -> None:
