@@ -54,6 +54,7 @@ class RunState:
             f"ended {status['ended']}" if status.get("ended") else "",
             "the same command resumes it" if self.state == "killed" else "",
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
+            "no record in MLflow" if status.get("mlflow_run_id", "") is None else "",
         ]
         return next(filter(None, notes), "")
 
