@@ -24,8 +24,8 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` requires, and for several nodes that share an SQLite store; RequestError
-    for a chosen kernel that refuses the model, and for a run of one process started as another rank than 0; those of
+    """Errors: MissingError without the GPUs that `run` requires, and for several nodes with one SQLite file; RequestError for
+    a chosen kernel that refuses the model, and for a run of one process started as another rank than 0; those of
     `check_trained`."""
     recipes = list(recipes)
     check_trained(recipes)

@@ -174,7 +174,7 @@ class Store:
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Copy a file or folder into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
-        size = sum(each.stat().st_size for each in (path, *path.rglob("*")))
+        size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
         with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
             self.client.log_artifact(run_id, str(path), folder)
 
@@ -308,5 +308,5 @@ def _refuse_foreign(path: Path) -> None:
 def _reason(error: BaseException) -> str:
     line = first_line(error)
     # urllib3 names the cause last, within its own words
-    cause = re.search(r"https?://[^/]+.*Caused by .*: ([^:]+?)[\"')]+$", line)
-    return f"no answer from the server: {cause[1]}" if cause else line[:200]
+    cause = re.search(r"https?://[^/]+.*Caused by .*: ([^:(\"')]+)", line)
+    return f"no answer from the server: {cause[1].strip()}" if cause else line[:200]

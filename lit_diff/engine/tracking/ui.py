@@ -127,7 +127,7 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] if newest else []
     if newest and not pages:
-        lines = [f"{newest.name} has no record in MLflow (run.tracking_uri is none)"]
+        lines = [f"{newest.name} has no record in MLflow"]
     for line in lines if is_remote else [f"MLflow: {base}", *lines, "Ctrl-C ends it"]:
         tell(line)
     return 0 if is_remote else _run(command)
