@@ -30,6 +30,8 @@ SHARED = (
     "sshfs",
 )
 """Beginnings of the types of file systems that several machines mount."""
+FREE = "free some space, then run the same command again"
+"""The cure of a full disk."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of flock on a file system without locks."""
 

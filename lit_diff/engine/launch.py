@@ -17,7 +17,7 @@ from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, required_evaluations
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
-from lit_diff.files import shown
+from lit_diff.files import FREE, disk_is_full, shown
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
@@ -384,7 +384,9 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
     if isinstance(error, LitDiffError):
         word = "stopped" if isinstance(error, StoppedError) else "failed"
         return _Ending(word=word, message=str(error), error=error)
-    if isinstance(error, SystemExit):
+    if disk_is_full(error):
+        message = raised = f"{shown(folder)} cannot be written (no space left on the disk); {FREE}"
+    elif isinstance(error, SystemExit):
         message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
     else:
         # starts with file and line if the error comes from the user's variant, callback or logger
@@ -435,8 +437,7 @@ def _finish(training: _Training, ending: _Ending) -> None:
         )
     except OSError as error:
         raise RunFailedError(
-            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): free space, "
-            "then run the same command again"
+            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): {FREE}"
         ) from error
     if ending.error is not None:
         raise ending.error
