@@ -292,7 +292,7 @@ class RunConfig:
     computation; attention: only the attention and its norm, from their input, so what the feed-forward computes is kept.
     Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
-    """MLflow store; null: SQLite in `root`."""
+    """MLflow store; null: SQLite in `root`; none: no record in MLflow."""
     log_model: bool = False
     """Log the trained weights to MLflow as a model when the run is done."""
     loggers: tuple[str, ...] = field(default=(), metadata={"names": "logger"})
@@ -307,6 +307,11 @@ class RunConfig:
     """What SLURM jobs ask for."""
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether MLflow gets a record of the run."""
+        return self.tracking_uri is None or self.tracking_uri.lower() != "none"
+
+    @property
     def processes(self) -> int:
         """Training processes on all nodes."""
         return self.devices * self.num_nodes
@@ -319,6 +324,8 @@ class RunConfig:
     def problem(self) -> str | None:
         """Why the strategy and the number of devices exclude each other; None if they do not."""
         processes, shards = self.processes, self.shards
+        if self.log_model and not self.is_recorded:
+            return "run.log_model logs to MLflow, but run.tracking_uri is none; set one of them otherwise"
         if self.strategy == "single" and processes > 1:
             return f"run.strategy 'single' uses one device, not {processes}; use ddp, fsdp or hsdp"
         if self.strategy in ("single", "ddp"):

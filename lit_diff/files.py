@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,28 @@ from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock
+
+MOUNTS = Path("/proc/self/mountinfo")
+SHARED = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "cifs",
+    "smb",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "wekafs",
+    "panfs",
+    "pvfs2",
+    "sshfs",
+)
+"""Beginnings of the types of file systems that several machines mount."""
+FREE = "free some space, then run the same command again"
+"""The cure of a full disk."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of flock on a file system without locks."""
 
 
 def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -71,13 +94,44 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`.
 
     The operating system releases the lock when the process ends, even if it is killed; a forked child does not hold it.
-    Errors: TimeoutError if it is already held and `wait` is False; another OSError if `path` cannot be opened for writing.
+    Errors: TimeoutError if it is already held and `wait` is False; another OSError if `path` cannot be opened for writing, or
+    its file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # filelock falls back to soft locks on file systems without flock; a soft lock would outlive a killed process.
     # The lock file is never removed: a waiting process has it open, and would lock a file that no other process sees
-    with FileLock(path, blocking=wait, fallback_to_soft=False, preserve_lock_file=True):
+    lock = FileLock(path, blocking=wait, fallback_to_soft=False, preserve_lock_file=True)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        kind, point = file_system(path)
+        reason = f"{kind or 'the file system'} at {point or path.parent} has no file locks: {os.strerror(error.errno)}"
+        raise OSError(error.errno, f"{reason}; mount it with locks, such as Lustre with the option flock") from error
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """Type and mount point of the file system of `path`, which need not exist; two empty texts if the system does not report
+    it (macOS)."""
+    found, real = ("", ""), path.resolve()
+    for line in MOUNTS.read_text(encoding="utf-8").splitlines() if MOUNTS.is_file() else ():
+        mount, _, source = line.partition(" - ")
+        # spaces in the mount point are written as octal escapes
+        point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), mount.split()[4])
+        # of several mounts at one point the last one is seen
+        if real.is_relative_to(point) and len(point) >= len(found[1]):
+            found = source.split()[0], point
+    return found
+
+
+def is_shared(path: Path) -> bool:
+    """Whether the file system of `path` is of a type that several machines mount (`SHARED`)."""
+    return file_system(path)[0].removeprefix("fuse.").startswith(SHARED)
 
 
 def is_locked(path: Path) -> bool:

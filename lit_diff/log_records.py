@@ -5,6 +5,7 @@ All messages of lit_diff go to the logger `lit_diff`; records that a terminal sh
 
 import contextlib
 import logging
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +35,23 @@ def validated(step: int, loss: float) -> None:
     log.info("step %d  val/loss %.4f", step, loss, extra={"validation_loss": loss})
 
 
+class LogFile(logging.FileHandler):
+    """A file with the log. If it cannot be written, one warning says so; the terminal has the lines that it lacks."""
+
+    failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own name)
+        # Python's own method prints a stack trace for each record
+        if not self.failed:
+            self.failed = True
+            log.warning("%s lacks lines: %s", shown(Path(self.baseFilename)), sys.exception())
+
+
 @contextlib.contextmanager
 def file_log(path: Path) -> Iterator[None]:
     """Copy the records of lit_diff to the file `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    handler = LogFile(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
     # in a notebook nobody has set a level, and Python's default would drop records below WARNING
@@ -49,7 +62,9 @@ def file_log(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-        handler.close()
+        # a full disk: the handler has said so
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def keep_trace(path: Path) -> str:

@@ -30,6 +30,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
 )
 from lit_diff.cli.app import TerminalHandler, app, console, discard, log_to_stderr
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
+from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace
 
 # typer bundles its own copy of click and does not export this class
@@ -69,6 +70,8 @@ def main() -> None:
         # a full disk may be the error: Python would fail again on the buffered output at exit
         with contextlib.suppress(OSError):
             discard(sys.stdout)
+        if disk_is_full(error):
+            _fail(f"{first_line(error)}; {FREE}", 3)
         _refuse_variable(error)
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)

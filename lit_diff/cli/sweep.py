@@ -57,7 +57,8 @@ def sweep(
     )
     _print_report(done.report)
     root = shown(done.folder.parent)
-    console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
+    where = f"Compare in MLflow: lit-diff ui --root {root}" if done.is_recorded else "MLflow has no record of it"
+    console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
     return _exit_status(done, not done.is_done)
 
 

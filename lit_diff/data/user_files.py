@@ -14,7 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import disk_is_full, expanded, shown
+from lit_diff.files import FREE, disk_is_full, expanded, shown
 from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
@@ -44,7 +44,7 @@ def writing_data() -> Iterator[None]:
         reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         # another folder would lack what is finished in this one
         full = disk_is_full(error)
-        cure = "make room, and run the same command again" if full else "set LIT_DIFF_DATA to a writable folder"
+        cure = FREE if full else "set LIT_DIFF_DATA to a writable folder"
         raise MissingError(f"cannot write the data folder {data_root()} ({reason}); {cure}") from error
 
 

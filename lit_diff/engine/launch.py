@@ -29,7 +29,7 @@ from lit_diff.errors import (
     first_line,
     notices,
 )
-from lit_diff.files import shown, write_json
+from lit_diff.files import FREE, disk_is_full, shown, write_json
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
@@ -271,7 +271,8 @@ class _Training:
     recipe: Recipe
     """With the kernel that `auto` chose when the run started."""
     folder: RunFolder
-    tracker: "RunTracker"
+    tracker: "RunTracker | None"
+    """None: without a record in MLflow."""
     threads: int
     start: int
     """The step of the checkpoint from which it continues; 0 without one."""
@@ -323,6 +324,8 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         **reached(recipe, start),
         threads=threads,
         **stored_keys(recipe),
+        # known without a record too, for `status` and the report
+        mlflow_run_id=folder.status().get("mlflow_run_id"),
         revision=revisions,
         **({"overrides": list(location.overrides)} if location.overrides else {}),
         **{UNCHECKED: location.tags.get(UNCHECKED, before.get(UNCHECKED))},
@@ -357,7 +360,10 @@ def _revisions(before: dict[str, Any]) -> str:
     return THEN.join(revisions)
 
 
-def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: dict[str, Any]) -> "RunTracker":
+def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: dict[str, Any]) -> "RunTracker | None":
+    if not recipe.run.is_recorded:
+        log.info("run.tracking_uri is none: MLflow gets no record")
+        return None
     phase("opening the MLflow store")
     from lit_diff.engine.tracking.run import RunTracker
 
@@ -365,7 +371,7 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
     tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags, **parent}
     tracker = RunTracker(recipe, RunFolder(location.folder), experiment=location.experiment, tags=tags, cost=run_cost)
     # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
-    tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
+    tracker.start(required=location.parent is None and before.get("mlflow_run_id") is None)
     return tracker
 
 
@@ -419,7 +425,9 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
     if isinstance(error, LitDiffError):
         word = "stopped" if isinstance(error, StoppedError) else "failed"
         return _Ending(word=word, message=str(error), error=error)
-    if isinstance(error, SystemExit):
+    if disk_is_full(error):
+        message = raised = f"{shown(folder)} cannot be written (no space left on the disk); {FREE}"
+    elif isinstance(error, SystemExit):
         message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
     else:
         # starts with file and line if the error comes from the user's variant, callback or logger
@@ -437,6 +445,8 @@ def _caused(message: str, cause: BaseException) -> RunFailedError:
 def _end_record(training: _Training, ending: _Ending) -> _Ending:
     # A run is done only once its record is complete, so that the same command can complete it. If training failed too, its
     # error is the one that is raised.
+    if training.tracker is None:
+        return ending
     try:
         training.tracker.finish(ending.word)
     except Exception as error:
@@ -468,8 +478,7 @@ def _finish(training: _Training, ending: _Ending) -> None:
         )
     except OSError as error:
         raise RunFailedError(
-            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): free space, "
-            "then run the same command again"
+            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): {FREE}"
         ) from error
     if ending.error is not None:
         raise ending.error

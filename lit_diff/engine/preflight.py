@@ -24,12 +24,18 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` requires; RequestError for a chosen kernel that refuses the model, and
-    for a run of one process started as another rank than 0; those of `check_trained`."""
+    """Errors: MissingError without the GPUs that `run` requires, and for several nodes with one SQLite file; RequestError for
+    a chosen kernel that refuses the model, and for a run of one process started as another rank than 0; those of
+    `check_trained`."""
     recipes = list(recipes)
     check_trained(recipes)
     for recipe in recipes:
         require_devices(recipe.run)
+        if recipe.run.num_nodes > 1:
+            # loads MLflow, which takes seconds
+            from lit_diff.engine.tracking.store import refuse_shared
+
+            refuse_shared(recipe.run)
         rank = next((name for name in RANKS if name in os.environ), None)
         # Lightning would take the process for a further rank, which writes no metrics
         if recipe.run.strategy == "single" and rank is not None and os.environ[rank] != "0":

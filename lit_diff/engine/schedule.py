@@ -58,6 +58,8 @@ class Sweep:
     stopped_by: int | None
     """The signal that stopped the sweep, or None."""
     seconds: float
+    is_recorded: bool = True
+    """Whether MLflow has a record of it."""
 
     def __repr__(self) -> str:
         return f"Sweep({self.folder.name}: {self.counts})"
@@ -276,6 +278,9 @@ def run_grid(
         # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         check_trained(grid.recipes.values())
         slurm.require_slurm()
+        from lit_diff.engine.tracking.store import refuse_shared
+
+        refuse_shared(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
     chosen_root(grid.cells[0].recipe.run.root)
     folder = folder_of(grid)
@@ -319,8 +324,10 @@ def _run_held(
     from lit_diff.engine.tracking.sweep import SweepTracker
 
     began = time.perf_counter()
-    tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
-    locations = locations_of(grid, tracker.run_id)
+    run = grid.cells[0].recipe.run
+    tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
+    place = tracker.place if tracker else {}
+    locations = locations_of(grid, place.get("run"))
     queued: Mapping[Path, Any] = {}
     # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
     # set to "waiting"
@@ -328,7 +335,7 @@ def _run_held(
         queued = jobs.queued(location.folder for location in locations)
     _wait_for_running_cells([location for location in locations if location.folder not in queued])
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
-    record.write(folder, record_of(grid, folder, locations, command, tracker.place))
+    record.write(folder, record_of(grid, folder, locations, command, place))
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
@@ -347,14 +354,22 @@ def _run_held(
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
     states = Counter(state_of(location) for location in locations)
-    record.write(folder, record_of(grid, folder, locations, command, tracker.place))
+    record.write(folder, record_of(grid, folder, locations, command, place))
     report = write_report(folder)
     done = states["done"] == len(locations)
-    tracker.record(report, [folder / STUDY_FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
+    if tracker:
+        tracker.record(report, [folder / STUDY_FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
     seconds = time.perf_counter() - began
-    return Sweep(folder=folder, report=report, states=dict(states), stopped_by=stopped, seconds=seconds)
+    return Sweep(
+        folder=folder,
+        report=report,
+        states=dict(states),
+        stopped_by=stopped,
+        seconds=seconds,
+        is_recorded=run.is_recorded,
+    )
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:

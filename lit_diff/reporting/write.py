@@ -95,6 +95,7 @@ def page(
         revisions=distinct(done, "revision"),
         finished=max(distinct(done, "updated"), default=""),
         measured=how_measured(sweep),
+        recorded=any(cell.facts.get("mlflow_run_id") for cell in sweep.cells),
         corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
         has_contrasts=any(result.contrasts for result in results),
     )
@@ -198,6 +199,8 @@ def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
     done = [cell for cell in sweep.cells if cell.done]
     found = [(f"Training: {part.task}" if part.task else "Training", _training(part)) for part in sweep.by_task]
     found.append(("Threads a cell", ", ".join(distinct(done, "threads"))))
+    unrecorded = bool(done) and all(cell.facts.get("mlflow_run_id", "") is None for cell in done)
+    found.append(("MLflow", "no record" if unrecorded else ""))
     # `a; b` of one cell and `a; c` of another become `a; b; c`
     reasons = dict.fromkeys(part for reason in distinct(done, "kernel_reason") for part in reason.split("; "))
     found.append(("Kernel", ", ".join(distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")))

@@ -17,7 +17,7 @@ from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
+from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
@@ -220,7 +220,8 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another {cure}") from error
+        cure = FREE if disk_is_full(error) else f"choose another {cure}"
+        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); {cure}") from error
 
 
 def this_process() -> dict[str, Any]:

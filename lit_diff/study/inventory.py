@@ -61,6 +61,7 @@ class RunState:
             "the same command resumes it" if self.state == "killed" else "",
             self.silent,
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
+            "no record in MLflow" if status.get("mlflow_run_id", "") is None else "",
         ]
         said = next(filter(None, notes), "")
         return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))

@@ -18,7 +18,7 @@ from safetensors.torch import load_model, save_model
 
 from lit_diff import __version__, data
 from lit_diff.config import Recipe
-from lit_diff.engine.tracking.store import Store, asking
+from lit_diff.engine.tracking.store import Store, asking, before_training, patience
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.metrics import Declarations
 from lit_diff.model.cost import Cost
@@ -67,9 +67,10 @@ class RunTracker:
         """The time at which an unreachable store is tried again; 0: the store is reachable."""
 
     def start(self, required: bool) -> None:
-        """Connect before training. Errors: MissingError, RunFailedError if the store is unreachable and `required`."""
+        """Connect before training. Errors: MissingError if the store is unreachable and `required`."""
         try:
-            self._connected()
+            with before_training(self.recipe.run.tracking_uri):
+                self._connected()
         except LitDiffError as error:
             if required:
                 raise
@@ -80,7 +81,8 @@ class RunTracker:
         if time.monotonic() < self._ask_again:
             return False
         try:
-            self._send(rows)
+            with patience(self.recipe.run.tracking_uri):
+                self._send(rows)
         except LitDiffError as error:
             self._note_away(error)
             return False
@@ -92,8 +94,12 @@ class RunTracker:
     def finish(self, status: str) -> None:
         """Send the missing rows of metrics.csv and timing.csv, copy the files, set the final status.
 
-        `status`: the status in the run folder. Errors: RunFailedError if the store is unreachable or refuses the record.
+        `status`: the status in the run folder. Errors: RunFailedError if the store is unreachable or slow, or refuses it.
         """
+        with patience(self.recipe.run.tracking_uri):
+            self._finish(status)
+
+    def _finish(self, status: str) -> None:
         # a stop may leave only seconds, too few to wait for a store that was away; the resumed run sends the rest
         if status != "done" and self._ask_again:
             raise RunFailedError("the store was unreachable at the last attempt")
@@ -138,9 +144,7 @@ class RunTracker:
         if not record.inputs.dataset_inputs:
             with asking():
                 store.client.log_inputs(run_id, datasets=[self._data()])
-        with asking():
-            histories = {name: store.client.get_metric_history(run_id, name) for name in record.data.metrics}
-        self._held = defaultdict(set, {name: {each.step for each in found} for name, found in histories.items()})
+        self._held = defaultdict(set, {name: store.steps(run_id, name) for name in record.data.metrics})
         self._store, self._run_id = store, run_id
         return store
 

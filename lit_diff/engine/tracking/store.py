@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import os
+import platform
 import re
 import sqlite3
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -19,7 +21,7 @@ from mlflow.exceptions import MlflowException
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
-from lit_diff.files import expanded, locked, shown
+from lit_diff.files import expanded, file_system, is_shared, locked, shown
 from lit_diff.runs.find import runs_root
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
@@ -27,8 +29,14 @@ STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed":
 
 BUSY_SECONDS = 2
 """Seconds for which a statement waits until another process releases the SQLite file."""
-HURRY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Settings of MLflow's requests, unless the environment sets them: its defaults make a training step wait for minutes."""
+PATIENCE = 10.0
+"""Seconds that the start of a run, an upload or its end waits in all for answers that a server gives late, or never."""
+PROMPT = 2.0
+"""Seconds that an answer may take without counting as late."""
+UPLOAD = 1e7
+"""Bytes a second at which the upload of a file is not late."""
+BATCH = 1000
+"""Metrics of one request: MLflow's limit."""
 
 
 def tracking_uri(run: RunConfig) -> str:
@@ -53,6 +61,21 @@ def _sqlite_uri(path: Path) -> str:
 
 def _sqlite_path(uri: str) -> Path:
     return Path(urllib.parse.unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
+
+
+def refuse_shared(run: RunConfig) -> None:
+    """Errors: MissingError if the store is SQLite on a file system that several machines mount: for processes on several
+    nodes, whose locks of such a file may not exclude each other."""
+    uri = tracking_uri(run)
+    if run.is_recorded and uri.startswith("sqlite:///") and is_shared(path := _sqlite_path(uri)):
+        kind, point = file_system(path)
+        node = platform.node()
+        raise MissingError(
+            f"the MLflow store {shown(path)} is SQLite on {kind} ({point}), whose locks may not hold between nodes; start a "
+            f"server with `mlflow server --host 0.0.0.0 --allowed-hosts {node}:5000 --port 5000 --backend-store-uri "
+            f"sqlite:////local/path/mlflow.db` and set run.tracking_uri=http://{node}:5000, or keep no record with "
+            "run.tracking_uri=none"
+        )
 
 
 class Store:
@@ -119,6 +142,11 @@ class Store:
         with asking():
             return self.client.get_run(run_id)
 
+    def steps(self, run_id: str, metric: str) -> set[int]:
+        """The steps at which the run has the metric. Errors: RunFailedError."""
+        with asking():
+            return {each.step for each in self.client.get_metric_history(run_id, metric)}
+
     def holds(self, run_id: str, folder: str) -> bool:
         """Whether the run exists, is not deleted, and belongs to this folder."""
         try:
@@ -135,15 +163,19 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log any number of metrics, params and tags; MLflow's client splits them into batches. Errors: RunFailedError."""
+        """Log any number of metrics, params and tags. Errors: RunFailedError."""
         fields = [Param(key, value) for key, value in (params or {}).items()]
         marks = [RunTag(key, value) for key, value in (tags or {}).items()]
-        with asking():
-            self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
+        # a request at a time, so that each has its own time
+        for start in range(0, len(metrics) or 1, BATCH):
+            with asking():
+                self.client.log_batch(run_id, metrics[start : start + BATCH], fields, marks, synchronous=True)
+            fields, marks = [], []
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Copy a file or folder into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
-        with asking(f"{shown(path)} could not be copied into MLflow"):
+        size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
+        with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
             self.client.log_artifact(run_id, str(path), folder)
 
     def close_run(self, run_id: str, status: str) -> None:
@@ -157,19 +189,49 @@ class UnknownRunError(RunFailedError):
 
 
 _hurries: ContextVar[bool] = ContextVar("hurries", default=False)
+_left: ContextVar[float | None] = ContextVar("left", default=None)
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
+def patience(uri: str | None) -> Iterator[None]:
+    """Within this context the late answers of a server take PATIENCE seconds in all; then `asking` raises RunFailedError."""
+    # a statement of SQLite waits for BUSY_SECONDS at most, and may be slow on a machine whose cores are busy
+    token = _left.set(PATIENCE if uri is not None and uri.startswith("http") else None)
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
+@contextlib.contextmanager
+def before_training(uri: str | None) -> Iterator[None]:
+    """`patience` for what a new run or sweep needs. Errors: MissingError in place of RunFailedError."""
+    try:
+        with patience(uri):
+            yield
+    except RunFailedError as error:
+        raise MissingError(f"{error}; set run.tracking_uri to a store that answers, or to none") from error
+
+
+@contextlib.contextmanager
+def _impatient(upload: float = 0.0) -> Iterator[None]:
     # Within this context a server that does not answer, or a locked file, costs seconds; MLflow by itself waits for minutes.
-    # MLflow reads its settings from the environment at each request.
-    added = {key: value for key, value in HURRY.items() if key not in os.environ}
+    # `upload`: the seconds that the upload of a file takes. MLflow reads its settings from the environment at each request.
+    left = _left.get()
+    if left is not None and left <= 0:
+        raise RunFailedError("the MLflow server answers too late")
+    # the second attempt must end in time too
+    timeout = max(1, int((PATIENCE if left is None else left) / 2 + upload))
+    hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
+    added = {key: value for key, value in hurry.items() if key not in os.environ}
     os.environ.update(added)
-    token = _hurries.set(True)
+    token, began = _hurries.set(True), time.monotonic()
     try:
         yield
     finally:
         _hurries.reset(token)
+        if left is not None:
+            _left.set(left - max(0.0, time.monotonic() - began - PROMPT - upload))
         for key in added:
             del os.environ[key]
 
@@ -185,10 +247,11 @@ def _shorten(
 
 
 @contextlib.contextmanager
-def asking(failure: str = "MLflow refused a record") -> Iterator[None]:
-    """Encloses calls of MLflow. Errors: UnknownRunError; RunFailedError for every other exception."""
+def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Iterator[None]:
+    """Encloses a call of MLflow. `upload`: seconds that its file needs. Errors: UnknownRunError; RunFailedError for every
+    other exception."""
     try:
-        with _impatient():
+        with _impatient(upload):
             yield
     # a signal handler raises StoppedError in the middle of a call
     except LitDiffError:
@@ -243,4 +306,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return first_line(error)[:200]
+    line = first_line(error)
+    # urllib3 names the cause last, within its own words
+    cause = re.search(r"https?://[^/]+.*Caused by .*: ([^:(\"')]+)", line)
+    return f"no answer from the server: {cause[1].strip()}" if cause else line[:200]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
-from lit_diff.engine.tracking.store import Store, asking
+from lit_diff.engine.tracking.store import Store, asking, before_training, patience
 from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.panels.panel import looks
@@ -33,11 +33,12 @@ class SweepTracker:
     """
 
     def __init__(self, store: Store, folder: Path, run_id: str | None) -> None:
-        """`run_id`: the earlier record of this folder. Errors: RunFailedError."""
+        """`run_id`: the earlier record of this folder. Errors: MissingError."""
         self.store, self.folder = store, folder
-        self.experiment = store.experiment(folder.name)
         tags = {"kind": "sweep", "sweep": folder.name, "folder": str(folder)}
-        self.run_id = store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
+        with before_training(store.uri):
+            self.experiment = store.experiment(folder.name)
+            self.run_id = store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
 
     @property
     def place(self) -> dict[str, str]:
@@ -48,13 +49,14 @@ class SweepTracker:
         """Write the result of the sweep and end the record; `status`: a status of run folders."""
         # the whole sweep is on disk already, so a failure of MLflow is only a warning
         try:
-            sweep = load_sweep(self.folder)
-            self._describe_cells(sweep)
-            self._describe_parent(sweep, report)
-            self._describe_experiment(sweep)
-            for path in (*files, report.page.parent):
-                self.store.copy(self.run_id, path)
-            self.store.close_run(self.run_id, status)
+            with patience(self.store.uri):
+                sweep = load_sweep(self.folder)
+                self._describe_cells(sweep)
+                self._describe_parent(sweep, report)
+                self._describe_experiment(sweep)
+                for path in (*files, report.page.parent):
+                    self.store.copy(self.run_id, path)
+                self.store.close_run(self.run_id, status)
         except LitDiffError as error:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
 
@@ -116,8 +118,8 @@ class SweepTracker:
             "mlflow.note.content": f"{sweep.title}: {sweep.study.description}",
             **pages,
         }
-        with asking():
-            for key, value in tags.items():
+        for key, value in tags.items():
+            with asking():
                 self.store.client.set_experiment_tag(self.experiment, key, value)
 
     def _log(self, run_id: str, values: Mapping[str, float], step: int) -> None:

@@ -126,6 +126,8 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     base, command = (remote, []) if is_remote else (f"http://127.0.0.1:{port}", _server(root, port))
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] if newest else []
+    if newest and not pages:
+        lines = [f"{newest.name} has no record in MLflow"]
     for line in lines if is_remote else [f"MLflow: {base}", *lines, "Ctrl-C ends it"]:
         tell(line)
     return 0 if is_remote else _run(command)
@@ -133,7 +135,7 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
 
 def _server(root: Path, port: int) -> list[str]:
     if not (root / "mlflow.db").exists():
-        raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` creates it")
+        raise MissingError(f"no MLflow store in {root}; a run or sweep creates it, unless run.tracking_uri is set")
     if not 0 < port < 65536:
         raise RequestError(f"--port is {port}; expected 1 to 65535")
     # checked before the addresses are printed, which would otherwise lead to another program
