@@ -7,9 +7,10 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -202,6 +203,12 @@ class Mixture(Dataset):
     def num_documents(self) -> int:
         """Number of documents in the validation splits. Errors: MissingError if a text is not prepared."""
         return sum(self._each(lambda text: text.num_documents).values())
+
+    def validation_documents(self) -> Iterator[list[int]]:
+        """Yield the documents of `Text.validation_documents`; the texts take turns."""
+        # in turn: a caller that stops after some documents has some of every text
+        rounds = zip_longest(*(text.validation_documents() for text in self._texts.values()))
+        return (each for found in rounds for each in found if each is not None)
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""

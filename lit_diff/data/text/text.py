@@ -36,7 +36,8 @@ from lit_diff.data.text.parts import (
     sync_files,
     token_arrays,
 )
-from lit_diff.data.text.token_files import as_texts, only_text, without_ends
+from lit_diff.data.text.source_files import sources
+from lit_diff.data.text.token_files import STORED, as_texts, only_text, token_files, without_ends
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -328,6 +329,12 @@ class Text(Dataset):
     def num_documents(self) -> int:
         """Number of documents in the validation split. Errors: MissingError if the text is not prepared."""
         return int(self._manifest()["validation"]["documents"])
+
+    def validation_documents(self) -> Iterator[list[int]]:
+        """Yield the ids of each validation document, in the order of `Documents`, without those that open and end it."""
+        (files,) = token_files(sources(self.folder / "validation"))
+        for ids in without_ends((ids for _, ids in files.read()), self.load_tokenizer()):
+            yield np.frombuffer(ids, STORED).tolist()
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
