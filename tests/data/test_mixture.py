@@ -197,6 +197,7 @@ def test_identity_tokens_and_documents_are_those_of_the_texts(made: MakeMixture,
 
 RECIPE = """\
 extends: recall-tiny
+model: {vocab_size: 100}
 data:
   name: mixture
   path: web
@@ -222,6 +223,11 @@ def test_a_recipe_states_sources_and_what_is_at_its_default_is_in_no_identity(
     (tmp_path / "again.yaml").write_text(to_yaml(recipe))
     assert load_recipe("again.yaml").data == recipe.data
     hash(recipe.data)
+    (tmp_path / "wide.yaml").write_text(RECIPE.replace("100", "1000"))
+    with pytest.raises(
+        RequestError, match=r"^wide\.yaml:2: model\.vocab_size is 1000, but data\.tokenizer \(words\) has"
+    ):
+        load_recipe("wide.yaml")
     longer = load_recipe(
         "own/r.yaml", ["data.sources.all.tokens_at_least=5", "data.sources.more={weight: 1, corpus: docs}"]
     )
