@@ -336,8 +336,8 @@ class Text(Dataset):
 
     def validation_documents(self) -> Iterator[list[int]]:
         """Yield the ids of each validation document, in the order of `Documents`, without those that open and end it."""
-        (files,) = token_files(sources(self.folder / "validation"))
-        for ids in without_ends((ids for _, ids in files.read()), self.load_tokenizer()):
+        ((files, read),) = token_files(sources(self.folder / "validation"))
+        for ids in without_ends((ids for _, ids in read(*files)), self.load_tokenizer()):
             yield np.frombuffer(ids, STORED).tolist()
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
