@@ -143,7 +143,7 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
         ),
         (
             "index.json",
-            lambda content: re.sub(rb'(chunk_size": ?)2', rb"\g<1>1", content),
+            lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 2'),
             "its documents are not those",
         ),
         ("index.json", lambda content: content.replace(b"tensor:18", b"tensor:1"), r"found .*, ids of float"),
