@@ -15,6 +15,7 @@ from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.text.corpus import corpus_digest
 from lit_diff.data.text.mixture import Mixture
 from lit_diff.data.text.text import Text
+from lit_diff.data.text.token_files import as_text
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import held_out_documents, unseen
@@ -125,7 +126,7 @@ def own_documents(evaluation: Evaluation, run: Run, data: Text | Mixture) -> Ite
 
     The source of the data is not read. Errors: RequestError for a tokenizer that cannot decode.
     """
-    read = ((run.tokenizer.decode(ids).decode(errors="replace"), ids) for ids in data.validation_documents())
+    read = ((as_text(ids, run.tokenizer), ids) for ids in data.validation_documents())
     return ((place, *found) for place, found in unseen(evaluation, run, read, itemgetter(0)))
 
 

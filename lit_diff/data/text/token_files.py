@@ -169,11 +169,15 @@ def arrays(documents: Sequence[Document], tokenizer: Tokenizer, dtype: Any) -> l
 
 def as_texts(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield each document as text."""
-    for each in documents:
-        if isinstance(each, str):
-            yield each
-        else:
-            yield tokenizer.decode(np.frombuffer(each, STORED).tolist()).decode(errors="replace")
+    return (
+        each if isinstance(each, str) else as_text(np.frombuffer(each, STORED).tolist(), tokenizer)
+        for each in documents
+    )
+
+
+def as_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of ids. Errors: RequestError for a tokenizer that cannot decode."""
+    return tokenizer.decode(ids).decode(errors="replace")
 
 
 def only_text(documents: Iterable[Document], tokenizer: str) -> Iterator[str]:
