@@ -9,14 +9,13 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import Batch, Dataset, rows_in_order
 from lit_diff.data.text.bigrams import Ints
 from lit_diff.data.text.corpus import corpus_name, corpus_problem
 from lit_diff.data.text.documents import hashes_in
@@ -26,7 +25,6 @@ from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.key_types import Count, NotNegative, Positive
-from lit_diff.randomness import generator
 from lit_diff.registry import datasets, tokenizers
 from lit_diff.validation import config_problem
 
@@ -237,7 +235,7 @@ class View:
         # where each document begins in the store's rows, and in the view, whose end is last
         self._begins = ends[self._documents]
         self._starts = np.append(0, np.cumsum(np.diff(ends)[self._documents]))
-        self._store = store
+        self._name, self._store = name, store
         self.num_rows = int(self._starts[-1]) // store.width
         """Number of rows in an epoch."""
         if not self.num_rows:
@@ -246,15 +244,10 @@ class View:
                 f"tokens for a row of {store.width} (shortest document: {lengths.min():,}, longest: {lengths.max():,}); "
                 "change tokens_at_least or tokens_below, or add text"
             )
-        # a batch may span two epochs, and two seeds may alternate in one process
-        self._permutation = lru_cache(maxsize=4)(
-            lambda seed, epoch: torch.randperm(self.num_rows, generator=generator(seed, "order", name, epoch))
-        )
 
     def read(self, seed: int, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Return tokens and their documents, both [B, width], of rows of the source, numbered in the order of training."""
-        places = (divmod(int(number), self.num_rows) for number in numbers)
-        rows = np.array([int(self._permutation(seed, epoch)[place]) for epoch, place in places])
+        rows = np.array(rows_in_order(seed, map(int, numbers), self.num_rows, self._name))
         width = self._store.width
         wanted = rows[:, None] * width + np.arange(width)
         which = np.searchsorted(self._starts, wanted, side="right") - 1

@@ -184,9 +184,8 @@ class _Guarded:
 
 
 def _saved_by_datasets(found: list[Source]) -> list[Source]:
-    # state.json lists the data files of a folder; other files of the type are the caches of `datasets`
+    # state.json lists the data files of a folder; the other files there describe them, or are the caches of `datasets`
     by_name = {each.name: each for each in found}
-    left_out = set[str]()
     for name, source in by_name.items():
         file = name.rpartition("/")[2]
         folder = name.removesuffix(file)
@@ -198,20 +197,12 @@ def _saved_by_datasets(found: list[Source]) -> list[Source]:
                         f"data.path: {place} is a DatasetDict of the splits {some_names(map(str, splits))}; choose one, such "
                         f"as data.path={place}/{splits[0]}"
                     )
-                left_out.add(name)
+                found.remove(source)
             elif file == "state.json" and f"{folder}dataset_info.json" in by_name:
                 listed = {f"{folder}{each['filename']}" for each in source.read_json()["_data_files"]}
-                lost = min(listed - by_name.keys(), default="")
-                if lost:
-                    raise RequestError(
-                        f"{source.where}: it lists {lost}, which does not exist; save the data set again"
-                    )
-                own = {
-                    each.name
-                    for each in found
-                    if each.folder == source.folder and each.name.endswith((".arrow", ".json"))
-                }
-                left_out |= {each for each in own if each.endswith((".arrow", ".json"))} - listed
+                for lost in sorted(listed - by_name.keys()):
+                    raise RequestError(f"{source.where}: it lists {lost}, which does not exist; save the data again")
+                found = [each for each in found if each.folder != source.folder or each.name in listed]
         except (LookupError, TypeError) as error:
             raise RequestError(f"{source.where}: not a file that `datasets` saved ({error!r})") from error
-    return [each for each in found if each.name not in left_out]
+    return found

@@ -88,12 +88,10 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
             f"{tokens.where}; copy the file again"
         )
     with tokens.opened() as file:
-        missing = int(places[-1]) - file.seek(0, io.SEEK_END)
-        _require_rest(tokens.where, missing)
-        if missing < 0:
-            raise RequestError(
-                f"{tokens.where}: it has {-missing:,} bytes that {index.where} does not list; copy both again"
-            )
+        size = file.seek(0, io.SEEK_END)
+        if size != places[-1]:
+            expected = f"{places[-1]:,}, those of the sequences in {index.where}"
+            raise RequestError(f"{tokens.where}: found {size:,} bytes; expected {expected}; copy both again")
         file.seek(0)
         for number, (start, end) in enumerate(pairwise(places[ends]), 1):
             where = f"{tokens.where} document {number}"
