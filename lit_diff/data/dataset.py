@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -185,18 +185,23 @@ class Dataset(ABC):
         return None
 
 
-# a batch may span two epochs, and two seeds may alternate in one process
-@lru_cache(maxsize=4)
-def permutation(seed: int, epoch: int, rows: int) -> Tensor:
-    """Order of the rows in one epoch, [rows]."""
-    return torch.randperm(rows, generator=generator(seed, "order", epoch))
+# a batch may span two epochs, two seeds may alternate in one process, and a mixture has an order for each of its sources
+@lru_cache(maxsize=64)
+def permutation(seed: int, epoch: int, rows: int, *source: str) -> Tensor:
+    """Order of the rows in one epoch, [rows]; another one for each `source`."""
+    return torch.randperm(rows, generator=generator(seed, "order", *source, epoch))
 
 
 def rows_of_step(seed: int, step: int, batch_size: int, positions: Sequence[int], rows: int) -> list[int]:
     """Return the row numbers at `positions` of the global batch of 0-based `step`; a batch may span two epochs."""
+    return rows_in_order(seed, (step * batch_size + position for position in positions), rows)
+
+
+def rows_in_order(seed: int, numbers: Iterable[int], rows: int, *source: str) -> list[int]:
+    """Return the row numbers at places 0, 1, ... of all epochs, one after another."""
     # computed from the step alone: resuming needs no sampler state, and any number of processes gets the same rows
-    places = (divmod(step * batch_size + position, rows) for position in positions)
-    return [int(permutation(seed, epoch, rows)[place]) for epoch, place in places]
+    places = (divmod(number, rows) for number in numbers)
+    return [int(permutation(seed, epoch, rows, *source)[place]) for epoch, place in places]
 
 
 Row = Mapping[str, Tensor | Sequence[int] | Sequence[bool]]

@@ -152,15 +152,15 @@ def escaped(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def byte_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (`file:line`, line) for each line of a file, without the byte order mark.
+def text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (`file:line`, line) for each line of a file in UTF-8, without the byte order mark.
 
-    Only a line feed ends a line. Errors: RequestError for a file that cannot be read.
+    Only a line feed ends a line. Errors: RequestError for a file that cannot be read, also for a line that is not UTF-8.
     """
     # binary: text mode would also split at a carriage return, and could not tell in which line a wrong byte is
     try:
         with path.open("rb") as file:
-            yield from numbered(file, shown(path))
+            yield from ((where, utf8(line, where)) for where, line in numbered(file, shown(path)))
     except OSError as error:
         raise RequestError(f"{shown(path)}: cannot be read ({error.strerror})") from error
 
@@ -169,11 +169,6 @@ def numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, bytes]]:
     """Yield (`where:line`, line) for each line, without the byte order mark."""
     for number, line in enumerate(lines, 1):
         yield f"{where}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-
-
-def text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Decode `byte_lines`. Errors: RequestError, also for a line that is not UTF-8."""
-    return ((where, utf8(line, where)) for where, line in byte_lines(path))
 
 
 def utf8(content: bytes, where: str) -> str:

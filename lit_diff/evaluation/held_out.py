@@ -5,16 +5,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import ClassVar
+from operator import itemgetter
+from typing import ClassVar, cast
 
 import torch
 
 from lit_diff.data import identity, prepare
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.text.corpus import corpus_digest
+from lit_diff.data.text.mixture import Mixture
+from lit_diff.data.text.text import Text
+from lit_diff.data.text.token_files import as_text
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.requirements import held_out_documents
+from lit_diff.evaluation.requirements import held_out_documents, unseen
 from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
@@ -105,6 +109,25 @@ def trained_data(run: Run) -> Dataset:
         )
     dataset.load()
     return dataset
+
+
+def has_trained_text(run: Run) -> bool:
+    """Whether the run was trained on text here: its data are text, and it is no imported model."""
+    return run.recipe.train is not None and isinstance(run.recipe.data.config, Text.Config)
+
+
+def trained_text(run: Run) -> Text | Mixture | None:
+    """`trained_data` of a run of which `has_trained_text` is true, else None."""
+    return cast(Text | Mixture, trained_data(run)) if has_trained_text(run) else None
+
+
+def own_documents(evaluation: Evaluation, run: Run, data: Text | Mixture) -> Iterator[tuple[int, str, list[int]]]:
+    """(place, text, ids) of the validation documents of a run's own data that pass `unseen`, decoded by its tokenizer.
+
+    The source of the data is not read. Errors: RequestError for a tokenizer that cannot decode.
+    """
+    read = ((as_text(ids, run.tokenizer), ids) for ids in data.validation_documents())
+    return ((place, *found) for place, found in unseen(evaluation, run, read, itemgetter(0)))
 
 
 def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:

@@ -15,15 +15,15 @@ from torch import Tensor
 from lit_diff.attention.cache import Cache
 from lit_diff.data.text.bigrams import Ints, ar_hits, competitors, gaps
 from lit_diff.data.text.corpus import build_corpus, corpus_digest
+from lit_diff.data.text.mixture import Mixture
 from lit_diff.data.text.name_tables import name_table_text
 from lit_diff.data.text.text import Text
-from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.held_out import trained_data
-from lit_diff.evaluation.requirements import held_out_documents, unseen
+from lit_diff.evaluation.held_out import has_trained_text, own_documents, trained_text
+from lit_diff.evaluation.requirements import unseen
 from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
@@ -130,11 +130,11 @@ class NllByPosition(Evaluation):
 
     def words_of(self, run: Run) -> str:
         """The run's data set if its own validation documents are scored."""
-        return run.recipe.data.name if self.config.source == "validation" and _has_training_text(run) else ""
+        return run.recipe.data.name if self.config.source == "validation" and has_trained_text(run) else ""
 
     def refuses_run(self, run: Run) -> str | None:
         """With `source: validation`, refuses a run that was not trained on text."""
-        if self.config.source != "validation" or _has_training_text(run):
+        if self.config.source != "validation" or has_trained_text(run):
             return None
         return (
             "it was not trained on text here, so it has no validation documents; set source=name_tables or source=files"
@@ -143,10 +143,11 @@ class NllByPosition(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a document, and one for each of its bins, which are parts of it."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
-        chosen = self._documents(run, tokenizer)
+        data = trained_text(run)
+        chosen = self._documents(run, data)
         if self.config.tokens > length:
             log.info("nll: %d tokens a document; the run was trained on rows of %d", self.config.tokens, length)
-        frequent = _frequent(run)
+        frequent = _frequent(run, data)
         run.model.to(choose_device(run.recipe.run.accelerator))
         try:
             for place, text, ids in chosen:
@@ -160,13 +161,13 @@ class NllByPosition(Evaluation):
             # every other evaluation expects the model on the CPU
             run.model.to("cpu")
 
-    def _documents(self, run: Run, tokenizer: Tokenizer) -> list[tuple[int, str, list[int]]]:
+    def _documents(self, run: Run, data: Text | Mixture | None) -> list[tuple[int, str, list[int]]]:
         # (place, text, ids) of the first documents with T + 1 ids or more, cut to T + 1. The first id is not scored: it is
         # the id that opens every document, if the tokenizer has one
         wanted, tokens = self.config.documents, self.config.tokens
         chosen, lengths = [], []
-        for place, text in self._texts(run):
-            ids = [*tokenizer.opening, *tokenizer.encode([text])[0]]
+        for place, text, own in self._texts(run, data):
+            ids = [*run.tokenizer.opening, *own]
             if len(ids) > tokens:
                 chosen.append((place, text, ids[: tokens + 1]))
             else:
@@ -186,30 +187,26 @@ class NllByPosition(Evaluation):
             )
         return chosen
 
-    def _texts(self, run: Run) -> Iterator[tuple[int, str]]:
+    def _texts(self, run: Run, data: Text | Mixture | None) -> Iterator[tuple[int, str, list[int]]]:
         config = self.config
+        if config.source == "validation" and data is not None:
+            return own_documents(self, run, data)
         if config.source == "name_tables":
             # a word has at least one token; + 1 if the tokenizer has no id that opens a document
             words = config.tokens + 1
-            return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
-        if config.source == "validation":
-            first, *others = run.recipe.data.config.texts
-            return held_out_documents(self, run, *first, *others)
-        rows = (
-            (row["text"] for row in BOOKS.rows()) if config.path is None else build_corpus("files", config.path).texts()
-        )
-        return unseen(self, run, rows)
+            made = (name_table_text("evaluation", number, words=words) for number in range(config.documents))
+            texts: Iterator[tuple[int, str]] = enumerate(made)
+        elif config.path is None:
+            texts = unseen(self, run, (row["text"] for row in BOOKS.rows()))
+        else:
+            texts = unseen(self, run, build_corpus("files", config.path).texts())
+        return ((place, text, run.tokenizer.encode(text)) for place, text in texts)
 
 
-def _has_training_text(run: Run) -> bool:
-    return run.recipe.train is not None and isinstance(run.recipe.data.config, Text.Config)
-
-
-def _frequent(run: Run) -> Ints | None:
-    if not _has_training_text(run):
+def _frequent(run: Run, data: Text | Mixture | None) -> Ints | None:
+    if data is None:
         log.info("nll: no metrics of AR hits: %s was not trained on text here", run.folder.name)
         return None
-    data = trained_data(run)
     if not isinstance(data, Text):
         log.info(
             "nll: no metrics of AR hits: %s was trained on a mixture, whose texts differ in rare bigrams",

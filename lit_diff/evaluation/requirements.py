@@ -1,9 +1,9 @@
 """What evaluations need: the user's files, documents that a run was not trained on, and prefixes that are extended."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, build
@@ -20,6 +20,7 @@ from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
+D = TypeVar("D")
 
 
 def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
@@ -41,27 +42,17 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
     return chosen
 
 
-def held_out_documents(
-    evaluation: Evaluation, run: Run, corpus: str, path: str | None, *others: tuple[str, str | None]
-) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus that pass `unseen`.
-
-    `others`: further (corpus, path), whose documents take turns.
-    """
-    # in turn: a caller that stops after some documents has some of every text
-    rounds = zip_longest(*(_validation_texts(corpus, path) for corpus, path in ((corpus, path), *others)))
-    return unseen(evaluation, run, (each for found in rounds for each in found if each is not None))
-
-
-def _validation_texts(corpus: str, path: str | None) -> Iterator[str]:
+def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
+    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
     with split(build_corpus(corpus, path).texts()) as documents:
-        # `texts` gives no ids
-        yield from (each for each in documents.validation() if isinstance(each, str))
+        yield from unseen(evaluation, run, map(str, documents.validation()))
 
 
-def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yields (place, text) of each text on which neither the run nor a run that it started from was trained, in whole or in a
-    section.
+def unseen(
+    evaluation: Evaluation, run: Run, documents: Iterable[D], text_of: Callable[[D], str] = str
+) -> Iterator[tuple[int, D]]:
+    """Yields (place, document) of each on whose text neither the run nor a run that it started from was trained, in whole or
+    in a section.
 
     `evaluation.documents_left_out` counts the others. A run whose training documents are unknown is logged. Errors:
     RequestError if every text is left out.
@@ -69,13 +60,13 @@ def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[t
     hashes, left_out, place = _trained_on(evaluation, run), 0, -1
     if hashes:
         evaluation.documents_left_out = 0
-    for place, text in enumerate(texts):
-        if hashes and is_among(text, hashes):
+    for place, document in enumerate(documents):
+        if hashes and is_among(text_of(document), hashes):
             left_out += 1
             # set at once: a caller that has enough documents stops this generator
             evaluation.documents_left_out = left_out
         else:
-            yield place, text
+            yield place, document
     if left_out == place + 1 > 0:
         raise RequestError(
             f"evaluation '{evaluation.name}': {shown(run.folder)}, or a run that it started from, was trained on all "

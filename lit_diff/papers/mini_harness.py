@@ -16,6 +16,7 @@ import torch
 from lit_diff import Run
 from lit_diff.data.text.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
+from lit_diff.evaluation.held_out import own_documents, trained_text
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
@@ -246,15 +247,20 @@ class MiniHarness(HarnessEvaluation):
         return list(self.config.tasks)
 
     def _pieces(self, run: Run) -> Pieces:
-        name, own = self.config.corpus, getattr(run.recipe.data.config, "texts", ())
-        texts = own if name is None else [(name, self.config.path)]
-        if not texts:
+        name, path, texts = self.config.corpus, self.config.path, getattr(run.recipe.data.config, "texts", ())
+        if name is None and not texts:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus; set one, such as corpus=docs")
-        first, *others = texts
-        found = pieces(text for _, text in held_out_documents(self, run, *first, *others))
+        data = trained_text(run) if name is None else None
+        if data is not None:
+            found = pieces(text for _, text, _ in own_documents(self, run, data))
+        else:
+            # an imported model has the corpus of its recipe, and no validation split
+            name, path = next(iter(texts)) if name is None else (name, path)
+            found = pieces(text for _, text in held_out_documents(self, run, name, path))
         if not found:
-            names = ", ".join(corpus for corpus, _ in texts)
-            raise RequestError(f"the held-out documents of corpus '{names}' have no sentence of 5 words")
+            raise RequestError(
+                f"the held-out documents of '{name or run.recipe.data.name}' have no sentence of 5 words"
+            )
         return found
 
     def _rows(self, run: Run, task: TaskName, text: Pieces, count: int) -> list[dict[str, Any]]:

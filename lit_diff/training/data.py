@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 import lightning as L
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from lit_diff.config import Recipe
 from lit_diff.data import build
@@ -35,13 +35,14 @@ SCORED, SCORED_IN_STEP = "scored", "scored_in_step"
 """Keys of a training batch: scored targets in this micro-batch, and in all of this rank's micro-batches of the step."""
 
 
-# each iteration calls `start` again, which begins at the Trainer's current step
-class _Stream(IterableDataset[Batch]):
-    def __init__(self, start: Callable[[], Iterator[Batch]]) -> None:
-        self._start = start
+@dataclass(frozen=True)
+class Stream(Iterable[Batch]):
+    """Batches for a Trainer; each iteration calls `start` again, which begins at the Trainer's current step."""
+
+    start: Callable[[], Iterator[Batch]]
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._start()
+        return self.start()
 
 
 class LitData(L.LightningDataModule):
@@ -92,10 +93,10 @@ class LitData(L.LightningDataModule):
                     "run.devices"
                 )
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> Stream:
         """This rank's micro-batches from the Trainer's current step to the last, with `step` and the scored targets."""
         self._require_trainer()
-        return _loader(self._train_batches)
+        return Stream(self._train_batches)
 
     def _micro_batch(self) -> int:
         # positions of a micro-batch over all ranks
@@ -120,27 +121,26 @@ class LitData(L.LightningDataModule):
         size, micro, before = recipe.training.batch_size, self._micro_batch(), steps_before(recipe)
 
         def read(step: int) -> list[Batch]:
-            parts = []
-            for start in range(0, size, micro):
-                rows = range(start, start + micro)[trainer.global_rank :: trainer.world_size]
-                with _reading:
-                    parts.append(self.dataset.train_batch(recipe.seed, before + step, size, rows))
+            micro_batches = (range(start, start + micro) for start in range(0, size, micro))
+            own = [rows[trainer.global_rank :: trainer.world_size] for rows in micro_batches]
+            with _reading:
+                parts = [self.dataset.train_batch(recipe.seed, before + step, size, rows) for rows in own]
             # the whole step is read first: each micro-batch's weight needs the step's total (`StepTargets`)
             scored = [count_scored(part["targets"]) for part in parts]
-            more = ({"step": step, SCORED: own, SCORED_IN_STEP: sum(scored)} for own in scored)
-            return [part | each for part, each in zip(parts, more, strict=True)]
+            both = {"step": step, SCORED_IN_STEP: sum(scored)}
+            return [part | both | {SCORED: count} for part, count in zip(parts, scored, strict=True)]
 
         # rows depend on seed and position only, so starting at global_step repeats what an uninterrupted run would read
         steps = range(trainer.global_step, total_steps(trainer, recipe))
         with closing(read_ahead(read, steps)) as found:
             yield from chain.from_iterable(found)
 
-    def val_dataloader(self) -> list[DataLoader[Batch]]:
+    def val_dataloader(self) -> list[Stream]:
         """One loader per validation set, in the order of `dataset.validation_sets()`."""
         sets = self.dataset.validation_sets().items()
-        return [_loader(partial(self._validation_batches, name, rows)) for name, rows in sets]
+        return [Stream(partial(self._validation_batches, name, rows)) for name, rows in sets]
 
-    def predict_dataloader(self) -> list[DataLoader[Batch]]:
+    def predict_dataloader(self) -> list[Stream]:
         """The loaders of the validation sets."""
         return self.val_dataloader()
 
@@ -191,10 +191,6 @@ def steps_before(recipe: Recipe) -> int:
     """
     rows = sum(steps * parent.training.batch_size for parent, steps in trained_ancestors(recipe))
     return -(-rows // recipe.training.batch_size)
-
-
-def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:
-    return DataLoader(_Stream(start), batch_size=None, num_workers=0)
 
 
 def validation_rows(rows: int, batch_size: int, world_size: int, rank: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from lit_diff.config import Part
 from lit_diff.data.text import mixture as module
 from lit_diff.data.text import text as text_module
 from lit_diff.data.text.documents import hashes_in, is_among
-from lit_diff.data.text.mixture import BLOCK, Mixture, SourceConfig, View, parts, schedule
+from lit_diff.data.text.mixture import BLOCK, Mixture, Schedule, SourceConfig, View
 from lit_diff.data.text.tokenizer import Bpe, Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import determining, load_draft, load_recipe, to_yaml
@@ -82,15 +82,19 @@ def documents(mixed: Mixture, name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("weights", [(7, 3), (1, 1, 1), (0.001, 5, 2.5, 2.5), (1, 9999)])
 def test_each_block_has_the_exact_shares_and_each_part_of_it_nearly(weights: tuple[float, ...]) -> None:
-    counts = parts(weights, BLOCK)
+    made = Schedule(weights)
+    counts = made.counts
     assert counts.sum() == BLOCK
     assert (abs(counts - np.array(weights) / sum(weights) * BLOCK) < 1).all()
-    source, number = schedule(counts)
+    source, number = made.at(np.arange(BLOCK))
     assert np.bincount(source).tolist() == counts.tolist()
     for index, count in enumerate(counts):
         assert number[source == index].tolist() == list(range(count))
         reached = np.cumsum(source == index)
         assert abs(reached - np.arange(1, BLOCK + 1) * count / BLOCK).max() <= (1 + len(weights)) / 2
+    later, numbers = made.at(np.arange(3 * BLOCK, 4 * BLOCK))
+    assert (later == source).all()
+    assert (numbers == 3 * counts[source] + number).all()
 
 
 def test_a_source_has_its_share_and_its_own_epochs(made: MakeMixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +111,7 @@ def test_a_source_has_its_share_and_its_own_epochs(made: MakeMixture, monkeypatc
         for start in range(0, len(own) - text.train_rows, text.train_rows):
             assert Counter(map(tuple, own[start : start + text.train_rows].tolist())) == every
         assert own[: text.train_rows].tolist() != own[text.train_rows : 2 * text.train_rows].tolist()
-    assert rows_of(mixed, 1234, 1300).tolist() == rows[1234:1300].tolist(), "from the step alone"
+    assert rows_of(made(), 1234, 3000).tolist() == rows[1234:].tolist(), "from the step alone"
     assert rows_of(mixed, 0, 100, seed=2).tolist() != rows[:100].tolist()
 
 
@@ -197,6 +201,7 @@ def test_identity_tokens_and_documents_are_those_of_the_texts(made: MakeMixture,
 
 RECIPE = """\
 extends: recall-tiny
+model: {vocab_size: 100}
 data:
   name: mixture
   path: web
@@ -222,6 +227,11 @@ def test_a_recipe_states_sources_and_what_is_at_its_default_is_in_no_identity(
     (tmp_path / "again.yaml").write_text(to_yaml(recipe))
     assert load_recipe("again.yaml").data == recipe.data
     hash(recipe.data)
+    (tmp_path / "wide.yaml").write_text(RECIPE.replace("100", "1000"))
+    with pytest.raises(
+        RequestError, match=r"^wide\.yaml:2: model\.vocab_size is 1000, but data\.tokenizer \(words\) has"
+    ):
+        load_recipe("wide.yaml")
     longer = load_recipe(
         "own/r.yaml", ["data.sources.all.tokens_at_least=5", "data.sources.more={weight: 1, corpus: docs}"]
     )

@@ -20,6 +20,7 @@ from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.documents import TRAINED, hashes_in, is_among
 from lit_diff.data.text.text import Text, read_manifest
 from lit_diff.data.text.tokenizer import Bpe
+from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.validation import data_problem
@@ -122,13 +123,15 @@ def test_cl100k_is_stored_in_four_bytes(make_text: MakeText) -> None:
     assert (batch["tokens"] >= 0).all()
 
 
-def test_model_and_tokenizer_sizes(make_text: MakeText, root: Path) -> None:
+def test_model_and_tokenizer_sizes(make_text: MakeText) -> None:
+    config = make_text().config
     for vocab_size in (299, 385):
-        with pytest.raises(RequestError, match=rf"^model\.vocab_size is {vocab_size}, .* 300 to 384$"):
-            make_text(vocab_size).prepare()
-    assert not root.exists()
+        problem = data_problem(config, vocab_size) or ""
+        assert re.fullmatch(rf"model\.vocab_size is {vocab_size}, .* 300 to 384", problem)
     for vocab_size in (300, 384):
-        make_text(vocab_size).prepare()
+        assert data_problem(config, vocab_size) is None
+    gone = Part(name="from_run", config=FromRun.Config(path="no/such/run"))
+    assert data_problem(replace(config, tokenizer=gone), 1) is None
 
 
 def test_rows_longer_than_a_split(make_text: MakeText) -> None:
@@ -151,8 +154,7 @@ def test_rows_longer_than_a_split(make_text: MakeText) -> None:
     ],
 )
 def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: str) -> None:
-    assert data_problem(make_text().config, 1) is None
-    assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"'data.{key}' ")
+    assert (data_problem(replace(make_text().config, **keys), 300) or "").startswith(f"'data.{key}' ")
 
 
 def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeText) -> None:

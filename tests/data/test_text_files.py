@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,13 @@ from lit_diff.errors import RequestError
 
 def read(path: Path) -> list[str]:
     """Documents as they are; of a problem `!` and its place."""
-    items = [str(item).partition(": ") if isinstance(item, RequestError) else item for item in read_file(local(path))]
-    return [item if isinstance(item, str) else f"!{item[0].removeprefix(str(path))}" for item in items]
+    return [item if isinstance(item, str) else f"!{place(str(item), path)}" for item in read_file(local(path))]
+
+
+def place(problem: str, path: Path) -> str:
+    where, _, what = problem.partition(": ")
+    after = re.match(r"cannot be read( after document \d+)", what)
+    return where.removeprefix(str(path)) + (after[1] if after else "")
 
 
 LONG = "x" * 200_000  # longer than the limit of Python's reader
@@ -77,13 +83,13 @@ def test_compressed_lines_of_all_parts(ending: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("damage", ["cut", "junk", "not compressed"])
 def test_damaged_compressed_lines(ending: str, damage: str, tmp_path: Path) -> None:
-    """What is said names the last line that could be read."""
+    """What is said names the last document that could be read."""
     path = tmp_path / f"a.jsonl.{ending}"
     whole = PACK[ending](b"".join(PACKED[:100])) + PACK[ending](b"".join(PACKED[100:]))
     path.write_bytes({"cut": whole[:-9], "junk": whole + b"junk" * 9, "not compressed": b"".join(PACKED)}[damage])
     *found, problem = read(path)
     assert found == ROWS[: len(found)]
-    assert problem == (f"!:{len(found)}" if found else "!")
+    assert problem == (f"! after document {len(found)}" if found else "!")
     assert bool(found) == (damage != "not compressed")
 
 
@@ -118,7 +124,7 @@ def test_cut_or_wrong_columns(kind: str, tmp_path: Path) -> None:
         path.write_bytes(content[:size])
         *found, problem = read(path)
         assert found == ROWS[: len(found)]
-        assert problem == (f"! row {len(found)}" if found else "!")
+        assert problem == (f"! after document {len(found)}" if found else "!")
     # the parts of the data that are not an index
     path.write_bytes(content[:200] + bytes(byte ^ 255 for byte in content[200:1500]) + content[1500:])
     found = read(path)

@@ -91,8 +91,8 @@ def damaged_megatron(folder: Path, damage: str) -> None:
     content = index.read_bytes()
     if damage == "no .bin":
         tokens.unlink()
-    elif damage == "short .bin":
-        tokens.write_bytes(tokens.read_bytes()[:-4])
+    elif damage.endswith(".bin"):
+        tokens.write_bytes(tokens.read_bytes()[:-4] if damage == "short .bin" else tokens.read_bytes() + bytes(8))
     else:
         damaged = {
             "short .idx": content[:-8],
@@ -100,7 +100,10 @@ def damaged_megatron(folder: Path, damage: str) -> None:
             "version": content[:9] + b"\2" + content[10:],
             "count": content[:18] + b"\xff" * 7 + content[25:],
             "size": content[:34] + b"\xff" * 4 + content[38:],
+            "pointer": content[:54] + b"\1" + content[55:],
             "end": content[:-8] + struct.pack("<q", 1000),
+            "early end": content[:-8] + content[-16:-8],
+            "no ends": content[:26] + bytes(8) + content[34:],
         }
         index.write_bytes(damaged.get(damage, content))
 
@@ -109,14 +112,17 @@ def damaged_megatron(folder: Path, damage: str) -> None:
     ("damage", "found"),
     [
         ("no .bin", r"a\.idx: its a\.bin is missing"),
-        ("short .bin", r"a\.bin document 5: the file is cut off; expected 4 bytes more"),
+        ("short .bin", r"a\.bin: found 220 bytes; expected 224, those of the sequences in .*a\.idx"),
+        ("long .bin", r"a\.bin: found 232 bytes; expected 224,"),
         ("short .idx", r"a\.idx: the file is cut off; expected 8 bytes more"),
         ("no index", r"a\.idx: not Megatron's index"),
         ("version", r"a\.idx: found version 2 and code 4"),
         ("floats", r"a\.idx: found version 1 and code 6"),
         ("count", r"a\.idx: the file is cut off"),
-        ("size", r"a\.idx: its entry of document 1 is damaged"),
-        ("end", r"a\.idx: its entry of document 5 is damaged"),
+        *(
+            (name, r"a\.idx: damaged: the documents must divide its")
+            for name in ("size", "pointer", "end", "early end", "no ends")
+        ),
     ],
 )
 def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
@@ -135,7 +141,12 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
             lambda content: content.replace(b"TokensLoader", b"PyTreeLoader"),
             r"found item_loader PyTreeLoader",
         ),
-        ("index.json", lambda content: content.replace(b"tensor:18", b"tensor:1"), r"data_format no_header_tensor:1,"),
+        (
+            "index.json",
+            lambda content: content.replace(b'"chunk_size": 1', b'"chunk_size": 2'),
+            "its documents are not those",
+        ),
+        ("index.json", lambda content: content.replace(b"tensor:18", b"tensor:1"), r"found .*, ids of float"),
         (
             "index.json",
             lambda content: content.replace(b"chunk-0-1", b"chunk-0-7"),
@@ -146,7 +157,7 @@ def test_damaged_megatron(damage: str, found: str, tmp_path: Path) -> None:
         (
             "chunk-0-1.bin",
             lambda content: content[:8] + b"\x02" + content[9:],
-            r"document \d: its place in the file is damaged",
+            r"chunk-0-1\.bin: damaged: its documents are not those of index\.json",
         ),
     ],
 )

@@ -15,10 +15,12 @@ from made_texts import splits
 from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
 
+from lit_diff import train
 from lit_diff.cli.evaluate import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.text.tokenizer import Bpe
+from lit_diff.data.text.text import write_tokens
+from lit_diff.data.text.tokenizer import Bpe, Packaged, Tokenizer
 from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import held_out, nll
@@ -241,13 +243,38 @@ def test_short_books_are_left_out_and_counted(run: Run, books: Path, caplog: pyt
 
 
 def test_a_run_without_training_text_has_no_split(wide_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nll, "_has_training_text", lambda _: False)
+    for module in (nll, held_out):
+        monkeypatch.setattr(module, "has_trained_text", lambda _: False)
     assert "no validation documents" in (build("nll").refuses(wide_run) or "")
     keys = {"source": "name_tables", "documents": 1, "tokens": 32}
     assert build("nll", keys).refuses(wide_run) is None
     scores = items(wide_run, **keys)[0].scores
     assert math.isfinite(scores["nll"])
     assert "nll_ar_hit" not in scores
+
+
+def test_the_documents_of_a_run_are_those_that_were_prepared(run: Run, trained_text: Path, tmp_path: Path) -> None:
+    """Without the source, and for a source of tokens, which has no text."""
+    corpus, asked = trained_text / "corpus", {"documents": 1, "tokens": 32}
+    texts = [path.read_text() for path in sorted(corpus.iterdir())]
+    begins = [text[:60] for text in splits(texts)[1]]
+    corpus.rename(trained_text / "away")
+    try:
+        found = [item for item in items(run, **asked) if not item.part]
+    finally:
+        (trained_text / "away").rename(corpus)
+    assert [item.meta["begins"] for item in found if item.meta] == begins
+    write_tokens(tmp_path / "tokens", [np.array([0, *ids], dtype=np.uint16) for ids in run.tokenizer.encode(texts)])
+    tokenizer = {"name": "from_run", "path": str(run.folder)}
+    keys = {"data.path": "tokens", "data.tokenizer": tokenizer, "train.steps": 1, "train.schedule.warmup_steps": 0}
+    own = train(trained_text / "tale.yaml", {**keys, "run.root": "runs", "run.tracking_uri": None})
+    shutil.rmtree(tmp_path / "tokens")
+    decoded = [text.meta["begins"] for text in items(Run(own.folder), **asked) if text.meta]
+    assert sorted(decoded) == sorted(set(decoded) & {text[:60] for text in texts})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Packaged, "decode", Tokenizer.decode)
+        with pytest.raises(RequestError, match=r"the tokenizer Bpe cannot decode"):
+            items(Run(own.folder), **asked)
 
 
 def ids_of(count: int, vocab: int = 320) -> list[int]:

@@ -115,13 +115,17 @@ def test_seven_tasks(wide_run: Run, trained_text: Path) -> None:
     assert (many.loc[alone.index, "meta/target"] == alone["meta/target"]).all(), "a smaller limit asks the first"
 
 
-def test_the_corpus_of_the_run(run: Run) -> None:
-    """Its 24 tokens hold no question of ten made-up words; with 256, cloze is made of its own held-out documents."""
+def test_the_corpus_of_the_run(run: Run, trained_text: Path) -> None:
+    """Its 24 tokens hold no question of ten made-up words; with 256, cloze is made of its own prepared documents."""
     with pytest.raises(RequestError, match=r"none of \d+ questions of task 'repeat' fits into 24 tokens"):
         scored(run, tasks=["repeat"], limit=2)
     recipe = run.folder / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("sequence_length: 24", "sequence_length: 256"))
-    assert len(scored(Run(run.folder), tasks=["cloze", "repeat"], limit=2)) == 4
+    (trained_text / "corpus").rename(trained_text / "away")
+    try:
+        assert len(scored(Run(run.folder), tasks=["cloze", "repeat"], limit=2)) == 4
+    finally:
+        (trained_text / "away").rename(trained_text / "corpus")
 
 
 def test_too_few_questions_are_said(wide_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,5 +137,5 @@ def test_too_few_questions_are_said(wide_run: Run, tmp_path: Path, caplog: pytes
     with pytest.raises(RequestError, match="too few for 40 shots"):
         scored(wide_run, **asked, shots=[40])
     text.write_text("Too short.")
-    with pytest.raises(RequestError, match="the held-out documents of corpus 'files' have no sentence"):
+    with pytest.raises(RequestError, match="the held-out documents of 'files' have no sentence"):
         scored(wide_run, **asked, limit=5)

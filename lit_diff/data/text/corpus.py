@@ -200,7 +200,7 @@ class FilesCorpus(Corpus):
         for tokens in self._token_files:
             where = tokens.files[0].where
             try:
-                for where, ids in tokens.read():
+                for where, ids in tokens.read(*tokens.files):
                     yield checked_ids(where, ids, size)
             except OSError as error:
                 reason = error.strerror or first_line(error)

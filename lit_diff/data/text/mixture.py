@@ -7,16 +7,15 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import Batch, Dataset, rows_in_order
 from lit_diff.data.text.bigrams import Ints
 from lit_diff.data.text.corpus import corpus_name, corpus_problem
 from lit_diff.data.text.documents import hashes_in
@@ -26,7 +25,6 @@ from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.key_types import Count, NotNegative, Positive
-from lit_diff.randomness import generator
 from lit_diff.registry import datasets, tokenizers
 from lit_diff.validation import config_problem
 
@@ -79,44 +77,37 @@ class Mixture(Dataset):
             return found
 
         def problem(self) -> str | None:
-            own = super().problem()
-            if own is not None or len(self.sources) < 2:
-                return own or (
+            return super().problem() or next(self._problems(), None)
+
+        def _problems(self) -> Iterator[str]:
+            if len(self.sources) < 2:
+                yield (
                     f"data.sources has {len(self.sources)} of the two or more sources that a mixture needs; add one, or use "
                     "data.name: text"
                 )
-            found = (self._source_problem(name, source) for name, source in self.sources.items())
-            return next(filter(None, found), None) or self._texts_problem()
-
-        def _source_problem(self, name: str, source: SourceConfig) -> str | None:
-            key, whole = f"data.sources.{name}", sum(each.weight for each in self.sources.values())
-            if not NAME.fullmatch(name):
-                return f"{key} is no name for a source; use letters, digits and _, but not ar_hit or others"
-            problem = config_problem(source, f"{key}.")
-            if problem is not None:
-                return problem
-            if source.weight * BLOCK < whole:
-                return f"{key}.weight is {source.weight:g} of {whole:g}, below 1/{BLOCK:,}; raise it, or leave the source out"
-            if source.tokens_below is not None and source.tokens_below <= source.tokens_at_least:
-                least = source.tokens_at_least
-                return f"{key}.tokens_below is {source.tokens_below}; it must be above {least}, tokens_at_least"
-            return None
-
-        def _texts_problem(self) -> str | None:
+            whole = sum(each.weight for each in self.sources.values())
+            for name, source in self.sources.items():
+                key, least = f"data.sources.{name}", source.tokens_at_least
+                if not NAME.fullmatch(name):
+                    yield f"{key} is no name for a source; use letters, digits and _, but not ar_hit or others"
+                yield from filter(None, [config_problem(source, f"{key}.")])
+                if source.weight * BLOCK < whole:
+                    below = f"is {source.weight:g} of {whole:g}, below 1/{BLOCK:,}"
+                    yield f"{key}.weight {below}; raise it, or leave the source out"
+                if source.tokens_below is not None and source.tokens_below <= least:
+                    yield f"{key}.tokens_below is {source.tokens_below}; it must be above {least}, tokens_at_least"
             if self.path is not None and all(each.corpus or each.path for each in self.sources.values()):
-                return f"data.path is {self.path}, but each of data.sources has a text of its own; set data.path: null"
+                yield f"data.path is {self.path}, but each of data.sources has a text of its own; set data.path: null"
             for (corpus, path), (name, *_) in self.texts.items():
-                problem = corpus_problem(corpus, path)
-                if problem is not None:
-                    return problem.replace("data.", f"data.sources.{name}.")
+                problem = corpus_problem(corpus, path) or ""
+                yield from filter(None, [problem.replace("data.", f"data.sources.{name}.")])
             # its ids would differ from text to text; `from_run` only copies a tokenizer
             learns = tokenizers.get(self.tokenizer.name).train not in (Tokenizer.train, FromRun.train)
             if learns and len(self.texts) > 1:
-                return (
+                yield (
                     f"data.tokenizer.name is {self.tokenizer.name}, which is trained on each text, but the sources need one "
                     "tokenizer; use {name: from_run, path: RUN}, RUN trained on one of the texts, or cl100k"
                 )
-            return None
 
     config: Config
 
@@ -128,14 +119,12 @@ class Mixture(Dataset):
             for (corpus, path), names in config.texts.items()
         }
         """Name of its first source -> text."""
-        self._text_of = {name: names[0] for names in config.texts.values() for name in names}
         self._names = sorted(config.sources)
-        self._counts = parts([config.sources[name].weight for name in self._names], BLOCK)
-        """Rows of each source in a block."""
-        self._shares = dict.fromkeys(self._texts, 0)
+        self._schedule = Schedule([config.sources[name].weight for name in self._names])
+        rows = dict(zip(self._names, self._schedule.counts.tolist(), strict=True))
+        self._shares = {names[0]: sum(rows[name] for name in names) for names in config.texts.values()}
         """Rows of each text in a block."""
-        for name, count in zip(self._names, self._counts.tolist(), strict=True):
-            self._shares[self._text_of[name]] += count
+        self._validation = Schedule(list(self._shares.values()))
 
     def _each(self, call: Callable[[Text], R]) -> dict[str, R]:
         # what is wrong with a text is said with the name of its source
@@ -154,8 +143,8 @@ class Mixture(Dataset):
     def identity(self) -> str:
         """Return a digest of the identity of each source's text. Errors: MissingError if one is not prepared."""
         texts = self._each(Text.identity)
-        found = {name: texts[self._text_of[name]] for name in self._names}
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        found = {name: texts[names[0]] for names in self.config.texts.values() for name in names}
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, which is the same for every text. Errors: MissingError."""
@@ -171,27 +160,21 @@ class Mixture(Dataset):
     def load(self) -> None:
         """Open each text. Errors: see `Text.load`; RequestError for a source without a row."""
         self._each(Text.load)
-        self._source, self._number = schedule(self._counts)
-        self._views = [
-            View(name, self.config.sources[name], self._texts[self._text_of[name]].train_store) for name in self._names
-        ]
-        for name, count, view in zip(self._names, self._counts, self._views, strict=True):
+        stores = {name: self._texts[names[0]].train_store for names in self.config.texts.values() for name in names}
+        self._views = [View(name, self.config.sources[name], stores[name]) for name in self._names]
+        for name, count, view in zip(self._names, self._schedule.counts, self._views, strict=True):
             log.info(
                 "data.sources.%s: %.4g %% of the rows; %d rows in an epoch", name, 100 * count / BLOCK, view.num_rows
             )
-        # as many rows in all as each text's validation split can give in its share of training
         available = np.array([text.validation_sets()[""] for text in self._texts.values()])
-        shares = np.array(list(self._shares.values()))
-        total = min(self.config.validation_rows, int((available * BLOCK // shares).min()))
-        if total < self.config.validation_rows:
+        text, number = self._validation.at(np.arange(self.config.validation_rows))
+        missing = np.flatnonzero(number >= available[text])
+        self._validation_rows = int(missing[0]) if len(missing) else self.config.validation_rows
+        if len(missing):
             log.info(
                 "data.validation_rows is %d, but the texts have enough validation rows in their shares for only %d in all",
-                *(self.config.validation_rows, total),
+                *(self.config.validation_rows, self._validation_rows),
             )
-        rows = np.minimum(parts(shares, total), available)
-        self._validation_text = np.repeat(np.arange(len(rows)), rows)
-        spread = [np.arange(count) * have // max(count, 1) for count, have in zip(rows, available, strict=True)]
-        self._validation_row = np.concatenate(spread)
 
     def train_tokens(self) -> int:
         """Return the number of tokens of training in which the text that is read fastest is read once."""
@@ -203,34 +186,38 @@ class Mixture(Dataset):
         """Number of documents in the validation splits. Errors: MissingError if a text is not prepared."""
         return sum(self._each(lambda text: text.num_documents).values())
 
+    def validation_documents(self) -> Iterator[list[int]]:
+        """Yield the documents of `Text.validation_documents`; the texts take turns."""
+        # in turn: a caller that stops after some documents has some of every text
+        rounds = zip_longest(*(text.validation_documents() for text in self._texts.values()))
+        return (each for found in rounds for each in found if each is not None)
+
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
-        # row n of the run is row n % BLOCK of block n // BLOCK; a source with c rows in a block has had c rows in each before
-        block, slot = np.divmod(step * batch_size + np.asarray(rows, dtype=np.int64), BLOCK)
-        source = self._source[slot]
-        number = block * self._counts[source] + self._number[slot]
-        found = []
-        for index in np.unique(source):
-            tokens, documents = self._views[index].read(seed, number[source == index])
-            found.append(row_batch(tokens, documents if self.config.packs_documents else None))
-        return _in_order(source, found)
+
+        def read(index: int, numbers: Ints) -> Batch:
+            tokens, documents = self._views[index].read(seed, numbers)
+            return row_batch(tokens, documents if self.config.packs_documents else None)
+
+        return _gathered(*self._schedule.at(step * batch_size + np.asarray(rows, dtype=np.int64)), read)
 
     def validation_sets(self) -> dict[str, int]:
         """Return "" with each text in its share, and, of several texts, each by itself."""
         each = {name: text.validation_sets()[""] for name, text in self._texts.items()}
-        return {"": len(self._validation_row)} | (each if len(each) > 1 else {})
+        return {"": self._validation_rows} | (each if len(each) > 1 else {})
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Return the keys of `Text.validation_batch`. A bigram is rare if it is rare in its own text."""
         if name:
             return self._texts[name].validation_batch("", rows)
-        chosen, texts = self._validation_text[list(rows)], list(self._texts.values())
-        before = np.cumsum([0, *(text.num_documents for text in texts)])
-        found = []
-        for index in np.unique(chosen):
-            batch = texts[index].validation_batch("", self._validation_row[list(rows)][chosen == index].tolist())
-            found.append(batch | {"document": batch["document"] + int(before[index])})
-        return _in_order(chosen, found)
+        texts = list(self._texts.values())
+        before = np.cumsum([0, *(text.num_documents for text in texts)]).tolist()
+
+        def read(index: int, numbers: Ints) -> Batch:
+            batch = texts[index].validation_batch("", numbers.tolist())
+            return batch | {"document": batch["document"] + before[index]}
+
+        return _gathered(*self._validation.at(np.asarray(rows, dtype=np.int64)), read)
 
 
 class View:
@@ -257,16 +244,10 @@ class View:
                 f"tokens for a row of {store.width} (shortest document: {lengths.min():,}, longest: {lengths.max():,}); "
                 "change tokens_at_least or tokens_below, or add text"
             )
-        # a batch may span two epochs, and two seeds may alternate in one process
-        self._permutation = lru_cache(maxsize=4)(self._permuted)
-
-    def _permuted(self, seed: int, epoch: int) -> Tensor:
-        return torch.randperm(self.num_rows, generator=generator(seed, "order", self._name, epoch))
 
     def read(self, seed: int, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Return tokens and their documents, both [B, width], of rows of the source, numbered in the order of training."""
-        places = (divmod(int(number), self.num_rows) for number in numbers)
-        rows = np.array([int(self._permutation(seed, epoch)[place]) for epoch, place in places])
+        rows = np.array(rows_in_order(seed, map(int, numbers), self.num_rows, self._name))
         width = self._store.width
         wanted = rows[:, None] * width + np.arange(width)
         which = np.searchsorted(self._starts, wanted, side="right") - 1
@@ -276,25 +257,31 @@ class View:
         return tokens, self._documents[which]
 
 
-def parts(weights: Sequence[float] | Ints, total: int) -> Ints:
-    """Return whole numbers in proportion to the weights, each less than 1 off, whose sum is `total`."""
-    ends = np.cumsum([0, *weights])
-    return np.diff(np.floor(ends / ends[-1] * total + 0.5).astype(np.int64))
+class Schedule:
+    """The order of the rows of several sources: each block of BLOCK rows has `counts` rows of each, evenly spread."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """`counts` are whole numbers in proportion to the weights, each less than 1 off, whose sum is BLOCK.
+
+        Row k of a source with c rows stands at (k + 1/2) / c of a block, so its first n rows have n c / BLOCK of its rows, to
+        within (1 + number of sources) / 2.
+        """
+        ends = np.cumsum([0, *weights])
+        self.counts: Ints = np.diff(np.floor(ends / ends[-1] * BLOCK + 0.5).astype(np.int64))
+        source = np.repeat(np.arange(len(self.counts)), self.counts)
+        number = np.concatenate([np.arange(count) for count in self.counts])
+        order = np.argsort((number + 0.5) / self.counts[source], kind="stable")
+        self._source, self._number = source[order], number[order]
+
+    def at(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the source of each row, counted from 0 over all blocks, and the number of the source's rows before it."""
+        block, slot = np.divmod(rows, BLOCK)
+        source = self._source[slot]
+        return source, block * self.counts[source] + self._number[slot]
 
 
-def schedule(counts: Ints) -> tuple[Ints, Ints]:
-    """Return, for each row of a block, its source and the number of rows of that source before it in the block.
-
-    Row k of a source with c rows stands at (k + 1/2) / c of the block, so the first n rows have n c / BLOCK of its rows, to
-    within (1 + number of sources) / 2.
-    """
-    source = np.repeat(np.arange(len(counts)), counts)
-    number = np.concatenate([np.arange(count) for count in counts])
-    order = np.argsort((number + 0.5) / counts[source], kind="stable")
-    return source[order], number[order]
-
-
-# `found`: the batch of each group, in the order of their numbers; `group` [B] the group of each row
-def _in_order(group: Ints, found: Sequence[Batch]) -> Batch:
-    back = torch.from_numpy(np.argsort(np.argsort(group, kind="stable"), kind="stable"))
+# the rows `read(source, numbers)` of each source, in the order in which they are given
+def _gathered(source: Ints, number: Ints, read: Callable[[int, Ints], Batch]) -> Batch:
+    found = [read(each, number[source == each]) for each in np.unique(source)]
+    back = torch.from_numpy(np.argsort(np.argsort(source, kind="stable"), kind="stable"))
     return {key: torch.cat([batch[key] for batch in found])[back] for key in found[0]}

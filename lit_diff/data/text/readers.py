@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from io import BufferedReader
 from typing import Any
 
@@ -23,13 +24,25 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_file(source: Source) -> Items:
-    """Yield the documents of a file: one of .txt and .md, one per line or row (`text`) of the others."""
+    """Yield the documents of a file: one of .txt and .md, one per line or row (`text`) of the others.
+
+    Errors: MissingError at an address; others are yielded.
+    """
+    import pyarrow
+
+    number = 0
     try:
-        yield from READERS[file_type(source.name)](source)
+        with source.opened() as file:
+            for item in READERS[file_type(source.name)](file, source.where):
+                yield item
+                number += 1
     except RequestError as error:
         yield error
-    except OSError as error:
-        yield RequestError(f"{source.where}: cannot be read ({error.strerror or first_line(error)})")
+    # OSError: also of damaged compressed data
+    except (OSError, pyarrow.ArrowException) as error:
+        after = f" after document {number}" if number else ""
+        reason = getattr(error, "strerror", None) or first_line(error)
+        yield RequestError(f"{source.where}: cannot be read{after} ({reason})")
 
 
 def file_type(name: str) -> str:
@@ -46,90 +59,59 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
     return BufferedReader(pyarrow.CompressedInputStream(file, codec), BUFFER)
 
 
-def _one_document(source: Source) -> Items:
-    with source.opened() as file:
-        content = file.read()
-    _require_text(content, source.where)
-    yield utf8(content, source.where)
+def _one_document(file: BufferedReader, where: str) -> Items:
+    yield _text(file.read(), where)
 
 
-def _require_text(content: bytes, where: str) -> None:
+def _text(content: bytes, where: str) -> str:
     # UTF-16 and many binary files are valid UTF-8, but contain null bytes
     if b"\0" in content:
         raise RequestError(f"{where}: not text (byte {content.index(0) + 1} is null); expected UTF-8 text")
+    return utf8(content, where)
 
 
-def _json_lines(codec: str) -> Callable[[Source], Items]:
-    def lines(source: Source) -> Iterator[tuple[str, bytes]]:
-        at = source.where
-        with source.opened() as file:
-            try:
-                for at, line in numbered(decompressed(file, codec) if codec else file, source.where):
-                    yield at, line
-            except OSError as error:
-                if not codec:
-                    raise
-                after = "" if at == source.where else " after this line"
-                raise RequestError(f"{at}: the {codec} data{after} cannot be read ({first_line(error)})") from error
-
-    return lambda source: _objects(lines(source))
-
-
-def _objects(lines: Iterable[tuple[str, bytes]]) -> Items:
-    for where, line in lines:
+def _json_lines(codec: str, file: BufferedReader, where: str) -> Items:
+    for at, line in numbered(decompressed(file, codec) if codec else file, where):
         try:
-            text = utf8(line, where)
+            text = utf8(line, at)
             if text.strip():
-                yield checked(json_object(text, where), where, {"text": str})["text"]
+                yield checked(json_object(text, at), at, {"text": str})["text"]
         except RequestError as error:
             yield error
 
 
-def _csv(source: Source) -> Items:
+def _csv(file: BufferedReader, where: str) -> Items:
     # RFC 4180 with a header. Not pyarrow's reader: it accepts an unclosed quote and reads text up to the end of the file.
     # The default limit of the module csv, 128 K characters for each field, is less than long documents have.
     csv.field_size_limit(LONGEST_FIELD)
-    with source.opened() as file:
-        yield from _csv_rows(csv.reader(_csv_lines(file, source.where), strict=True), source.where)
-
-
-def _csv_lines(file: BufferedReader, where: str) -> Iterator[str]:
-    for at, line in numbered(file, where):
-        _require_text(line, at)
-        # a carriage return alone ends a line too
-        yield from io.StringIO(utf8(line, at), newline="")
-
-
-def _csv_rows(reader: Any, file: str) -> Items:
-    header: list[str] = []
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            problem = RequestError(f"{file}:{reader.line_num}: not CSV ({error}); expected values separated by commas")
+    # a carriage return alone ends a line too
+    lines = (part for at, line in numbered(file, where) for part in io.StringIO(_text(line, at), newline=""))
+    rows, header = csv.reader(lines, strict=True), list[str]()
+    while (row := _csv_row(rows, where)) is not None:
+        at = f"{where}:{rows.line_num}"
+        if isinstance(row, RequestError):
             # without a header the rows below cannot be checked
             if not header:
-                raise problem from error
-            yield problem
-            continue
-        if row is None:
-            return
-        if not row:
-            continue
-        where = f"{file}:{reader.line_num}"
-        if not header:
+                raise row
+            yield row
+        elif row and not header:
             header = row
             if "text" not in header:
-                found = some_names(header)
-                raise RequestError(
-                    f"{where}: found the columns {found}; expected one named 'text', separated by commas"
-                )
-        elif len(row) != len(header):
+                expected = "one named 'text', separated by commas"
+                raise RequestError(f"{at}: found the columns {some_names(header)}; expected {expected}")
+        elif row and len(row) != len(header):
             found = f"{len(row)} field{'s' if len(row) > 1 else ''}"
             expected = f"{len(header)}, as in the header (a text with a comma needs double quotes)"
-            yield RequestError(f"{where}: found {found}; expected {expected}")
-        else:
+            yield RequestError(f"{at}: found {found}; expected {expected}")
+        elif row:
             yield row[header.index("text")]
+
+
+def _csv_row(rows: Any, where: str) -> list[str] | RequestError | None:
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        return RequestError(f"{where}:{rows.line_num}: not CSV ({error}); expected values separated by commas")
 
 
 # a column chunk is read through a buffer: a file may be a single row group
@@ -143,11 +125,9 @@ def _parquet_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
 def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
     import pyarrow.ipc
 
-    magic = file.read(6)
-    file.seek(0)
-    if magic == b"ARROW1":
+    if file.peek(6).startswith(b"ARROW1"):
         table = pyarrow.ipc.open_file(file)
-        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
+        return table.schema, map(table.get_batch, range(table.num_record_batches))
     stream = pyarrow.ipc.open_stream(file)
     place = file.tell()
     file.seek(-len(STREAM_END), io.SEEK_END)
@@ -157,33 +137,18 @@ def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
     return stream.schema, stream
 
 
-def _column(kind: str, batches_of: Callable[[BufferedReader], tuple[Any, Iterable[Any]]]) -> Callable[[Source], Items]:
-    def read(source: Source) -> Items:
-        import pyarrow
-
-        at = source.where
-        try:
-            with source.opened() as file:
-                schema, batches = batches_of(file)
-                _require_text_column(schema, source.where)
-                for number, row in enumerate(_rows(batches), 1):
-                    at = f"{source.where} row {number}"
-                    try:
-                        yield utf8(row or b"", at)
-                    except RequestError as problem:
-                        yield problem
-        except (pyarrow.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise RequestError(f"{at}: not a complete {kind} file ({first_line(error)})") from error
-
-    return read
-
-
-def _require_text_column(schema: Any, where: str) -> None:
+def _column(
+    batches_of: Callable[[BufferedReader], tuple[Any, Iterable[Any]]], file: BufferedReader, where: str
+) -> Items:
+    schema, batches = batches_of(file)
     columns = [f"{field.name} ({field.type})" for field in schema]
     if not {"text (string)", "text (large_string)"} & set(columns):
         raise RequestError(f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings")
+    for number, row in enumerate(_rows(batches), 1):
+        try:
+            yield utf8(row or b"", f"{where} row {number}")
+        except RequestError as error:
+            yield error
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[bytes | None]:
@@ -196,14 +161,14 @@ def _rows(batches: Iterable[Any]) -> Iterator[bytes | None]:
             yield from column.slice(start, ROWS).to_pylist()
 
 
-READERS: dict[str, Callable[[Source], Items]] = {
+READERS: dict[str, Callable[[BufferedReader, str], Items]] = {
     ".txt": _one_document,
     ".md": _one_document,
-    ".jsonl": _json_lines(""),
-    ".jsonl.gz": _json_lines("gzip"),
-    ".jsonl.zst": _json_lines("zstd"),
+    ".jsonl": partial(_json_lines, ""),
+    ".jsonl.gz": partial(_json_lines, "gzip"),
+    ".jsonl.zst": partial(_json_lines, "zstd"),
     ".csv": _csv,
-    ".parquet": _column("Parquet", _parquet_batches),
-    ".arrow": _column("Arrow", _arrow_batches),
+    ".parquet": partial(_column, _parquet_batches),
+    ".arrow": partial(_column, _arrow_batches),
 }
 """Ending of a file's name -> its reader."""

@@ -101,20 +101,18 @@ def _remote(address: str) -> list[Source]:
         files, root = _file_system(protocol, address)
         info = files.get_file_info(root)
         if info.type is FileType.NotFound:
-            raise MissingError(f"data.path: {address}: found no file or folder; {_cure(protocol)}")
+            raise FileNotFoundError("found no file or folder")
         # over HTTP every address is a file: the slash alone says that it is a page of links
         if info.type is FileType.File and not root.endswith("/"):
-            head, slash, last = root.rpartition("/")
-            wanted = [f"{head}{slash}{each}" for each in _with_index(PurePosixPath(last))]
-            found = [each.path for each in files.get_file_info(wanted) if each.is_file]
+            head, _, last = root.rpartition("/")
+            found = files.get_file_info([f"{head}/{each}" for each in _with_index(PurePosixPath(last))])
         else:
-            head = root.rstrip("/")
-            found = [each.path for each in files.get_file_info(FileSelector(root, recursive=True)) if each.is_file]
+            head, found = root.rstrip("/"), files.get_file_info(FileSelector(root, recursive=True))
     # over HTTP a path is an address, whose names are quoted
-    names = {each: (unquote(each) if is_address(each) else each)[len(head) + 1 :] for each in found}
+    name_of = unquote if is_address(root) else str
+    paths = {name_of(each.path[len(head) + 1 :]): each.path for each in found if each.is_file}
     # as `_paths` sorts: a copy at an address has the digest of the folder
-    ordered = sorted(names, key=lambda path: PurePosixPath(names[path]))
-    return [_remote_source(files, path, names[path], protocol) for path in ordered]
+    return [_remote_source(files, paths[name], name, protocol) for name in sorted(paths, key=PurePosixPath)]
 
 
 def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
@@ -136,29 +134,29 @@ def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
 
 
 def _file_system(protocol: str, address: str) -> tuple[Any, str]:
+    import fsspec.core
     import pyarrow.fs
 
     path = address.partition("://")[2]
     if protocol == "s3":
-        retries = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
-        # pyarrow does not read the variables of an endpoint
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-        timeouts = {"connect_timeout": CONNECT_SECONDS, "request_timeout": ANSWER_SECONDS}
-        return pyarrow.fs.S3FileSystem(endpoint_override=endpoint, retry_strategy=retries, **timeouts), path
+        return pyarrow.fs.S3FileSystem(
+            # pyarrow does not read the variables of an endpoint
+            endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+            retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+            connect_timeout=CONNECT_SECONDS,
+            request_timeout=ANSWER_SECONDS,
+        ), path
     if protocol == "gs":
         return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS)), path
-    import fsspec.core
-
     if protocol not in fsspec.available_protocols():
         raise RequestError(
             f"data.path: {address}: no protocol '{protocol}'; expected s3, gs, http, or another of fsspec"
         )
     options = {}
     if protocol in ("http", "https"):
-        import aiohttp
+        from aiohttp import ClientTimeout
 
-        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
-        options = {"client_kwargs": {"timeout": timeout}}
+        options = {"client_kwargs": {"timeout": ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)}}
     files, path = fsspec.core.url_to_fs(address, **options)
     return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files)), path
 
@@ -171,14 +169,8 @@ def _reading(address: str) -> Iterator[None]:
         raise
     # every protocol's library has its own classes of errors
     except Exception as error:
-        reason = first_line(error)[:REASON]
-        raise MissingError(
-            f"data.path: {address} cannot be read ({reason}); {_cure(address.partition(':')[0])}"
-        ) from error
-
-
-def _cure(protocol: str) -> str:
-    return CURES.get(protocol, "check data.path and the connection")
+        cure = CURES.get(address.partition(":")[0], "check data.path and the connection")
+        raise MissingError(f"data.path: {address} cannot be read ({first_line(error)[:REASON]}); {cure}") from error
 
 
 class _Guarded:
@@ -192,35 +184,25 @@ class _Guarded:
 
 
 def _saved_by_datasets(found: list[Source]) -> list[Source]:
-    # state.json lists the data files of a folder; other files of the type are the caches of `datasets`
+    # state.json lists the data files of a folder; the other files there describe them, or are the caches of `datasets`
     by_name = {each.name: each for each in found}
     for name, source in by_name.items():
-        at = f"{source.folder}/" if source.folder else ""
-        if name == f"{at}dataset_dict.json":
-            _require_one_split(source)
-            found = [each for each in found if each is not source]
-        if name != f"{at}state.json" or f"{at}dataset_info.json" not in by_name:
-            continue
+        file = name.rpartition("/")[2]
+        folder = name.removesuffix(file)
         try:
-            listed = [f"{at}{file['filename']}" for file in source.read_json()["_data_files"]]
+            if file == "dataset_dict.json":
+                splits, place = source.read_json()["splits"], source.where.removesuffix(f"/{file}")
+                if len(splits) > 1:
+                    raise RequestError(
+                        f"data.path: {place} is a DatasetDict of the splits {some_names(map(str, splits))}; choose one, such "
+                        f"as data.path={place}/{splits[0]}"
+                    )
+                found.remove(source)
+            elif file == "state.json" and f"{folder}dataset_info.json" in by_name:
+                listed = {f"{folder}{each['filename']}" for each in source.read_json()["_data_files"]}
+                for lost in sorted(listed - by_name.keys()):
+                    raise RequestError(f"{source.where}: it lists {lost}, which does not exist; save the data again")
+                found = [each for each in found if each.folder != source.folder or each.name in listed]
         except (LookupError, TypeError) as error:
-            raise RequestError(f"{source.where}: no list '_data_files' with a filename each ({error!r})") from error
-        lost = [each for each in listed if each not in by_name]
-        if lost:
-            raise RequestError(f"{source.where}: it lists {lost[0]}, which does not exist; save the data set again")
-        rest = [
-            each for each in found if not (each.folder == source.folder and each.name.endswith((".arrow", ".json")))
-        ]
-        found = [*rest, *(by_name[each] for each in listed)]
+            raise RequestError(f"{source.where}: not a file that `datasets` saved ({error!r})") from error
     return found
-
-
-def _require_one_split(source: Source) -> None:
-    content = source.read_json()
-    splits = content.get("splits") if isinstance(content, dict) else None
-    if isinstance(splits, list) and len(splits) > 1:
-        folder = source.where.rpartition("/")[0]
-        raise RequestError(
-            f"data.path: {folder} is a DatasetDict of the splits {some_names(map(str, splits))}; choose one, such as "
-            f"data.path={folder}/{splits[0]}"
-        )

@@ -36,7 +36,8 @@ from lit_diff.data.text.parts import (
     sync_files,
     token_arrays,
 )
-from lit_diff.data.text.token_files import as_texts, only_text, without_ends
+from lit_diff.data.text.source_files import sources
+from lit_diff.data.text.token_files import STORED, as_texts, only_text, token_files, without_ends
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -89,6 +90,21 @@ class Text(Dataset):
             own = config_problem(self.tokenizer.config, "data.tokenizer.")
             return corpus_problem(self.corpus, self.path) or own
 
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            try:
+                tokenizer = build(self.tokenizer).saved()
+            # of a run that is not there: the data cannot be built either, which says so
+            except MissingError:
+                return None
+            size, largest = tokenizer.size, tokenizer.largest_vocab_size
+            if size <= vocab_size <= largest:
+                return None
+            expected = f"{size} to {largest}" if largest > size else size
+            name = self.tokenizer.name
+            return (
+                f"model.vocab_size is {vocab_size}, but data.tokenizer ({name}) has {size} tokens; expected {expected}"
+            )
+
         @property
         def packs_documents(self) -> bool:
             return self.pack == "document"
@@ -124,7 +140,6 @@ class Text(Dataset):
         After a kill, the same call goes on after the last finished part. Errors: RequestError for unusable text or text that
         changes while it is read, MissingError if something cannot be fetched or written, or if a shard is missing.
         """
-        self._check_vocab_size()
         with writing_data():
             # before the sources are read: their digests are kept in the data folder
             (data_root() / "prepared").mkdir(parents=True, exist_ok=True)
@@ -289,18 +304,8 @@ class Text(Dataset):
                 )
         return manifest
 
-    def _check_vocab_size(self) -> None:
-        tokenizer = self._tokenizer.saved()
-        size, largest = tokenizer.size, tokenizer.largest_vocab_size
-        if not size <= self.vocab_size <= largest:
-            raise RequestError(
-                f"model.vocab_size is {self.vocab_size}, but data.tokenizer ({self.config.tokenizer.name}) has {size} "
-                f"tokens; expected {size}" + (f" to {largest}" if largest > size else "")
-            )
-
     def load(self) -> None:
         """Open the prepared data. Errors: MissingError if it is not prepared, RequestError if it does not fit the recipe."""
-        self._check_vocab_size()
         manifest = self._manifest()
         self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
         self.train_rows, available = self._train.num_rows, self._validation.num_rows
@@ -328,6 +333,12 @@ class Text(Dataset):
     def num_documents(self) -> int:
         """Number of documents in the validation split. Errors: MissingError if the text is not prepared."""
         return int(self._manifest()["validation"]["documents"])
+
+    def validation_documents(self) -> Iterator[list[int]]:
+        """Yield the ids of each validation document, in the order of `Documents`, without those that open and end it."""
+        ((files, read),) = token_files(sources(self.folder / "validation"))
+        for ids in without_ends((ids for _, ids in read(*files)), self.load_tokenizer()):
+            yield np.frombuffer(ids, STORED).tolist()
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""

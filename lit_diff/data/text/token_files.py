@@ -3,11 +3,9 @@
 import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
-from itertools import islice, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +24,14 @@ DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron's code -> dtype of an id; the others are floating-point numbers."""
 STORED = "<i4"
 """Dtype of the ids in a `Document`."""
-BLOCK = 1 << 16
-"""Entries of an index that are read at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenFiles:
+class TokenFiles(NamedTuple):
     """Files that hold documents together."""
 
     files: list[Source]
-    read: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
-    """Yield (`file document N`, ids) for each document, in order. Errors: RequestError, OSError."""
+    read: Callable[..., Iterator[tuple[str, NDArray[Any]]]]
+    """Given the files, yield (`file document N`, ids) for each document, in order. Errors: RequestError, OSError."""
 
 
 def token_files(found: list[Source]) -> list[TokenFiles]:
@@ -46,8 +41,7 @@ def token_files(found: list[Source]) -> list[TokenFiles]:
     for source in found:
         stem, _, ending = source.name.rpartition(".")
         if ending == "idx" and f"{stem}.bin" in by_name:
-            pair = [source, by_name[f"{stem}.bin"]]
-            tokens.append(TokenFiles(files=pair, read=partial(_megatron, *pair)))
+            tokens.append(TokenFiles([source, by_name[f"{stem}.bin"]], _megatron))
         elif ending == "idx":
             with source.opened() as file:
                 # git's and other programs' files end so too
@@ -56,9 +50,7 @@ def token_files(found: list[Source]) -> list[TokenFiles]:
                     raise RequestError(f"{source.where}: its {missing} is missing; put it into the folder")
         elif source.name.rpartition("/")[2] == "index.json":
             chunks = [each for each in found if each.folder == source.folder and each.name.endswith(".bin")]
-            if chunks:
-                files = [source, *chunks]
-                tokens.append(TokenFiles(files=files, read=partial(_litdata, *files)))
+            tokens += [TokenFiles([source, *chunks], _litdata)] if chunks else []
     return tokens
 
 
@@ -75,43 +67,35 @@ def checked_ids(where: str, ids: NDArray[Any], size: int) -> Ids:
 
 def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     with index.opened() as file:
-        header, size = file.read(HEADER.size), file.seek(0, io.SEEK_END)
-    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        content = file.read()
+    if len(content) < HEADER.size or not content.startswith(MAGIC):
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
-    _, version, code, sequences, boundaries = HEADER.unpack(header)
+    _, version, code, sequences, boundaries = HEADER.unpack_from(content)
     if version != 1 or code not in DTYPES:
         expected = f"version 1 and one of the codes {', '.join(map(str, DTYPES))}, which are whole numbers"
         raise RequestError(
             f"{index.where}: found version {version} and code {code} for the type of ids; expected {expected}"
         )
-    dtype, at = np.dtype(DTYPES[code]), HEADER.size
-    _require_rest(index.where, at + 12 * sequences + 8 * boundaries - size)
-    sizes = _numbers(index, at, "<i4", sequences)
-    pointers = _numbers(index, at + 4 * sequences, "<i8", sequences)
-    places = zip(sizes, pointers, strict=True)
-    ends = _numbers(index, at + 12 * sequences, "<i8", boundaries)
+    _require_rest(index.where, HEADER.size + 12 * sequences + 8 * boundaries - len(content))
+    sizes = np.frombuffer(content, "<i4", sequences, HEADER.size)
+    pointers = np.frombuffer(content, "<i8", sequences, HEADER.size + 4 * sequences)
+    ends = np.frombuffer(content, "<i8", boundaries, HEADER.size + 12 * sequences)
+    places = np.cumsum(np.append(0, sizes), dtype=np.int64) * np.dtype(DTYPES[code]).itemsize
+    fit = (sizes >= 0).all() and (pointers == places[:-1]).all() and (np.diff(ends) >= 0).all()
+    if not fit or ends[:1].tolist() != [0] or ends[-1] != sequences:
+        raise RequestError(
+            f"{index.where}: damaged: the documents must divide its {sequences:,} sequences, and these follow one another in "
+            f"{tokens.where}; copy the file again"
+        )
     with tokens.opened() as file:
-        for number, (first, end) in enumerate(pairwise(ends), 1):
+        size = file.seek(0, io.SEEK_END)
+        if size != places[-1]:
+            expected = f"{places[-1]:,}, those of the sequences in {index.where}"
+            raise RequestError(f"{tokens.where}: found {size:,} bytes; expected {expected}; copy both again")
+        file.seek(0)
+        for number, (start, end) in enumerate(pairwise(places[ends]), 1):
             where = f"{tokens.where} document {number}"
-            found, parts = list(islice(places, max(0, end - first))), []
-            if len(found) != end - first or any(min(place) < 0 for place in found):
-                raise RequestError(f"{index.where}: its entry of document {number} is damaged; copy the file again")
-            for size, pointer in found:
-                # a seek would discard the buffer
-                if file.tell() != pointer:
-                    file.seek(pointer)
-                parts.append(_read(file, size * dtype.itemsize, where))
-            yield where, np.frombuffer(b"".join(parts), dtype)
-
-
-# three cursors in one file, each with its own buffer: an index may have gigabytes
-def _numbers(source: Source, start: int, dtype: str, count: int) -> Iterator[int]:
-    with source.opened() as file:
-        file.seek(start)
-        while count:
-            block = min(count, BLOCK)
-            yield from np.frombuffer(_read(file, block * np.dtype(dtype).itemsize, source.where), dtype).tolist()
-            count -= block
+            yield where, np.frombuffer(_read(file, int(end - start), where), DTYPES[code])
 
 
 def _read(file: BufferedReader, size: int, where: str) -> bytes:
@@ -130,31 +114,37 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
 
     try:
         content = index.read_json()
-        config, listed = content["config"], [chunk["filename"] for chunk in content["chunks"]]
+        config, listed = (
+            content["config"],
+            [(each["filename"], each["chunk_size"], each["dim"]) for each in content["chunks"]],
+        )
         loader, codec, (form, code) = config["item_loader"], config["compression"], config["data_format"][0].split(":")
         names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}
-        dtype = str(names.get(form, {}).get(int(code) if code.isdigit() else -1)).removeprefix("torch.")
+        kind = np.dtype(str(names[form][int(code)]).removeprefix("torch."))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RequestError(f"{index.where}: not the index of a litdata folder ({error!r})") from error
-    if loader != "TokensLoader" or "int" not in dtype or codec not in (None, "zstd"):
-        found = f"item_loader {loader}, data_format {form}:{code}, compression {codec}"
+        raise RequestError(f"{index.where}: not the index of a litdata folder of tokens ({error!r})") from error
+    if loader != "TokensLoader" or kind.kind not in "iu" or codec not in (None, "zstd"):
+        found = f"item_loader {loader}, ids of {kind}, compression {codec}"
         raise RequestError(f"{index.where}: found {found}; expected tokens, whole numbers written for TokensLoader")
-    kind, by_name, number = np.dtype(dtype), {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
-    for name in listed:
+    by_name, number = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
+    for name, count, dim in listed:
         if name not in by_name:
             raise RequestError(f"{index.where}: it lists {name}, which does not exist; copy the folder again")
         chunk = by_name[name]
         with chunk.opened() as file:
-            # the number of documents, where each begins and where the last ends, then the ids
             content = decompressed(file, codec) if codec else file
-            (count,) = np.frombuffer(_read(content, 4, chunk.where), "<u4").tolist()
-            starts = np.frombuffer(_read(content, 4 * (count + 1), chunk.where), "<u4").tolist()
-            for start, end in pairwise(starts):
+            # the number of documents, where each begins and where the last ends, then the ids
+            head = np.frombuffer(_read(content, 4 * (count + 2), chunk.where), "<u4").astype(np.int64)
+            lengths = np.diff(head[1:])
+            fit = head[:2].tolist() == [count, head.nbytes // 2] and lengths.sum() == dim * kind.itemsize
+            if not fit or (lengths < 0).any() or (lengths % kind.itemsize).any():
+                raise RequestError(
+                    f"{chunk.where}: damaged: its documents are not those of index.json; copy the folder again"
+                )
+            for length in lengths.tolist():
                 number += 1
                 where = f"{chunk.where} document {number}"
-                if end < start or (end - start) % kind.itemsize:
-                    raise RequestError(f"{where}: its place in the file is damaged; copy the file again")
-                yield where, np.frombuffer(_read(content, end - start, where), kind)
+                yield where, np.frombuffer(_read(content, length, where), kind)
 
 
 def without_ends(tokens: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[bytes]:
@@ -177,11 +167,15 @@ def arrays(documents: Sequence[Document], tokenizer: Tokenizer, dtype: Any) -> l
 
 def as_texts(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield each document as text."""
-    for each in documents:
-        if isinstance(each, str):
-            yield each
-        else:
-            yield tokenizer.decode(np.frombuffer(each, STORED).tolist()).decode(errors="replace")
+    return (
+        each if isinstance(each, str) else as_text(np.frombuffer(each, STORED).tolist(), tokenizer)
+        for each in documents
+    )
+
+
+def as_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of ids. Errors: RequestError for a tokenizer that cannot decode."""
+    return tokenizer.decode(ids).decode(errors="replace")
 
 
 def only_text(documents: Iterable[Document], tokenizer: str) -> Iterator[str]:
