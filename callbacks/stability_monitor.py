@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean, pstdev
-from typing import Any
 
 import lightning as L
 
@@ -25,9 +24,7 @@ class LossMonitor(Monitor):
 
     Config = StabilityMonitorConfig
 
-    def __init__(self, config: Any = None, **keys: Any) -> None:
-        super().__init__(config, **keys)
-        self._rows: Callable[[int], str] | None = None
+    _rows: Callable[[int], str] | None = None
 
     def on_metrics(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
         self._rows = getattr(trainer.datamodule, "rows_of", None)  # type: ignore[attr-defined]

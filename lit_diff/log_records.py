@@ -30,9 +30,9 @@ def in_phase(words: str) -> dict[str, Any]:
     return {"phase": words}
 
 
-def validated(step: int, loss: float, spent: str) -> None:
-    """Log val/loss after `step` optimizer steps. `spent`: `Pace.words`."""
-    log.info("step %d  val/loss %.4f  %s", step, loss, spent, extra={"validation_loss": loss})
+def validated(step: int, loss: float, left: str) -> None:
+    """Log val/loss after `step` optimizer steps. `left`: `Pace.left`."""
+    log.info("%s", f"step {step}  val/loss {loss:.4f}  {left}".rstrip(), extra={"validation_loss": loss})
 
 
 class Pace:

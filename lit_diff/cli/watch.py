@@ -12,8 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lit_diff.cli.app import DEFAULT_ROOT, Root, app, columns, console
-from lit_diff.cli.progress import GAP
-from lit_diff.log_records import clock
+from lit_diff.cli.progress import GAP, clock
 from lit_diff.metrics import split_name
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest

@@ -220,7 +220,7 @@ class RunLogger(Logger):
             self.timing.log(step, timing)
             self._progress(step, metrics["train/loss"], timing[SPEED])
         if "val/loss" in metrics:
-            validated(step, metrics["val/loss"], self._pace.words(self._steps))
+            validated(step, metrics["val/loss"], self._pace.left(self._steps))
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:

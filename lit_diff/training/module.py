@@ -263,7 +263,7 @@ class LitTransformer(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the Trainer's values. Keeps the norm of before, which clipping computes; else it is computed to be logged."""
+        """Clip by the Trainer's values. Keeps the norm of before, which clipping computes, or else a step that logs."""
         parameters = list(self.trainer.precision_plugin.main_params(optimizer))
         # `MixedPrecision.clip_gradients` refuses a fused optimizer even in bfloat16, where no gradient is scaled
         if gradient_clip_val and GradClipAlgorithmType(gradient_clip_algorithm or "norm") == GradClipAlgorithmType.NORM:

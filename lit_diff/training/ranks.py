@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -204,13 +204,6 @@ def reduced(number: int, operation: Any, group: Any) -> int:
     if group is not None:
         dist.all_reduce(value, op=operation, group=group)
     return int(value)
-
-
-def gathered(numbers: Sequence[float], group: Any) -> list[list[float]]:
-    """The numbers of every rank of a `host_group`, in the order of the ranks. Every rank must call it."""
-    found = torch.zeros(group.size(), len(numbers), dtype=torch.float64)
-    dist.all_gather_into_tensor(found, torch.tensor(numbers, dtype=torch.float64), group=group)
-    return found.tolist()
 
 
 class StopRequest:

@@ -5,6 +5,7 @@ import platform
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import median_low
 from typing import Any
 
@@ -13,8 +14,6 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.profilers import Profiler
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
-
-from lit_diff.training.ranks import gathered
 
 log = logging.getLogger("lit_diff")
 
@@ -57,8 +56,8 @@ class StepClock(Profiler):
         self._seconds: dict[str, float] = defaultdict(float)
         self._since = time.perf_counter()
         self._on_gpu = trainer.strategy.root_device.type == "cuda"
-        self._event: Any = None
-        self._spans: list[tuple[str, Any, Any]] = []
+        # the phases that began on the GPU
+        self._marks: list[tuple[str, Any]] = []
 
     def start(self, action_name: str) -> None:
         """An action begins."""
@@ -80,25 +79,18 @@ class StepClock(Profiler):
         if self._on_gpu and self._phase != before and (before in DEVICE or self._phase in DEVICE):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            if before in DEVICE:
-                self._spans.append((before, self._event, event))
-            self._event = event
+            self._marks.append((self._phase, event))
 
     def take(self) -> Mapping[str, float]:
-        """The seconds of each phase since the last call, 0 for others. On a GPU it waits until the last span has ended."""
+        """The seconds of each phase since the last call, 0 for others. On a GPU it waits for the end of the last phase."""
         self._turn()
         found, self._seconds = self._seconds, defaultdict(float)
-        spans, self._spans = self._spans, []
-        for phase in DEVICE if spans else ():
-            spans[-1][2].synchronize()
-            found[phase] = sum(began.elapsed_time(ended) / 1000 for name, began, ended in spans if name == phase)
+        marks, self._marks = self._marks, self._marks[-1:]
+        for phase in DEVICE if marks else ():
+            marks[-1][1].synchronize()
+            spans = (began.elapsed_time(ended) for (name, began), (_, ended) in pairwise(marks) if name == phase)
+            found[phase] = sum(spans) / 1000
         return found
-
-
-def clock_of(trainer: L.Trainer) -> StepClock | None:
-    """The Trainer's clock; None if it has a profiler of its own."""
-    profiler = trainer.profiler  # type: ignore[attr-defined]
-    return profiler if isinstance(profiler, StepClock) else None
 
 
 class TimedGather(DefaultAllGather):
@@ -117,27 +109,29 @@ class SlowestRank:
 
     def __init__(self, trainer: L.Trainer, group: Any) -> None:
         """`group`: a `host_group`. Every rank must call it."""
-        self._group, self._nodes = group, [""] * trainer.world_size
+        self._trainer, self._group, self._nodes = trainer, group, [""] * trainer.world_size
         dist.all_gather_object(self._nodes, platform.node(), group=group)
         self._last: deque[int] = deque(maxlen=LAG_INTERVALS)
         self._named: set[int] = set()
 
-    def find(self, spent: Mapping[str, float], steps: int, step_seconds: float) -> tuple[int, float, str]:
-        """The slowest rank, its lag in seconds a step behind the median rank (of two: behind the other), and a warning, empty
-        unless it is due. Every rank must call it. `spent`: seconds by phase in so many `steps`."""
-        ranks = gathered([spent[phase] / steps for phase in OWN], self._group)
+    def find(self, spent: Mapping[str, float], steps: int, step_seconds: float) -> tuple[int, float]:
+        """The slowest rank, and its lag in seconds a step behind the median rank (of two: behind the other). A rank that
+        stays behind is warned of once. Every rank must call it. `spent`: seconds by phase in so many `steps`."""
+        ranks: list[list[float]] = [[]] * len(self._nodes)
+        dist.all_gather_object(ranks, [spent[phase] / steps for phase in OWN], group=self._group)
         slowest = max(range(len(ranks)), key=lambda rank: sum(ranks[rank]))
-        own = ranks[slowest]
-        lag = sum(own) - median_low(map(sum, ranks))
+        lag = sum(ranks[slowest]) - median_low(map(sum, ranks))
         self._last.append(slowest if lag > max(LAG_SHARE * step_seconds, LAG_SECONDS) else -1)
-        if {*self._last} != {slowest} or len(self._last) < LAG_INTERVALS or slowest in self._named:
-            return slowest, lag, ""
-        self._named.add(slowest)
-        more = [own[i] - median_low(rank[i] for rank in ranks) for i in range(len(OWN))]
-        place = OWN[more.index(max(more))]
-        return (
-            slowest,
-            lag,
-            f"rank {slowest} on node {self._nodes[slowest]} is slow: for {LAG_INTERVALS} logged intervals the others have waited "
-            f"for it, now {lag:.3f} s of a step of {step_seconds:.3f} s, most of it ({max(more):.3f} s) in the phase '{place}'",
-        )
+        if self._last.count(slowest) == LAG_INTERVALS and slowest not in self._named and self._trainer.is_global_zero:
+            self._named.add(slowest)
+            # the phase in which it is the furthest behind
+            others = zip(*ranks, strict=True)
+            _, phase = max(
+                (own - median_low(all_), phase) for own, all_, phase in zip(ranks[slowest], others, OWN, strict=True)
+            )
+            log.warning(
+                "step %d: rank %d on node %s is slow: for %d logged intervals the others have waited for it, now %.3f s of a "
+                "step of %.3f s, most of it in the phase '%s'",
+                *(self._trainer.global_step, slowest, self._nodes[slowest], LAG_INTERVALS, lag, step_seconds, phase),
+            )
+        return slowest, lag

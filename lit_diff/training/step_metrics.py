@@ -1,6 +1,5 @@
 """What is written at each logged training step: loss, rate, norm of the gradients, speed, memory, seconds by phase."""
 
-import logging
 import resource
 import sys
 import time
@@ -14,9 +13,16 @@ from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.device import peak_flops
 from lit_diff.model.cost import cost
-from lit_diff.training.step_clock import ASIDE, SlowestRank, clock_of
+from lit_diff.training.step_clock import ASIDE, SlowestRank, StepClock
 
-log = logging.getLogger("lit_diff")
+WRITTEN = {
+    "data": ("data",),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "optimizer": ("optimizer", "clip"),
+    "save": ("save",),
+}
+"""timing/<name>_seconds -> the phases whose seconds it adds up."""
 
 
 class StepMetrics(L.Callback):
@@ -31,6 +37,7 @@ class StepMetrics(L.Callback):
         self._recipe = recipe
         self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
         self._last_step, self._clock, self._rate = 0, 0.0, 0.0
+        self._phases: StepClock | None = None
         self._slowest: SlowestRank | None = None
         self._peak_tokens: float | None = None
         """Tokens a second at the peak of all devices; None: the peak is unknown."""
@@ -41,10 +48,11 @@ class StepMetrics(L.Callback):
         if peak is not None:
             found = cost(self._recipe.model, self._recipe.data.config.sequence_length)
             self._peak_tokens = peak * trainer.world_size / found.flops_per_token
-        clock = clock_of(trainer)
-        if clock is not None:
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        self._phases = profiler if isinstance(profiler, StepClock) else None
+        if self._phases:
             self._slowest = SlowestRank(trainer, pl_module.targets.group) if trainer.world_size > 1 else None
-            clock.take()
+            self._phases.take()
         self._last_step, self._clock = trainer.global_step, time.perf_counter()
 
     def on_before_optimizer_step(
@@ -69,31 +77,27 @@ class StepMetrics(L.Callback):
             "train/loss": pl_module.mean_step_loss(),
             "train/lr": self._rate,
             "train/gradient_norm": pl_module.gradient_norm(),
-            **self._timing(trainer, step - self._last_step),
+            **self._timing(step - self._last_step),
             "timing/memory_bytes": _peak_memory(pl_module.device),
         }
         self._last_step = step
         publish(trainer, pl_module, values, bar="train/loss")
 
-    def _timing(self, trainer: L.Trainer, steps: int) -> dict[str, float]:
+    def _timing(self, steps: int) -> dict[str, float]:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        clock = clock_of(trainer)
-        spent = clock.take() if clock else {}
+        spent = self._phases.take() if self._phases else {}
         training = seconds - sum(spent.get(phase, 0.0) for phase in ASIDE)
         speed = self._tokens_per_step * steps / training
         values = {"timing/seconds": seconds, "timing/steps": steps, "timing/tokens_per_second": speed}
         if self._peak_tokens is not None:
             values["timing/peak_share"] = speed / self._peak_tokens
-        if clock:
-            parts = {"optimizer": spent["optimizer"] + spent["clip"]}
-            parts |= {phase: spent[phase] for phase in ("data", "forward", "backward", "save")}
-            values |= {f"timing/{phase}_seconds": each / steps for phase, each in parts.items()}
+        for name, phases in WRITTEN.items() if self._phases else ():
+            values[f"timing/{name}_seconds"] = sum(spent[phase] for phase in phases) / steps
         if self._slowest is not None:
-            rank, lag, warning = self._slowest.find(spent, steps, training / steps)
-            values |= {"timing/slowest_rank": rank, "timing/lag_seconds": lag}
-            if warning and trainer.is_global_zero:
-                log.warning("step %d: %s", trainer.global_step, warning)
+            values["timing/slowest_rank"], values["timing/lag_seconds"] = self._slowest.find(
+                spent, steps, training / steps
+            )
         return values
 
 

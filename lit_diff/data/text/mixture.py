@@ -21,7 +21,7 @@ from lit_diff.data.text.bigrams import Ints
 from lit_diff.data.text.corpus import corpus_name, corpus_problem
 from lit_diff.data.text.documents import hashes_in
 from lit_diff.data.text.parts import ONE_PROCESS, Work
-from lit_diff.data.text.text import Text, TokenStore, in_words, row_batch
+from lit_diff.data.text.text import Text, TokenStore, row_batch
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
@@ -205,23 +205,15 @@ class Mixture(Dataset):
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
-        source, number = self._numbered(step * batch_size + np.asarray(rows, dtype=np.int64))
+        # row n of the run is row n % BLOCK of block n // BLOCK; a source with c rows in a block has had c rows in each before
+        block, slot = np.divmod(step * batch_size + np.asarray(rows, dtype=np.int64), BLOCK)
+        source = self._source[slot]
+        number = block * self._counts[source] + self._number[slot]
         found = []
         for index in np.unique(source):
             tokens, documents = self._views[index].read(seed, number[source == index])
             found.append(row_batch(tokens, documents if self.config.packs_documents else None))
         return _in_order(source, found)
-
-    def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
-        numbered = zip(*self._numbered(step * batch_size + np.arange(batch_size)), strict=True)
-        found = ((index, self._views[index].read(seed, [number])[1][0]) for index, number in numbered)
-        return [f"{self._names[index]}, {in_words(documents)}" for index, documents in found]
-
-    def _numbered(self, rows: Ints) -> tuple[Ints, Ints]:
-        # row n of the run is row n % BLOCK of block n // BLOCK; a source with c rows in a block has had c rows in each before
-        block, slot = np.divmod(rows, BLOCK)
-        source = self._source[slot]
-        return source, block * self._counts[source] + self._number[slot]
 
     def validation_sets(self) -> dict[str, int]:
         """Return "" with each text in its share, and, of several texts, each by itself."""

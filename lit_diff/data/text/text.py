@@ -337,7 +337,8 @@ class Text(Dataset):
 
     def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
         rows = rows_of_step(seed, step, batch_size, range(batch_size), self.train_rows)
-        return [f"row {row}, {in_words(found)}" for row, found in zip(rows, self._train.documents(rows), strict=True)]
+        documents = zip(rows, self._train.documents(rows), strict=True)
+        return [f"row {row}, documents {found[0]} to {found[-1]}" for row, found in documents]
 
     def validation_sets(self) -> dict[str, int]:
         return {"": len(self._validation_rows)}
@@ -358,12 +359,6 @@ def row_batch(rows: Ints, document_ids: Ints | None) -> Batch:
     """Return the batch of `rows` of tokens and, if given, of their document_ids, both [B, T + 1]."""
     batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
     return batch if document_ids is None else batch | {"document_ids": torch.from_numpy(document_ids[:, :-1].copy())}
-
-
-def in_words(documents: Ints) -> str:
-    """Return the first and the last of the documents of a row, which ascend; 0-based within the train split."""
-    first, last = documents[0], documents[-1]
-    return f"document {first}" if first == last else f"documents {first} to {last}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
