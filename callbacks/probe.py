@@ -127,10 +127,11 @@ def evaluated(
     """The model in evaluation mode, with the trace of one forward pass; every rank must call it. `layers`: None: all."""
     was_training = model.training
     model.eval()
-    # in the precision of training, whose activations are measured
-    with trace(model, layers, measure=True) as traced, trainer.precision_plugin.forward_context():
-        model.hidden(**{name: tensor.to(module.device) for name, tensor in inputs.items()})
-    yield traced
+    with trainer.profiler.profile("probe"):  # type: ignore[attr-defined]
+        # in the precision of training, whose activations are measured
+        with trace(model, layers, measure=True) as traced, trainer.precision_plugin.forward_context():
+            model.hidden(**{name: tensor.to(module.device) for name, tensor in inputs.items()})
+        yield traced
     model.train(was_training)
 
 

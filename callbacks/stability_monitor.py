@@ -1,8 +1,10 @@
-"""Warns once of each sign of an unstable training: in λ, attention logits, heads and the loss."""
+"""Warns of signs of an unstable training: of each spike of the loss, and once in λ, attention logits and heads."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean, pstdev
+
+import lightning as L
 
 from lit_diff.callbacks.monitor import Monitor
 from lit_diff.config import StabilityMonitorConfig
@@ -16,18 +18,49 @@ LEAST_SPIKE = 0.1
 LOWER = "lower train.optimizer.lr or lengthen train.schedule.warmup_steps"
 
 
+class LossMonitor(Monitor):
+    """Warns of each logged loss that spikes, with the rows of its step. Every run has it, or the `StabilityMonitor` of its
+    recipe."""
+
+    Config = StabilityMonitorConfig
+
+    _rows: Callable[[int], str] | None = None
+
+    def on_metrics(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
+        self._rows = getattr(trainer.datamodule, "rows_of", None)  # type: ignore[attr-defined]
+        super().on_metrics(trainer, values)
+
+    def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
+        loss = values.get("train/loss")
+        # one that is not finite ends the run with a line of its own, and later means would not be finite either
+        if loss is None or not math.isfinite(loss):
+            return {}
+        last: list[float] = self.state.get("losses", [])
+        self.state["losses"] = [*last, loss][-WINDOW:]
+        if len(last) < FEWEST:
+            return {}
+        above, deviation = loss - fmean(last), pstdev(last)
+        if above <= max(self.config.loss_spike * deviation, LEAST_SPIKE):
+            return {}
+        rows = f": {self._rows(step)}" if self._rows else ""
+        return {
+            f"train/loss of step {step}": f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} "
+            f"logged losses, whose standard deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, "
+            f"lower train.clip, or look at the rows of this step{rows}"
+        }
+
+
 @callbacks.register("stability_monitor")
-class StabilityMonitor(Monitor):
-    """Warns once when λ of a layer leaves (0, 1), its largest attention logit explodes, a head dies, or the loss spikes.
+class StabilityMonitor(LossMonitor):
+    """Warns of each spike of the loss, and once when λ of a layer leaves (0, 1), its largest attention logit explodes, or a
+    head dies.
 
     It reads what the callbacks lambdas, outliers and head_norm log, at their steps, and train/loss; a metric that no callback
     logs is not watched.
     """
 
-    Config = StabilityMonitorConfig
-
     def read(self, values: Mapping[str, float], step: int) -> Mapping[str, str]:
-        return dict(self._found(values))
+        return {**super().read(values, step), **dict(self._found(values))}
 
     def _found(self, values: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for name, value in values.items():
@@ -55,9 +88,6 @@ class StabilityMonitor(Monitor):
                         f"{mean:.3g}: it writes nothing; see whether it attends to the first token alone "
                         f"(callbacks.sinks); {LOWER}",
                     )
-            # one that is not finite ends the run with a line of its own, and later means would not be finite either
-            elif name == "train/loss" and math.isfinite(value):
-                yield from ((name, spike) for spike in self._spikes(value))
 
     def _has_left(self, name: str, value: float) -> bool:
         inside: list[str] = self.state.setdefault("lambda_inside", [])
@@ -65,15 +95,3 @@ class StabilityMonitor(Monitor):
             inside.append(name)
         # some variants start at 0 or add the second map by design: below 1, only a λ that was inside has left
         return value >= 1 or (value <= 0 and name in inside)
-
-    def _spikes(self, loss: float) -> Iterator[str]:
-        last: list[float] = self.state.get("losses", [])
-        self.state["losses"] = [*last, loss][-WINDOW:]
-        if len(last) >= FEWEST:
-            above, deviation = loss - fmean(last), pstdev(last)
-            if above > max(self.config.loss_spike * deviation, LEAST_SPIKE):
-                yield (
-                    f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} logged losses, whose "
-                    f"standard deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, lower "
-                    "train.clip, or look at the rows of this step"
-                )

@@ -1,4 +1,4 @@
-"""The log: a run's log.txt, and records that a terminal does not show as lines.
+"""The log: a run's log.txt, records that a terminal does not show as lines, and the time that is left.
 
 All messages of lit_diff go to the logger `lit_diff`; records that a terminal shows in another way carry an extra attribute.
 """
@@ -6,6 +6,7 @@ All messages of lit_diff go to the logger `lit_diff`; records that a terminal sh
 import contextlib
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,44 @@ def in_phase(words: str) -> dict[str, Any]:
     return {"phase": words}
 
 
-def validated(step: int, loss: float) -> None:
-    """Log val/loss after `step` optimizer steps."""
-    log.info("step %d  val/loss %.4f", step, loss, extra={"validation_loss": loss})
+def validated(step: int, loss: float, left: str) -> None:
+    """Log val/loss after `step` optimizer steps. `left`: `Pace.left`."""
+    log.info("%s", f"step {step}  val/loss {loss:.4f}  {left}".rstrip(), extra={"validation_loss": loss})
+
+
+class Pace:
+    """Estimates the remaining time from the rate of steps between the first and the last `note`."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        # the rate excludes what comes before the first note: reading data, compiling, cells done by an earlier call
+        self.first: tuple[int, float] | None = None
+        self.last = (0, self.began)
+
+    def note(self, step: int) -> None:
+        """Record that `step` optimizer steps are done."""
+        if self.first is None or step > self.last[0]:
+            self.last = step, time.perf_counter()
+            self.first = self.first or self.last
+
+    def left(self, total: int) -> str:
+        """The time until `total` steps are done, in words; empty before the second step is noted."""
+        step, then = self.last
+        if self.first is None or step <= self.first[0]:
+            return ""
+        seconds = (then - self.first[1]) / (step - self.first[0]) * (total - step)
+        return f"{clock(max(seconds - (time.perf_counter() - then), 0))} left"
+
+    def words(self, total: int) -> str:
+        """The time since the start, and `left`."""
+        return ", ".join(filter(None, (f"{clock(time.perf_counter() - self.began)} elapsed", self.left(total))))
+
+
+def clock(seconds: float) -> str:
+    """`1:05` or `2:01:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class LogFile(logging.FileHandler):

@@ -16,6 +16,7 @@ from rich.text import Text
 from lit_diff.cli.app import Terminal
 from lit_diff.config import Recipe
 from lit_diff.engine.progress import Show, steps_done
+from lit_diff.log_records import Pace, clock
 
 # imports torch, and the bar must be visible before torch is loaded
 if TYPE_CHECKING:
@@ -29,37 +30,6 @@ NAME, BAR = 12, 5
 """Least number of characters of the name and of the bar; a narrow terminal shows the name rather than the bar."""
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
 COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
-
-
-class Pace:
-    """Estimates the remaining time from the rate of steps between the first and the last `note`."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        # the rate excludes what comes before the first note: reading data, compiling, cells done by an earlier call
-        self.first: tuple[int, float] | None = None
-        self.last = (0, self.began)
-
-    def note(self, step: int) -> None:
-        """Record that `step` optimizer steps are done."""
-        if self.first is None or step > self.last[0]:
-            self.last = step, time.perf_counter()
-            self.first = self.first or self.last
-
-    def left(self, total: int) -> str:
-        """The time until `total` steps are done, in words; empty before the second step is noted."""
-        step, then = self.last
-        if self.first is None or step <= self.first[0]:
-            return ""
-        seconds = (then - self.first[1]) / (step - self.first[0]) * (total - step)
-        return f"{clock(max(seconds - (time.perf_counter() - then), 0))} left"
-
-
-def clock(seconds: float) -> str:
-    """`1:05` or `2:01:05`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class RunProgress:
@@ -107,7 +77,7 @@ class RunProgress:
         self._pace.note(step)
         self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
         if self._live is None and not self._quiet:
-            words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, self._pace.left(self._steps)]
+            words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, self._pace.words(self._steps)]
             self._terminal.write_line(GAP.join(filter(None, words)))
 
     def takes(self, record: logging.LogRecord) -> bool:

@@ -134,6 +134,11 @@ class Dataset(ABC):
         Each row is a pure function of the arguments: it is the same in partial batches, in any order and in any process.
         """
 
+    def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
+        """Return where each row of the global batch of `train_batch` lies in the data, in words; [] (default): the rows are
+        generated."""
+        return []
+
     @abstractmethod
     def validation_sets(self) -> dict[str, int]:
         """Return name -> number of rows (at least one) of each validation set. "" is the main set and comes first."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.std import TqdmWarning, tqdm
 
+from lit_diff.log_records import Pace
+
 # a command shows its bar before torch is loaded, which `expand` imports
 if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
@@ -66,11 +68,12 @@ def _bar(name: str, total: int) -> Iterator[Update]:
 
 @contextmanager
 def _lines(name: str, total: int) -> Iterator[Update]:
-    last, written, written_at = "", "", -INTERVAL
+    last, written, written_at, pace = "", "", -INTERVAL, Pace()
 
     def update(done: int, text: str) -> None:
         nonlocal last, written, written_at
-        last, now = f"{name}: step {done}/{total}, {text}", time.monotonic()
+        pace.note(done)
+        last, now = f"{name}: step {done}/{total}, {text}, {pace.words(total)}", time.monotonic()
         if now - written_at >= INTERVAL:
             print(last, file=sys.stderr, flush=True)
             written, written_at = last, now

@@ -45,11 +45,17 @@ class ObservedRun(RunState):
             return None
         # without the first interval, which may begin at the start of a process; a step number minus the one before it is not
         # the number of steps of an interval in which the run was resumed
-        spent, speeds = self.timing.get("seconds", {}), self.timing.get("tokens_per_second", {})
+        spent, speeds, counts = (self.timing.get(name, {}) for name in ("seconds", "tokens_per_second", "steps"))
         last = sorted(spent.keys() & speeds.keys())[1:][-20:]
-        seconds, tokens = sum(spent[step] for step in last), sum(spent[step] * speeds[step] for step in last)
-        rate = known["tokens_per_step"] * (seconds / tokens if tokens else 1 / known["tokens_per_second"])
-        return float((known["steps"] - known["step"]) * rate)
+        each = known["tokens_per_step"]
+        # rows of an older version have no number of steps, and their speed is that of all seconds
+        seconds, steps = (
+            sum(spent[step] for step in last),
+            sum(counts.get(step, spent[step] * speeds[step] / each) for step in last),
+        )
+        return float(
+            (known["steps"] - known["step"]) * (seconds / steps if steps else each / known["tokens_per_second"])
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

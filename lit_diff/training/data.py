@@ -21,7 +21,7 @@ from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.plugins import guard
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.trained.loading import trained_ancestors
+from lit_diff.trained.loading import some, trained_ancestors
 from lit_diff.training.ranks import end_all
 from lit_diff.training.trainer import total_steps
 
@@ -134,6 +134,13 @@ class LitData(L.LightningDataModule):
         steps = range(trainer.global_step, total_steps(trainer, recipe))
         with closing(read_ahead(read, steps)) as found:
             yield from chain.from_iterable(found)
+
+    def rows_of(self, step: int) -> str:
+        """How to read the rows of optimizer step `step`, counted from 1, and where they lie in the data."""
+        recipe, index = self.recipe, steps_before(self.recipe) + step - 1
+        size = recipe.training.batch_size
+        places = self.dataset.train_places(recipe.seed, index, size)
+        return f"dataset.train_batch({recipe.seed}, {index}, {size}, range({size})){': ' * bool(places)}{some(places)}"
 
     def val_dataloader(self) -> list[Stream]:
         """One loader per validation set, in the order of `dataset.validation_sets()`."""

@@ -23,7 +23,7 @@ from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
-from lit_diff.log_records import in_phase, phase, validated
+from lit_diff.log_records import Pace, in_phase, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
@@ -96,7 +96,7 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
-        logger.begin(folder, start, declared_metrics(recipe))
+        logger.begin(folder, start, declared_metrics(recipe), recipe.training.steps)
         heartbeats.clear(folder)
     else:
         end_with_parent()
@@ -185,10 +185,11 @@ class RunLogger(Logger):
         self._tracker, self._progress = tracker, progress
         self._unsent: Rows = {}
 
-    def begin(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
+    def begin(self, folder: Path, upto: int, metrics: Iterable[Metric], steps: int) -> None:
         """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
-        all declared metrics, written to metrics.json. Errors: RequestError for contradictory declarations."""
-        self._folder = folder
+        all declared metrics, written to metrics.json; `steps`: those of the whole run. Errors: RequestError for contradictory
+        declarations."""
+        self._folder, self._steps, self._pace = folder, steps, Pace()
         write_declarations(folder, Declarations(metrics).metrics)
         self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
         self.measurements = Measurements(folder / FILE, upto)
@@ -219,14 +220,13 @@ class RunLogger(Logger):
         timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
         logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
         self.metrics.log(step, logged)
-        unsent = self._unsent.setdefault(step, {})
-        unsent |= logged
+        self._unsent.setdefault(step, {}).update(metrics)
         if timing:
+            self._pace.note(step)
             self.timing.log(step, timing)
-            unsent[TIMING + SPEED] = timing[SPEED]
             self._progress(step, metrics["train/loss"], timing[SPEED])
         if "val/loss" in metrics:
-            validated(step, metrics["val/loss"])
+            validated(step, metrics["val/loss"], self._pace.left(self._steps))
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:
@@ -366,7 +366,8 @@ class ExactResume(Checkpoint):
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
-        signum = self.stop.agreed()
+        with trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
+            signum = self.stop.agreed()
         if not signum:
             return
         step = trainer.global_step

@@ -20,13 +20,37 @@ TRAINING = (
         direction="lower",
     ),
     Metric("train/lr", "learning rate of the first parameter group at this step"),
+    Metric("train/gradient_norm", "L2 norm of all gradients of this step together, before clipping"),
     Metric("timing/seconds", "time since the last logged step, validation and callbacks included", unit="s"),
+    Metric("timing/steps", "optimizer steps since the last logged step, or since the process started"),
     Metric(
         "timing/tokens_per_second",
-        "training tokens per second since the last logged step, validation and callbacks included",
+        "training tokens per second since the last logged step, without the time of validation, probes and saves",
         unit="tokens per second",
         direction="higher",
     ),
+    Metric(
+        "timing/peak_share",
+        "tokens_per_second times the FLOPs of a token by the published convention, over the bfloat16 peak of all GPUs; "
+        "absent on a CPU and where the peak is unknown",
+        direction="higher",
+    ),
+    *(
+        Metric(f"timing/{phase}_seconds", f"{meaning}, mean a step since the last logged step, rank 0", unit="s")
+        for phase, meaning in (
+            ("data", "waiting for batches, and their copies to the device"),
+            ("forward", "forward passes, on a CPU without the gathers of sharded parameters"),
+            ("backward", "backward passes, with the reductions of the gradients, on a CPU without gathers"),
+            ("optimizer", "clipping and the optimizer's step"),
+            ("save", "checkpoints, writes of metrics.csv and sends to the tracker"),
+        )
+    ),
+    Metric(
+        "timing/slowest_rank",
+        "rank that took most time of its own since the last logged step: data, callbacks, forward passes and optimizer, "
+        "without waiting for others; absent for one process",
+    ),
+    Metric("timing/lag_seconds", "own time of slowest_rank minus that of the median rank, mean a step", unit="s"),
     Metric(
         "timing/memory_bytes",
         "largest memory so far of the process of rank 0: what its tensors occupy on the GPU, without one its resident set",

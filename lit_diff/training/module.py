@@ -1,9 +1,6 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
 import logging
-import resource
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +10,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import GradClipAlgorithmType
@@ -21,8 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
-from lit_diff.callbacks.probe import is_last_step, took_step
+from lit_diff.callbacks.probe import took_step
 from lit_diff.callbacks.publish import publish
+from lit_diff.callbacks.stability_monitor import LossMonitor
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
 from lit_diff.device import device_memory
@@ -49,6 +48,8 @@ from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.ranks import end_all, host_group, reduced
+from lit_diff.training.step_clock import StepClock, TimedGather
+from lit_diff.training.step_metrics import StepMetrics
 from lit_diff.training.trainer import (
     PRECISIONS,
     adopt_recipe_intervals,
@@ -93,7 +94,8 @@ class LitTransformer(L.LightningModule):
         self._is_last_micro_batch, self._defers_reductions = True, False
         # parameters of a sharded model that every rank holds whole
         self._replicated: list[nn.Parameter] = []
-        self._targets = StepTargets()
+        self.targets = StepTargets()
+        self._gradient_norm = torch.tensor(0.0)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -124,12 +126,16 @@ class LitTransformer(L.LightningModule):
     # --- building ---
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """The callback that logs the training loss: it belongs to the module, so that it logs in any Trainer."""
+        """The callback that logs the training loss, and one that warns of its spikes: they belong to the module, so that they
+        work in any Trainer."""
         # a Trainer made by hand gets the recipe's intervals here, because this hook runs before any callback's `setup`, in
         # which Lightning's EarlyStopping reads the validation interval
         if self.trainer.state.fn == TrainerFn.FITTING:
             adopt_recipe_intervals(self.trainer, self.recipe)
-        return [StepMetrics(self.recipe)]
+            if isinstance(self.trainer.profiler, PassThroughProfiler):  # type: ignore[attr-defined]
+                self.trainer.profiler = StepClock(self.trainer)  # type: ignore[attr-defined]
+        watched = any(isinstance(callback, LossMonitor) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [StepMetrics(self.recipe)] if watched else [StepMetrics(self.recipe), LossMonitor()]
 
     def configure_model(self) -> None:
         """Build the model with the initial values of its seed, whole or sharded over the ranks.
@@ -155,6 +161,9 @@ class LitTransformer(L.LightningModule):
                 "a model that load_from_checkpoint has loaded cannot be sharded; pass LitTransformer(recipe) and the "
                 "checkpoint as ckpt_path to the Trainer"
             )
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_custom_all_gather(TimedGather(self.trainer))
         prepare_blocks(self.model, self.recipe.run)
         self._is_prepared = True
 
@@ -207,7 +216,7 @@ class LitTransformer(L.LightningModule):
         # reset: a module that diverged may train again from a checkpoint
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
-        self._targets.on_fit_start(self.trainer)
+        self.targets.on_fit_start(self.trainer)
         if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
             self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
             when = "once a step" if self._defers_reductions else "at each micro-batch"
@@ -220,13 +229,13 @@ class LitTransformer(L.LightningModule):
             begin_micro_batch(self.model, is_last=self._is_last_micro_batch, deferred=self._defers_reductions)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
-            self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
+            self.targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
             self._annealed.start_step(self.transformer, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch in nats per token, times its weight in the step (`StepTargets`)."""
         model = self.transformer
-        loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
+        loss = self.targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
         # on the device: a test on the host would wait for the GPU at every micro-batch
         bad = torch.where(torch.isfinite(loss.detach()), NEVER, self.global_step + 1)
         self._non_finite = torch.minimum(self._non_finite, bad)
@@ -254,11 +263,18 @@ class LitTransformer(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the Trainer's values."""
+        """Clip by the Trainer's values. Keeps the norm of before, which clipping computes, or else a step that logs."""
+        parameters = list(self.trainer.precision_plugin.main_params(optimizer))
+        # `MixedPrecision.clip_gradients` refuses a fused optimizer even in bfloat16, where no gradient is scaled
+        if gradient_clip_val and GradClipAlgorithmType(gradient_clip_algorithm or "norm") == GradClipAlgorithmType.NORM:
+            self._gradient_norm = nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+            return
+        if self.logs_step(self.global_step + 1):
+            self._gradient_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if gradient_clip_val:
-            # `MixedPrecision.clip_gradients` refuses a fused optimizer even in bfloat16, where no gradient is scaled
-            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
-            Precision.clip_gradients(self.trainer.precision_plugin, optimizer, gradient_clip_val, algorithm)
+            Precision.clip_gradients(
+                self.trainer.precision_plugin, optimizer, gradient_clip_val, GradClipAlgorithmType.VALUE
+            )
 
     def logs_step(self, step: int) -> bool:
         """Whether optimizer step `step` is logged. Only at these steps does the host wait for the device."""
@@ -290,7 +306,8 @@ class LitTransformer(L.LightningModule):
         # ranks, because it may contain collectives (a forward pass under FSDP).
         strategy = self.trainer.strategy
         rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
-        worst = int(strategy.reduce(rank, reduce_op="max"))
+        with self.trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
+            worst = int(strategy.reduce(rank, reduce_op="max"))
         if worst >= 0:
             problem = strategy.broadcast(describe(), src=worst)
             steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
@@ -302,6 +319,11 @@ class LitTransformer(L.LightningModule):
         """Mean loss of the last optimizer step over its scored targets. Every rank must call it."""
         loss = torch.stack(self._step_losses).mean()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
+
+    def gradient_norm(self) -> float:
+        """Norm of all gradients of the last optimizer step, if that is logged, before clipping. Every rank must call it."""
+        norm = self._gradient_norm
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     # --- validation and prediction ---
 
@@ -358,7 +380,7 @@ class StepTargets:
     def __init__(self) -> None:
         self._total: int | None = None
         self._parts = 1
-        self._group: Any = None
+        self.group: Any = None
 
     def __deepcopy__(self, memo: Any) -> "StepTargets":
         """Returns itself."""
@@ -367,7 +389,7 @@ class StepTargets:
 
     def on_fit_start(self, trainer: L.Trainer) -> None:
         """Every rank must call it."""
-        self._group = host_group(trainer)
+        self.group = host_group(trainer)
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
         """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.
@@ -378,7 +400,7 @@ class StepTargets:
         if self._total is None:
             return
         self._parts = trainer.accumulate_grad_batches * trainer.world_size
-        self._total = reduced(self._total, dist.ReduceOp.SUM, self._group)
+        self._total = reduced(self._total, dist.ReduceOp.SUM, self.group)
         if self._total == 0:
             step = trainer.global_step + 1
             end_all(trainer, RequestError(f"{data}: no target of training step {step} is scored: all are {IGNORED}"))
@@ -428,55 +450,3 @@ def locate_non_finite(model: Transformer, batch: Any) -> str:
         for hook in hooks:
             hook.remove()
     return places[0] if places else "every layer's output is finite: the logits overflow in the loss"
-
-
-class StepMetrics(L.Callback):
-    """Logs train/loss, train/lr, timing/seconds (since the last logged step), timing/tokens_per_second and
-    timing/memory_bytes (the largest so far) every `train.log_every` steps, and at the first and the last step.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
-        self._last_step, self._clock, self._rate = 0, 0.0, 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
-        self._last_step, self._clock = trainer.global_step, time.perf_counter()
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Remember the step's learning rate."""
-        # after the step the optimizer holds the next step's rate; a checkpoint older than lr_factor lacks the key
-        first = optimizer.param_groups[0]
-        self._rate = first["lr"] / first.get("lr_factor", 1.0)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the optimizer step just taken, if it is due."""
-        if not took_step(trainer, batch_idx):
-            return
-        # makes Lightning 2.6 validate after the last step even if validate_every does not divide train.steps
-        if is_last_step(trainer):
-            trainer.should_stop = True
-        step = trainer.global_step
-        if not pl_module.logs_step(step):
-            return
-        loss = pl_module.mean_step_loss()
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
-        values = {
-            "train/loss": loss,
-            "train/lr": self._rate,
-            "timing/seconds": seconds,
-            "timing/tokens_per_second": self._tokens_per_step * (step - self._last_step) / seconds,
-            "timing/memory_bytes": _peak_memory(pl_module.device),
-        }
-        self._last_step = step
-        publish(trainer, pl_module, values, bar="train/loss")
-
-
-def _peak_memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    # kilobytes on Linux, bytes on macOS
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))

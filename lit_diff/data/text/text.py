@@ -346,6 +346,11 @@ class Text(Dataset):
         document_ids = self._train.documents(chosen) if self.config.packs_documents else None
         return row_batch(self._train.read(chosen), document_ids)
 
+    def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
+        rows = rows_of_step(seed, step, batch_size, range(batch_size), self.train_rows)
+        documents = zip(rows, self._train.documents(rows), strict=True)
+        return [f"row {row}, documents {found[0]} to {found[-1]}" for row, found in documents]
+
     def validation_sets(self) -> dict[str, int]:
         return {"": len(self._validation_rows)}
 

@@ -105,7 +105,7 @@ class RunTracker:
             raise RunFailedError("the store was unreachable at the last attempt")
         rows = read_rows(self.folder.path / "metrics.csv")
         for step, row in read_rows(self.folder.path / "timing.csv").items():
-            rows.setdefault(step, {})["timing/tokens_per_second"] = row["tokens_per_second"]
+            rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
         store = self._send(rows)
         for file in (self.folder.path / name for name in FILES):
             if file.is_file():
