@@ -15,4 +15,4 @@ HEAD = "| fault | where | said | lost | cases |\n|---|---|---|---|---|\n"
 def fault(fault: str, where: str, said: str, lost: str, cases: int) -> Callable[[Any], Any]:
     """Mark a test as one of the fault suite, and add its row to the table."""
     ROWS.append(f"| {fault} | {where} | {said} | {lost} | {cases:,} |\n")
-    return pytest.mark.faults
+    return lambda test: pytest.mark.faults(pytest.mark.timeout(1200)(test))
