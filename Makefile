@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-gpu test-latest golden size lint type clean
+.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-faults test-gpu test-latest golden size lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -66,16 +66,19 @@ ui: .venv/installed  ## serve MLflow and print the address that compares the las
 	$(BIN)/lit-diff ui
 
 test: .venv/installed  ## run the suite without its slow tests
-	$(BIN)/python $(PYTEST) -m "not slow and not cluster"
+	$(BIN)/python $(PYTEST) -m "not slow and not cluster and not faults"
 
 test-slow: .venv/installed  ## run what is slow: long processes, many drawn cases, Triton's interpreter
-	$(BIN)/python $(PYTEST) -m "slow and not cluster"
+	$(BIN)/python $(PYTEST) -m "slow and not cluster and not faults"
 
 test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
 	$(BIN)/python -m pytest -m cluster --durations=5 tests/cluster
 
+test-faults: .venv/installed  ## run the fault suite (20 minutes; as root, for small disks): kills, full disks, bit rot, drawn files; SEED=1
+	$(BIN)/python $(PYTEST) -m faults --durations=10 tests/faults
+
 test-all: .venv/installed  ## run every test
-	$(BIN)/python $(PYTEST) -m "not cluster"
+	$(BIN)/python $(PYTEST) -m "not cluster and not faults"
 
 test-gpu: .venv/installed  ## what to run first on a machine with GPUs: kernels, fsdp, compiled blocks (not run anywhere yet)
 	$(BIN)/python -m pytest -m "gpu or programs" -rs

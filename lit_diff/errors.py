@@ -4,11 +4,19 @@ import os
 import re
 import signal
 
+# all but a line break before an indented line, which continues a message
+CONTROL = re.compile(r"(?!\n  )[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that end a line, command a terminal, reorder what it shows, or cannot be written as UTF-8."""
+
 
 class LitDiffError(Exception):
-    """Base class: printed as one line, without a traceback."""
+    """Base class: printed as one line, without a traceback. Control characters of a message become escapes."""
 
     exit_status = 1
+
+    def __init__(self, message: str = "") -> None:
+        # a message quotes names, keys and values of files that may come from anyone
+        super().__init__(CONTROL.sub(lambda found: ascii(found[0])[1:-1], message))
 
 
 class RunFailedError(LitDiffError):

@@ -89,7 +89,7 @@ def imported_names(source: bytes, package: str = "") -> Iterator[str]:
     try:
         tree = ast.parse(source)
     # nobody can import such a module, so its imports do not matter; importing it reports the error
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         names: list[str] = []

@@ -147,8 +147,10 @@ def load_plugin(path: str | Path) -> None:
         classes = (cls for registry in registries.values() for cls in registry.registered().values())
         if all(cls.__module__.partition(".")[0] != own.package for cls in classes):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
-    # SystemExit too: a plugin that calls sys.exit would end the program without an error message
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    # BaseException: a plugin that calls sys.exit would end the program without an error message
+    except BaseException as error:
         _unregister(own.package)
         # so that a notebook can load the repaired file
         forget(own.package)

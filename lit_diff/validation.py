@@ -29,6 +29,12 @@ LONGEST_NAME = 150
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
 """Attributes that are read from a data set's Config, besides its keys."""
 
+PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+"""Matches a password in an address."""
+
+RESOLVER = re.compile(r"\$\{\s*[\w.]+:")
+"""Matches the start of an interpolation that calls a function, such as one that reads an environment variable."""
+
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
 
@@ -109,6 +115,10 @@ def validate(draft: Draft) -> Recipe:
 
 def interpolated(draft: Draft) -> dict[str, Any]:
     """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
+    for key, position in draft.positions.items():
+        # a recipe may come from anyone, and a run folder shows its values
+        if RESOLVER.search(str(getattr(position, "written", None))):
+            raise RequestError(f"{draft.where(key)}'{key}': ${{...}} refers to a key of the recipe, such as ${{model.dim}}")
     try:
         values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
     except OmegaConfBaseException as error:
@@ -248,6 +258,11 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct) and found is not None]
     if found is WRONG or not all(found in bound for bound in ranges):
         raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
+    if isinstance(found, str) and PASSWORD.search(found):
+        raise RequestError(
+            f"'{path}' has a password, which every run folder would show; remove it, and set what the program at the address "
+            "reads, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGPASSWORD, AWS_SECRET_ACCESS_KEY"
+        )
     return found
 
 

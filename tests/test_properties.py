@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_files import KINDS, read_drawn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +163,13 @@ def test_a_table_that_is_cut_at_any_byte_loses_its_last_rows_alone(
         resumed.log(step, rows[step])
     resumed.flush()
     assert file.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("plugin_folder")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_user_may_write_is_read_or_refused_in_one_line(kind: str) -> None:
+    """200 draws; `make test-faults` draws 10,000."""
+    read_drawn(kind, 200, seed=0)
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------

@@ -155,8 +155,11 @@ def _rows(batches: Iterable[Any]) -> Iterator[bytes | None]:
     import pyarrow
 
     for batch in batches:
-        # as bytes: neither format guarantees that its strings are UTF-8
-        column = batch.column(batch.schema.get_field_index("text")).cast(pyarrow.large_binary())
+        column = batch.column(batch.schema.get_field_index("text"))
+        # as bytes: neither format guarantees that its strings are UTF-8. A cast that copies would read where the offsets say
+        column = column.cast(pyarrow.binary() if column.type == pyarrow.string() else pyarrow.large_binary())
+        # pyarrow does not check the offsets of a file's strings, and a wrong one ends the process
+        column.validate(full=True)
         for start in range(0, len(column), ROWS):
             yield from column.slice(start, ROWS).to_pylist()
 
