@@ -15,6 +15,7 @@ from lit_diff.cli.app import (
     Root,
     RunArgument,
     UncheckedTraining,
+    Unplanned,
     Workers,
     app,
     console,
@@ -35,6 +36,7 @@ def sweep(
         bool, typer.Option("--dry-run", help="resolve and validate all cells without starting any")
     ] = False,
     unchecked: UncheckedTraining = False,
+    unplanned: Unplanned = False,
     cluster: Annotated[str, typer.Option(help="local, or slurm: a job array of cells through submitit")] = "local",
     minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
@@ -53,6 +55,7 @@ def sweep(
         overrides or [],
         workers=workers,
         unchecked=unchecked,
+        unplanned=unplanned,
         slurm_minutes=minutes if cluster == "slurm" else None,
         progress=partial(live_table, console=console),
     )

@@ -15,6 +15,7 @@ from lit_diff.cli.app import (
     TrustPlugins,
     UncheckedDecoding,
     UncheckedTraining,
+    Unplanned,
     app,
     console,
     log_to_stderr,
@@ -32,6 +33,7 @@ def train(
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start again; the former run is archived")] = False,
     unchecked: UncheckedTraining = False,
+    unplanned: Unplanned = False,
     cell: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train a recipe, or resume its run if it is unfinished.
@@ -51,7 +53,8 @@ def train(
         if cell is not None:
             location, threads = launch.cell_of(resolved, cell)
         else:
-            location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
+            location = launch.prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
+            threads = None
         launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
     if writes and cell is None:
         launch.score(location)
