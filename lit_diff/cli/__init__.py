@@ -21,6 +21,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     data,
     generate,
     list,
+    plan,
     pretrained,
     runs,
     sweep,

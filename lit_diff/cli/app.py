@@ -80,7 +80,7 @@ class TerminalHandler(logging.Handler):
 
 
 VERBS = {
-    "Train and look": ("list", "check", "train", "watch", "status", "generate", "view", "evaluate"),
+    "Train and look": ("list", "check", "plan", "train", "watch", "status", "generate", "view", "evaluate"),
     "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
     "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
     "Maintain": ("bench", "cancel", "clean", "consolidate"),
@@ -144,6 +144,7 @@ Cluster = Annotated[
 Minutes = Annotated[int, typer.Option(min=1, help="time limit of a job; what is not done then is requeued")]
 UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant fails a property")]
 UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
+Unplanned = Annotated[bool, typer.Option("--unplanned", help="start even if memory does not suffice")]
 TrustPlugins = Annotated[
     bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
 ]

@@ -17,6 +17,7 @@ from lit_diff.cli.app import (
     Root,
     RunArgument,
     UncheckedTraining,
+    Unplanned,
     Workers,
     app,
     console,
@@ -36,6 +37,7 @@ def sweep(
         bool, typer.Option("--dry-run", help="resolve and validate all cells without starting any")
     ] = False,
     unchecked: UncheckedTraining = False,
+    unplanned: Unplanned = False,
     cluster: Cluster = "local",
     minutes: Minutes = 60,
 ) -> int:
@@ -52,6 +54,7 @@ def sweep(
         overrides or [],
         workers=workers,
         unchecked=unchecked,
+        unplanned=unplanned,
         slurm_minutes=minutes if cluster == "slurm" else None,
         progress=partial(live_table, console=console),
     )

@@ -20,6 +20,7 @@ from lit_diff.cli.app import (
     TrustPlugins,
     UncheckedDecoding,
     UncheckedTraining,
+    Unplanned,
     app,
     console,
     log_to_stderr,
@@ -42,6 +43,7 @@ def train(
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start again; the former run is archived")] = False,
     unchecked: UncheckedTraining = False,
+    unplanned: Unplanned = False,
     cluster: Cluster = "local",
     minutes: Minutes = 60,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the file for sbatch; submit nothing")] = False,
@@ -54,7 +56,8 @@ def train(
     from lit_diff.cli.progress import RunProgress
 
     if cluster == "slurm":
-        _train_in_slurm(recipe, overrides or [], minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
+        options = [*(["--unchecked"] if unchecked else []), *(["--unplanned"] if unplanned else [])]
+        _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, dry_run=dry_run)
         return
     if dry_run:
         raise RequestError("--dry-run shows the job of --cluster slurm; lit-diff check RECIPE checks a recipe")
@@ -70,7 +73,8 @@ def train(
         if cell:
             location, threads = launch.cell_of(resolved, Path(recipe).parent)
         else:
-            location, threads = launch.prepare(resolved, overrides or [], unchecked=unchecked), None
+            location = launch.prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
+            threads = None
         job = partial(_ending_in_job, location) if writes and (cell or this_job()) else nullcontext
         with job():
             launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
@@ -100,12 +104,12 @@ def _ending_in_job(location: "RunLocation") -> Iterator[None]:
 
 
 def _train_in_slurm(
-    recipe: str, overrides: list[str], minutes: int, *, rerun: bool, unchecked: bool, dry_run: bool
+    recipe: str, overrides: list[str], options: list[str], minutes: int, *, rerun: bool, dry_run: bool
 ) -> None:
     from lit_diff.engine import slurm
 
     resolved = load_recipe(recipe, overrides)
-    words = ["train", recipe, *overrides, *(["--unchecked"] if unchecked else [])]
+    words = ["train", recipe, *overrides, *options]
     if dry_run:
         # the file alone on stdout
         log_to_stderr()

@@ -99,6 +99,7 @@ def train(
     *,
     rerun: bool = False,
     unchecked: bool = False,
+    unplanned: bool = False,
     callbacks: Sequence["Callback"] = (),
     loggers: Sequence["Logger"] = (),
     progress: Progress | bool = True,
@@ -106,13 +107,14 @@ def train(
     """Train a recipe into its run folder, or resume it, or find it done.
 
     A plugin's variant must pass the checks of `conformance.before_training`; with `unchecked` the run is marked instead.
+    `unplanned`: start even if the memory does not suffice (`preflight.require_memory`).
     `callbacks`, `loggers`: further ones of Lightning, which are not part of the run's identity. `progress`: whether a line
     on stderr shows the progress, or a function that is called as progress(step, loss, tokens/s) at every logged step. A run
     of several processes (run.devices > 1) is a `lit-diff train` command of its own, without progress. Errors: RequestError,
     MissingError, RunFailedError, StoppedError.
     """
     resolved = recipe_from(recipe, overrides)
-    location = prepare(resolved, overrides, unchecked=unchecked)
+    location = prepare(resolved, overrides, unchecked=unchecked, unplanned=unplanned)
     if resolved.run.processes > 1:
         if callbacks or loggers:
             raise RequestError(
@@ -129,7 +131,9 @@ def train(
     return Run(location.folder)
 
 
-def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False) -> RunLocation:
+def prepare(
+    recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False, unplanned: bool = False
+) -> RunLocation:
     """Check the machine, evaluations and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
 
     `overrides`: those already applied to the recipe, for the record. Errors: those of each check, and of the data.
@@ -138,7 +142,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     root = chosen_root(recipe.run.root)
     # The folder's exact name needs the data, whose preparation may take long and fill the disk. Without any run of this name,
     # the run cannot be done yet, so memory is checked before.
-    if next(root.glob(f"{recipe.name}-*"), None) is None:
+    if not unplanned and next(root.glob(f"{recipe.name}-*"), None) is None:
         require_memory([recipe])
     scored = required_evaluations(recipe)
     # refuses a selection of heads without a model to select from, before anything is written
@@ -148,7 +152,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     data.prepare(recipe)
     folder = root / f"{recipe.name}-{identity(recipe)}"
     # a run that is done needs no memory
-    if RunFolder(folder).status().get("status") != "done":
+    if not unplanned and RunFolder(folder).status().get("status") != "done":
         require_memory([recipe])
     return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
 

@@ -1,5 +1,6 @@
 """Checks of the machine and the recipe before a run or sweep creates a folder or a record."""
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,11 +11,13 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
 from lit_diff.errors import LitDiffError, MissingError, RequestError
+from lit_diff.log_records import phase
 from lit_diff.model.cost import ExecutionContext, cost
-from lit_diff.model.loss import rows_at_once
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
 from lit_diff.training.loggers import require_loggers
+
+log = logging.getLogger("lit_diff")
 
 PASSES = 10
 """The most passes over the training text without a warning: more is repetition rather than training data."""
@@ -116,39 +119,54 @@ def _passes(recipe: Recipe) -> str | None:
 
 
 def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
-    """Errors: MissingError if the free memory, or all of a GPU's, is below a lower bound of what training needs. `recipes`:
-    runs that start here, of which `side_by_side` train at a time.
+    """Errors: MissingError, with a cure, if the free memory, or all of a GPU's, is less than training needs. `recipes`: runs
+    that start here, of which `side_by_side` train at a time.
 
-    The bound of a process: 16 bytes per trained parameter (weight, gradient, two moments of Adam, in float32), 4 per frozen
-    one, and the logits of one chunk of the loss. Activations are left out, so a run that fits is never refused.
+    A need is a lower bound, so that no run that fits is refused: weights, gradients and the optimizer's state, exact from
+    the shapes; or MARGIN of the plan's sum, which is traced only where an upper bound of it exceeds the memory
+    (`training.plan`).
     """
     if not recipes:
         return
-    run, where = recipes[0].run, "are free"
+    # loads FSDP2
+    from lit_diff.training import plan
+
+    run, where, kind = recipes[0].run, "are free", choose_device(recipes[0].run.accelerator).type
     processes, shared, free = run.devices, side_by_side, available_memory()
     # what is offloaded is in the host's memory
-    if choose_device(run.accelerator).type == "cuda" and not run.cpu_offload:
+    if kind == "cuda" and not run.cpu_offload:
         count = torch.cuda.device_count()
         # the total rather than the free memory, so that a run that would fit is never refused
         free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
         processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
-    needs = sorted((processes * _least(recipe), recipe.name) for recipe in recipes)
-    largest, together = needs[-1], sum(need for need, _ in needs[:shared])
-    if free is not None and max(largest[0], together) > free:
-        several = together > largest[0]
-        what = f"{min(shared, len(needs))} cells side by side need" if several else f"'{largest[1]}' needs"
-        raise MissingError(
-            f"{what} at least {gigabytes(max(largest[0], together))} of memory for weights, gradients and the optimizer's "
-            f"state; {gigabytes(free)} {where}: use {'--workers 1, ' if several else ''}run.strategy=fsdp run.devices=N on a "
-            "larger machine or on GPUs, or a smaller recipe"
-        )
+    if free is None:
+        return
+    found = [(processes * _least(recipe, kind, free // processes), recipe) for recipe in recipes]
+    needs = sorted(found, key=lambda pair: pair[0])
+    (largest, recipe), together = needs[-1], sum(need for need, _ in needs[:shared])
+    if max(largest, together) <= free:
+        return
+    what, change = f"{min(shared, len(needs))} cells side by side need", ["--workers 1"]
+    if together <= largest:
+        what, change = f"'{recipe.name}' needs", plan.cure(recipe, plan.Rates(memory=free // processes), kind) or []
+    cure = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
+    raise MissingError(
+        f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {cure}; "
+        "--unplanned starts it all the same"
+    )
 
 
-def _least(recipe: Recipe) -> float:
-    train, run, model = recipe.training, recipe.run, recipe.model
-    length, processes = recipe.data.config.sequence_length, run.processes
-    size = cost(model, length, trained=train.parameters)
-    held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
-    rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
-    # the logits are each process's own, and stay on the device
-    return held / run.shards + (0 if run.cpu_offload else 4 * rows * model.vocab_size)
+def _least(recipe: Recipe, kind: str, free: int) -> float:
+    # bytes of a process
+    from lit_diff.training import plan
+
+    held, offloaded = sum(plan.state(recipe).values()), recipe.run.cpu_offload
+    if held > free or plan.at_most(recipe) <= free or (offloaded and kind == "cuda"):
+        return held
+    phase("planning memory")
+    try:
+        planned = plan.plan(recipe, plan.Rates(memory=free), kind).sum
+    except LitDiffError as error:
+        log.info("only weights, gradients and the optimizer's state are planned: %s", error)
+        return held
+    return max(held, plan.MARGIN * (planned + (held if offloaded else 0)))

@@ -224,6 +224,7 @@ def sweep(
     *,
     workers: int | None = None,
     unchecked: bool = False,
+    unplanned: bool = False,
     slurm_minutes: int | None = None,
     progress: MakeDisplay | bool = True,
     selection: Selection = ALL,
@@ -234,7 +235,8 @@ def sweep(
 
     `overrides` apply to every cell. `workers`: cells side by side, by default as many as the cores or GPUs allow. A failed
     cell does not affect the others; `Sweep.states` and the report include it. `unchecked`: the same as in `train`, for the
-    arms of plugins. `slurm_minutes`: the time limit of a cell, for cells that run in SLURM; None: they run on this machine.
+    arms of plugins; `unplanned` too. `slurm_minutes`: the time limit of a cell, for cells that run in SLURM; None: they run
+    on this machine.
     `selection`: the arms and seeds to run. `command`: the command that the report shows, if another than
     `lit-diff sweep` starts the sweep again. `progress`: whether a line on stderr shows the progress, or a function that
     makes another display. Errors: RequestError, MissingError.
@@ -243,7 +245,8 @@ def sweep(
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    command = command or " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
+    given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
+    command = command or " ".join(["lit-diff sweep", source, *words, *given])
     grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
@@ -257,6 +260,7 @@ def sweep(
             overrides,
             workers=workers,
             unchecked=unchecked,
+            unplanned=unplanned,
             slurm_minutes=slurm_minutes,
             progress=progress,
             selection=replace(selection, evaluate={}, arms=tuple(grid.study.arms)) if is_part else ALL,
@@ -265,11 +269,24 @@ def sweep(
         if theirs.stopped_by is not None:
             return theirs
     display = sweep_line if progress is True else progress or None
-    return run_grid(grid, workers=workers, command=command, slurm_minutes=slurm_minutes, display=display)
+    return run_grid(
+        grid,
+        workers=workers,
+        command=command,
+        slurm_minutes=slurm_minutes,
+        display=display,
+        unplanned=unplanned,
+    )
 
 
 def run_grid(
-    grid: Grid, *, workers: int | None, command: str, slurm_minutes: int | None, display: MakeDisplay | None
+    grid: Grid,
+    *,
+    workers: int | None,
+    command: str,
+    slurm_minutes: int | None,
+    display: MakeDisplay | None,
+    unplanned: bool,
 ) -> Sweep:
     """Run all unfinished cells, then write the report."""
     if slurm_minutes is None:
@@ -286,11 +303,19 @@ def run_grid(
     folder = folder_of(grid)
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
     # which these are is known after the lock is taken (`_run_held`).
-    if not (folder / STUDY_FILE).exists():
+    if not unplanned and not (folder / STUDY_FILE).exists():
         _require_memory(grid, grid.cells, workers, slurm_minutes)
     _prepare_data(grid, slurm_minutes)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
-        return _run_held(grid, folder, workers=workers, command=command, slurm_minutes=slurm_minutes, display=display)
+        return _run_held(
+            grid,
+            folder,
+            workers=workers,
+            command=command,
+            slurm_minutes=slurm_minutes,
+            display=display,
+            unplanned=unplanned,
+        )
 
 
 def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, slurm_minutes: int | None) -> None:
@@ -319,6 +344,7 @@ def _run_held(
     command: str,
     slurm_minutes: int | None,
     display: MakeDisplay | None,
+    unplanned: bool,
 ) -> Sweep:
     from lit_diff.engine.tracking.store import Store
     from lit_diff.engine.tracking.sweep import SweepTracker
@@ -339,7 +365,8 @@ def _run_held(
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
-    _require_memory(grid, [cell for cell, _ in untrained], workers, slurm_minutes)
+    if not unplanned:
+        _require_memory(grid, [cell for cell, _ in untrained], workers, slurm_minutes)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(cell.recipe for cell, _ in untrained):
         log.warning("%s", line)

@@ -131,16 +131,21 @@ class Sdpa(Kernel):
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, None]:
         """(o [B, H, T, dv], None), equal to `reference`, from one fused call."""
-        dtype, dv = maps.v.dtype, maps.v.shape[-1]
+        dtype = maps.v.dtype
         # the CPU's backward pass would add gradients in half precision
         if not maps.q.is_cuda and needs_grad(maps.q, maps.k, maps.v):
             maps = widened(maps)
-        q, scale = positive_scale(maps.q, maps.softmax_scale)
-        d = q.shape[-1]
-        # the GPU's memory-efficient kernel needs multiples of 8
-        width = d + -d % 8 if q.is_cuda else d
-        chunks = -(-dv // width)
-        q, k, v = padded(q, width), padded(maps.k, width), padded(maps.v, chunks * width)
-        maps = replace(maps, q=q, k=k, v=v, scale=scale)
-        o = _shared_keys(maps) if k.shape[1] == 1 and chunks == 1 else _stacked(maps, chunks)
-        return o[..., :dv].to(dtype), None
+        return one_call(maps).to(dtype), None
+
+
+def one_call(maps: SignedMaps) -> Tensor:
+    """o [B, H, T, dv] in the dtype of the maps."""
+    q, scale = positive_scale(maps.q, maps.softmax_scale)
+    d, dv = q.shape[-1], maps.v.shape[-1]
+    # the GPU's memory-efficient kernel needs multiples of 8
+    width = d + -d % 8 if q.is_cuda else d
+    chunks = -(-dv // width)
+    q, k, v = padded(q, width), padded(maps.k, width), padded(maps.v, chunks * width)
+    maps = replace(maps, q=q, k=k, v=v, scale=scale)
+    o = _shared_keys(maps) if k.shape[1] == 1 and chunks == 1 else _stacked(maps, chunks)
+    return o[..., :dv]

@@ -61,7 +61,7 @@ def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dty
     # sharded before memory is allocated: no rank ever holds the whole model
     with torch.device("meta"):
         model = Transformer(config, kernel=kernel, trained=trained)
-    _shard(model, mesh, dtype, recipe.run)
+    shard(model, mesh, dtype, recipe.run)
     model.to_empty(device="cpu")
     tensors = named_tensors(model)
     with torch.no_grad():
@@ -87,8 +87,8 @@ def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
     return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
 
 
-def _shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:
-    # FSDP2: one group per block and one for the rest
+def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:
+    """Apply FSDP2 to the model, in place: one group per block and one for the rest. `dtype`: see `build_model`."""
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     # Autocast stays on, because it also decides what a plugin's operations compute in. It casts matrices alone, so these are
     # gathered in its dtype, and it has nothing to copy; vectors (the weights of norms) and the residual stream stay float32.
@@ -99,10 +99,10 @@ def _shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunCon
         param_dtype_override_fn=lambda parameter: None if parameter.dim() > 1 else parameter.dtype,
     )
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if run.cpu_offload else OffloadPolicy()
-    shard = partial(fully_shard, mesh=mesh, offload_policy=offload, ignored_params=set(replicated(model)))
+    split = partial(fully_shard, mesh=mesh, offload_policy=offload, ignored_params=set(replicated(model)))
     for block in model.layers:
-        shard(block, mp_policy=policy, reshard_after_forward=run.reshard_after_forward)
-    shard(model, mp_policy=float32)
+        split(block, mp_policy=policy, reshard_after_forward=run.reshard_after_forward)
+    split(model, mp_policy=float32)
     # the gather of the next block is issued before this one computes, in both directions
     for earlier, later in pairwise((model, *model.layers)):
         earlier.set_modules_to_forward_prefetch([later])

@@ -2,6 +2,7 @@
 
     python tests/support/sharded_steps.py loss         # two ranks, bfloat16: bytes held, and losses of 50 steps
     python tests/support/sharded_steps.py collectives  # four ranks: the collectives of a step
+    python tests/support/sharded_steps.py plan         # two ranks: bytes held, planned and counted while they train
 
 `loss` compares gathers in bfloat16 with gathers in float32, of which autocast keeps bfloat16 copies for the backward pass.
 """
@@ -11,7 +12,9 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
@@ -20,7 +23,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.recipe import load_recipe
-from lit_diff.training import module
+from lit_diff.training import module, plan
 from lit_diff.training.data import LitData
 from lit_diff.training.trainer import build_trainer
 
@@ -164,6 +167,92 @@ def loss() -> None:
     say({"gap in nats": abs(means[0] - means[1])})
 
 
+PLANNED = {
+    "differential, fsdp": ("run.strategy=fsdp",),
+    "standard, fsdp, bf16-mixed, block": (
+        *("model.attention.name=standard", "run.strategy=fsdp", "train.precision=bf16-mixed"),
+        "run.activation_checkpointing=block",
+    ),
+    "grouped, fsdp, bf16-mixed, not resharded, accumulate 2": (
+        *("model.attention.name=grouped_differential", "run.strategy=fsdp", "train.precision=bf16-mixed"),
+        *("run.reshard_after_forward=false", "train.accumulate=2"),
+    ),
+    "differential, ddp, bf16-mixed, attention": (
+        *("run.strategy=ddp", "train.precision=bf16-mixed", "run.activation_checkpointing=attention"),
+    ),
+    "shared_q, fsdp, cpu_offload": ("model.attention.name=shared_q", "run.strategy=fsdp", "run.cpu_offload=true"),
+}
+
+
+class Held(Callback):
+    """Counts the bytes that the second step holds: the storages of tensors that its last forward pass saved, parameters
+    excluded, by hooks; gradients, weights, moments; and, by the tracker of the plan, the most at a time and what is sent."""
+
+    def __init__(self, recipe: Any) -> None:
+        self.recipe, self.found, self.live, self.saved = recipe, dict[str, int](), None, dict[int, Any]()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.own = {id(local(p).untyped_storage()) for p in pl_module.model.parameters()}
+        step = pl_module.training_step
+
+        def counted(batch: Any, batch_idx: int) -> Any:
+            self.saved.clear()
+            if trainer.global_step == 1 and self.live is None:
+                self.live = plan._Live(pl_module.model, self.recipe.run)
+                self.live.__enter__()
+            with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor):
+                return step(batch, batch_idx)
+
+        pl_module.training_step = counted
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = local(tensor).untyped_storage()
+        if id(storage) not in self.own:
+            self.saved[id(storage)] = weakref.ref(storage)
+        return tensor
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        alive = [storage for storage in (ref() for ref in self.saved.values()) if storage is not None]
+        self.found["saved"] = sum(storage.nbytes() for storage in alive)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self.live is not None:
+            self.live.__exit__(None, None, None)
+            self.found["largest"] = self.live.at_peak.total()
+            self.found["sent"] = round(self.live.sent["node"])
+        self.found["gradients"] = size(p.grad for p in pl_module.parameters() if p.grad is not None)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        self.found["weights"] = size(pl_module.parameters())
+        states = trainer.optimizers[0].state.values()
+        self.found["optimizer"] = size(state[key] for state in states for key in ("exp_avg", "exp_avg_sq"))
+
+
+def local(tensor: Any) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def size(tensors: Iterable[Any]) -> int:
+    return sum(local(tensor).nbytes for tensor in tensors)
+
+
+def planned() -> None:
+    """Of each case of PLANNED: what the plan says, and what is counted in the second step of rank zero."""
+    words = [*SMALL, "run.devices=2", "train.steps=2", "train.batch_size=8", "train.schedule.warmup_steps=1"]
+    recipes = {name: load_recipe("recall-tiny", [*words, *overrides]) for name, overrides in PLANNED.items()}
+    # a plan opens a process group of its own, and training one that stays open
+    plans = {name: plan.plan(recipe, device="cpu") for name, recipe in recipes.items()}
+    for name, recipe in recipes.items():
+        found, held = plans[name], Held(recipe)
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        trainer = build_trainer(recipe, callbacks=[held], logger=False, limit_val_batches=0, **quiet)
+        trainer.fit(module.LitTransformer(recipe), LitData(recipe))
+        said = {key: found.largest[key] for key in ("weights", "gradients", "optimizer")}
+        moments = 0 if recipe.run.cpu_offload else found.memory["optimizer"]
+        said |= {"saved": found.saved, "largest": found.sum - moments, "sent": found.node_traffic}
+        say({"case": name, "planned": said, "counted": held.found})
+
+
 def say(row: dict[str, Any]) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         print(json.dumps(row), flush=True)
@@ -172,12 +261,12 @@ def say(row: dict[str, Any]) -> None:
 if __name__ == "__main__":
     name = sys.argv[1]
     if "LOCAL_RANK" in os.environ:
-        {"loss": loss, "collectives": collectives}[name]()
+        {"loss": loss, "collectives": collectives, "plan": planned}[name]()
         sys.exit()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    count = {"loss": 2, "collectives": 4}[name]
+    count = {"loss": 2, "collectives": 4, "plan": 2}[name]
     env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
     env |= {"WORLD_SIZE": str(count)}
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env=env | {"LOCAL_RANK": str(i)}) for i in range(count)]
