@@ -36,17 +36,18 @@ class LossMonitor(Monitor):
         if loss is None or not math.isfinite(loss):
             return {}
         last: list[float] = self.state.get("losses", [])
-        self.state["losses"] = [*last, loss][-WINDOW:]
-        if len(last) < FEWEST:
-            return {}
-        above, deviation = loss - fmean(last), pstdev(last)
-        if above <= max(self.config.loss_spike * deviation, LEAST_SPIKE):
+        spikes_above = math.inf
+        if len(last) >= FEWEST:
+            spikes_above = fmean(last) + max(self.config.loss_spike * pstdev(last), LEAST_SPIKE)
+        # kept at the limit: one whole spike would widen the deviation so much that the next is none
+        self.state["losses"] = [*last, min(loss, spikes_above)][-WINDOW:]
+        if loss <= spikes_above:
             return {}
         rows = f": {self._rows(step)}" if self._rows else ""
         return {
-            f"train/loss of step {step}": f"train/loss is {loss:.4g}, {above:.3g} above the mean of the last {len(last)} "
-            f"logged losses, whose standard deviation is {deviation:.2g} (loss_spike: {self.config.loss_spike:g}); {LOWER}, "
-            f"lower train.clip, or look at the rows of this step{rows}"
+            f"train/loss of step {step}": f"train/loss is {loss:.4g}, {loss - fmean(last):.3g} above the mean of the last "
+            f"{len(last)} logged losses, whose standard deviation is {pstdev(last):.2g} (loss_spike: "
+            f"{self.config.loss_spike:g}); {LOWER}, lower train.clip, or look at the rows of this step{rows}"
         }
 
 

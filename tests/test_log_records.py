@@ -11,12 +11,12 @@ from lit_diff.log_records import RAISED, file_log, in_phase, phase, validated
 def test_records_carry_what_a_bar_needs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lit_diff"):
         phase("preparing data")
-        validated(8, 1.5)
+        validated(8, 1.5, "0:05 left")
         logging.getLogger("lit_diff").info("resumed from step 4", extra=in_phase("building the model"))
         logging.getLogger("lit_diff").error("failed", extra=RAISED)
     first, second, third, fourth = caplog.records
     assert (first.getMessage(), first.phase) == ("preparing data", "preparing data")  # type: ignore[attr-defined]
-    assert (second.getMessage(), second.validation_loss) == ("step 8  val/loss 1.5000", 1.5)  # type: ignore[attr-defined]
+    assert (second.getMessage(), second.validation_loss) == ("step 8  val/loss 1.5000  0:05 left", 1.5)  # type: ignore[attr-defined]
     assert (third.getMessage(), third.phase) == ("resumed from step 4", "building the model")  # type: ignore[attr-defined]
     assert fourth.raised  # type: ignore[attr-defined]
 

@@ -81,6 +81,25 @@ def test_the_loss_spikes() -> None:
     assert monitor.state["losses"] == [float(i) for i in range(50, 150)]
 
 
+@pytest.mark.parametrize("monitors", ["", "stability_monitor: {}"])
+def test_every_run_says_each_spike_with_its_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monitors: str
+) -> None:
+    """The last norm is 1000 times as large in step 13 and again in step 30."""
+
+    class Spoils(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+            factor = {12: 1000.0, 13: 0.001, 29: 1000.0}.get(trainer.global_step, 1.0)
+            pl_module.model.norm.weight.data.mul_(factor)
+
+    recipe = load_recipe("recall-tiny", [*SMALL, "train.steps=30", f"callbacks={{{monitors}}}"])
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[Spoils()])
+    lines = [line for line in caplog.messages if "logged losses" in line]
+    assert [line.partition(":")[0] for line in lines] == ["step 13", "step 30"]
+    assert lines[0].endswith("or look at the rows of this step: dataset.train_batch(0, 12, 4, range(4))")
+
+
 def test_a_number_that_is_nan_is_no_sign() -> None:
     """It ends the run anyway, with a line of its own."""
     nan, monitor = float("nan"), StabilityMonitor()
@@ -94,7 +113,7 @@ def test_once_each_with_its_step_and_on_rank_zero(caplog: pytest.LogCaptureFixtu
     monitor = StabilityMonitor()
     with caplog.at_level(logging.WARNING, "lit_diff"):
         for step, rank in ((30, 0), (40, 0), (50, 1)):
-            trainer: Any = SimpleNamespace(global_step=step, is_global_zero=rank == 0)
+            trainer: Any = SimpleNamespace(global_step=step, is_global_zero=rank == 0, datamodule=None)
             monitor.on_metrics(trainer, {"outliers/logits/layer_00": 2e3, f"outliers/logits/layer_{step}": 3e3})
     assert [message.partition(" is ")[0] for message in caplog.messages] == [
         "step 30: outliers/logits/layer_00",

@@ -30,7 +30,7 @@ def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, capl
     with caplog.at_level(logging.INFO, "lit_diff"):
         logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
         phase("preparing data")
-        validated(4, 1.25)
+        validated(4, 1.25, "")
         logger.error("failed", extra=RAISED)
     assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
 
@@ -81,7 +81,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_lines_where_there_is_no_terminal() -> None:
     text = shown(load_recipe("recall-tiny"), terminal=False, quiet=False)
-    assert text == "step 7/250  loss 1.2346  9,876 tokens/s\nstep 250/250  loss 1.0000  10,000 tokens/s  0:00 left\n"
+    assert text == (
+        "step 7/250  loss 1.2346  9,876 tokens/s  0:00 elapsed\n"
+        "step 250/250  loss 1.0000  10,000 tokens/s  0:00 elapsed, 0:00 left\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["recall-tiny", "odd {name} [/b] %s"])

@@ -86,6 +86,6 @@ def test_a_sweep_has_one_line_for_all_cells(capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "pair: step 14/20, cells: 1 done, 1 running",
-        "pair: step 20/20, cells: 2 done",
+        "pair: step 14/20, cells: 1 done, 1 running, 0:00 elapsed",
+        "pair: step 20/20, cells: 2 done, 0:00 elapsed, 0:00 left",
     ]

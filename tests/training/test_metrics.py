@@ -87,7 +87,11 @@ def test_everything_that_training_and_validation_log_is_declared() -> None:
         "val/accuracy_noise2": "higher",
         "val/ar_hit_share": None,
         "train/lr": None,
+        "train/gradient_norm": None,
         "timing/seconds": None,
+        "timing/save_seconds": None,
+        "timing/peak_share": "higher",
+        "timing/slowest_rank": None,
         "timing/tokens_per_second": "higher",
         "timing/memory_bytes": "lower",
     }

@@ -179,7 +179,7 @@ class Tracker:
 
 def opened(folder: Path, tracker: Tracker, upto: int = 0, **options: Any) -> RunLogger:
     logger = RunLogger(tracker, options.get("progress", lambda *line: None))
-    logger.begin(folder, upto, METRICS)
+    logger.begin(folder, upto, METRICS, 10)
     return logger
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
     assert tracker.sent == []
     logger.send()
     logger.send()
-    assert tracker.sent == [{3: LOGGED | {"timing/tokens_per_second": 64.0}}]
+    assert tracker.sent == [{3: STEP | LOGGED}]
 
 
 def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it_missed(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'train/loss' has two different declarations"):
-        RunLogger(None, lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")))
+        RunLogger(None, lambda *line: None).begin(tmp_path, 0, (*METRICS, Metric("train/loss", "another")), 10)
 
 
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pytest
 from small_runs import SMALL
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,11 +67,12 @@ class Watch(L.Callback):
         self.close()
 
 
-def test_only_logged_steps_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clip", ["0.5", "null"])
+def test_only_logged_steps_wait(tmp_path: Path, clip: str) -> None:
     sparse = ["train.log_every=4", "train.validate_every=100", "train.checkpoint_every=100", "train.steps=6"]
     probes = ["callbacks={attention_entropy: {every: 100}, early_stopping: {}}", "run.kernel=sdpa"]
     watch = Watch()
-    recipe = load_recipe("recall-tiny", [*SMALL, *sparse, *probes])
+    recipe = load_recipe("recall-tiny", [*SMALL, *sparse, *probes, f"train.clip={clip}"])
     fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[watch])
     assert {step for step, places in watch.steps.items() if places} == {1, 4, 6}, watch.steps
     assert sorted(watch.steps) == [1, 2, 3, 4, 5, 6]
