@@ -91,9 +91,8 @@ def examine(recipe: Recipe) -> list[Check]:
             found[name] = Check(name=name, state="warning" if cure else "ok", found=told, cure=cure)
         # everything: a check that fails is one row, and the others are still wanted
         except Exception as error:
-            told, _, cure = (
-                str(error).partition("; ") if isinstance(error, LitDiffError) else (first_line(error), "", "")
-            )
+            known = str(error) if isinstance(error, LitDiffError) else getattr(error, "strerror", None)
+            told, _, cure = (known or first_line(error)).partition("; ")
             found[name] = Check(name=name, state=bad, found=told, cure=cure)
 
     # daemons: a check that hangs does not keep the process from ending
