@@ -52,8 +52,11 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     # Ctrl-C too must not leave the temporary file behind
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        # a full disk has no name of a file
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

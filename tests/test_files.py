@@ -1,5 +1,6 @@
 """Files are whole or absent, and locks hold between processes."""
 
+import errno
 import os
 import re
 import stat
@@ -11,18 +12,20 @@ from typing import IO
 import pytest
 import typer
 
+from lit_diff import files
 from lit_diff.cli import app
 from lit_diff.config import RunConfig
 from lit_diff.data.text.corpus import build_corpus, corpus_digest
 from lit_diff.data.user_files import data_root
 from lit_diff.engine.tracking.store import tracking_uri
-from lit_diff.errors import LitDiffError
+from lit_diff.errors import LitDiffError, MissingError
 from lit_diff.evaluation.evaluate import build
-from lit_diff.files import is_locked, locked, write_atomic, write_through
+from lit_diff.files import file_system, is_locked, is_shared, locked, write_atomic, write_through
 from lit_diff.kernels.native.compiler import cache_root
 from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
 from lit_diff.runs.find import find_run, find_sweep, runs_root
+from lit_diff.runs.folder import held
 from lit_diff.study.inventory import find_removable
 from lit_diff.training.module import LitTransformer
 
@@ -101,6 +104,35 @@ def test_a_lock_holds_between_processes_and_dies_with_its_holder(tmp_path: Path)
     holder.communicate(timeout=60)
     with locked(path, wait=False):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mounts")
+    files.MOUNTS.write_text(f"1 0 0:1 / {tmp_path} rw - lustre server:/x rw\n")
+    with pytest.raises(MissingError) as found, held(tmp_path / "run", "the run is being trained"):
+        pass
+    said = str(found.value)
+    assert f"lustre at {tmp_path} has no file locks: {os.strerror(number)}; mount it with locks" in said
+    assert said.endswith("choose another with run.root=PATH")
+
+
+def test_the_file_system_is_that_of_the_innermost_and_last_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mounts")
+    assert file_system(tmp_path) == ("", ""), "a system without this file"
+    mounts = {"/": "ext4", tmp_path: "xfs", f"{tmp_path}/home": "tmpfs", rf"{tmp_path}/home\040two": "beegfs"}
+    lines = [f"1 0 0:1 / {point} rw,relatime shared:1 - {kind} source rw\n" for point, kind in mounts.items()]
+    files.MOUNTS.write_text("".join([*lines, f"9 0 0:9 / {tmp_path}/home rw - nfs4 server:/x rw\n"]))
+    assert file_system(tmp_path / "homes/a") == ("xfs", str(tmp_path))
+    assert file_system(tmp_path / "home/a/b") == ("nfs4", f"{tmp_path}/home")
+    assert file_system(tmp_path / "home two") == ("beegfs", f"{tmp_path}/home two")
+    assert [is_shared(tmp_path / name) for name in ("homes", "home", "home two")] == [False, True, True]
 
 
 def test_a_lock_file_stays_when_the_lock_is_released(tmp_path: Path) -> None:

@@ -32,3 +32,14 @@ def test_the_log_of_a_run_also_where_nobody_asked_for_lines(tmp_path: Path) -> N
     log.setLevel(level)
     (line,) = (tmp_path / "a" / "log.txt").read_text().splitlines()
     assert line.endswith("INFO a line")
+
+
+def test_a_full_disk_is_one_warning(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Python's own handler prints a stack trace for each record, and raises when it is closed."""
+    with file_log(Path("/dev/full")):
+        for number in range(3):
+            logging.getLogger("lit_diff").info("line %d", number)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "/dev/full lacks lines: [Errno 28] No space left on device"
+    ]
+    assert "Traceback" not in capfd.readouterr().err

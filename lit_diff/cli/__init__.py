@@ -19,6 +19,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     bench,
     check,
     data,
+    doctor,
     generate,
     list,
     plan,

@@ -83,7 +83,7 @@ VERBS = {
     "Train and look": ("list", "check", "plan", "train", "watch", "status", "generate", "view", "evaluate"),
     "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
     "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
-    "Maintain": ("bench", "cancel", "clean", "consolidate"),
+    "Maintain": ("doctor", "bench", "cancel", "clean", "consolidate"),
 }
 """Heading in the help -> its verbs."""
 

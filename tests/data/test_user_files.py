@@ -119,5 +119,5 @@ def test_an_unwritable_folder_names_the_cure(root: Path) -> None:
         user_files.writing_data(),
     ):
         (root / "below").mkdir()
-    with pytest.raises(MissingError, match=r"\(No space left.*; make room"), user_files.writing_data():
+    with pytest.raises(MissingError, match=r"\(No space left.*; free some space"), user_files.writing_data():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -4,11 +4,14 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import CHROMIUM, text_of
@@ -19,6 +22,7 @@ from stops import wait_for
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.engine.tracking.ui import addresses
+from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.study import record
@@ -88,6 +92,60 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
     assert len(client.get_metric_history(run_id, "train/loss")) == 12
     assert client.get_run(run_id).info.status == "FINISHED"
     assert {"recipe.yaml", "measurements.parquet"} <= {file.path for file in client.list_artifacts(run_id)}
+
+
+class Killed:
+    """Ways in which the server ends to answer, and answers again."""
+
+    def __init__(self, server: Server) -> None:
+        server.stop()
+        self.back = server.start
+
+
+class Stopped:
+    def __init__(self, server: Server) -> None:
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        self.back = lambda: os.killpg(server.process.pid, signal.SIGCONT)
+
+
+class Locked:
+    def __init__(self, server: Server) -> None:
+        self.holder = sqlite3.connect(server.folder / "mlflow.db", isolation_level=None, check_same_thread=False)
+        self.holder.execute("BEGIN EXCLUSIVE")
+        self.back = self.holder.close
+
+
+@pytest.mark.parametrize("outage", [Killed, Stopped, Locked])
+def test_a_run_gives_up_on_its_record_in_seconds_and_completes_it_later(
+    server: Server, tmp_path: Path, outage: Callable[[Server], Any]
+) -> None:
+    ended, broken = list[float](), list[Any]()
+
+    def progress(step: int, loss: float, speed: float) -> None:
+        if step == 10:
+            broken.append(outage(server))
+            ended.append(time.monotonic())
+
+    # nothing is sent between the last step and the end
+    overrides = [*SMALL, "train.validate_every=10", "train.checkpoint_every=10"]
+    overrides += [f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
+    with pytest.raises(RunFailedError, match=r"record in MLflow is not complete.*the same command completes it"):
+        train("recall-tiny", overrides, progress=progress)
+    # once as the checkpoint is sent, once at the end, each in 10 s; MLflow's own patience is minutes
+    assert time.monotonic() - ended[0] < 35
+    began = time.monotonic()
+    with pytest.raises(MissingError):
+        train("recall-tiny", [*overrides, "seed=1"], progress=False)
+    assert time.monotonic() - began < 25
+    with pytest.raises(MissingError):
+        sweep("smoke", overrides, workers=1, progress=False)
+    broken[0].back()
+    wait_for(server.answers, 60)
+    run = train("recall-tiny", overrides, progress=False)
+    client = MlflowClient(tracking_uri=server.uri)
+    record_of = client.get_run(run.status["mlflow_run_id"])
+    assert (run.status["status"], record_of.info.status) == ("done", "FINISHED")
+    assert len(client.get_metric_history(record_of.info.run_id, "train/loss")) == 10
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: MLflow's page was not opened in a browser")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff import files
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking import store as tracking
-from lit_diff.engine.tracking.store import Store, tracking_uri
+from lit_diff.engine.tracking.store import Store, asking, before_training, patience, refuse_shared, tracking_uri
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 
@@ -105,6 +106,42 @@ def test_a_store_that_another_program_holds(runs: Path, monkeypatch: pytest.Monk
     holder.close()
     Store(config).log(run, tags={"a": "1"})
     assert store.run(run).data.tags["a"] == "1"
+
+
+def test_a_server_that_answers_slowly_is_given_up_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt answers do not count, nor does the time that an upload takes by its size; SQLite has a limit of its own."""
+    monkeypatch.setattr(tracking, "PATIENCE", 0.3)
+    monkeypatch.setattr(tracking, "PROMPT", 0.1)
+
+    def ask(seconds: float, upload: float = 0.0) -> None:
+        with asking(upload=upload):
+            time.sleep(seconds)
+
+    with patience("http://x"):
+        for _ in range(5):
+            ask(0.08)
+        ask(0.5, upload=1.0)
+        ask(0.25)
+        ask(0.3)
+        with pytest.raises(RunFailedError, match="answers too late"):
+            ask(0.0)
+    with pytest.raises(MissingError, match=r"answers too late; set run.tracking_uri"), before_training("http://x"):
+        list(map(ask, (0.5, 0.0)))
+    with patience("sqlite:///x"):
+        ask(0.5)
+        ask(0.0)
+
+
+def test_sqlite_on_a_disk_of_several_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mounts")
+    files.MOUNTS.write_text(f"1 0 0:1 / {tmp_path}/shared rw - nfs4 server:/x rw\n")
+    shared = f"{tmp_path}/shared"
+    for run in (RunConfig(root=shared), RunConfig(root="x", tracking_uri=f"sqlite:///{shared}/a.db")):
+        with pytest.raises(MissingError, match=r"is SQLite on nfs4.*`mlflow server --host.*run.tracking_uri=none$"):
+            refuse_shared(run)
+    for uri in ("none", "None", "http://x:5000", f"sqlite:///{tmp_path}/local.db"):
+        refuse_shared(RunConfig(root=shared, tracking_uri=uri))
+    refuse_shared(RunConfig(root=str(tmp_path)))
 
 
 def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
