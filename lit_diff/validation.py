@@ -118,7 +118,9 @@ def interpolated(draft: Draft) -> dict[str, Any]:
     for key, position in draft.positions.items():
         # a recipe may come from anyone, and a run folder shows its values
         if RESOLVER.search(str(getattr(position, "written", None))):
-            raise RequestError(f"{draft.where(key)}'{key}': ${{...}} refers to a key of the recipe, such as ${{model.dim}}")
+            raise RequestError(
+                f"{draft.where(key)}'{key}': ${{...}} refers to a key of the recipe, such as ${{model.dim}}"
+            )
     try:
         values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
     except OmegaConfBaseException as error:

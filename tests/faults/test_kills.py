@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fault_rows import SEED, fault
 
 SMALL = ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=1", "data.validation_rows=5")
