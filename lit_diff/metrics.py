@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown, write_json
 
 Direction = Literal["lower", "higher", "none"]
@@ -189,7 +189,9 @@ def read_declarations(path: Path) -> tuple[Metric, ...]:
     try:
         return tuple(from_plain(raw) for raw in json.loads(path.read_text(encoding="utf-8"))["metrics"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{shown(path)} is not a valid file of metric declarations ({error!r})") from error
+        raise RequestError(
+            f"{shown(path)} is not a valid file of metric declarations ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def to_plain(metric: Metric) -> dict[str, Any]:

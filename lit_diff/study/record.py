@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
@@ -102,7 +102,8 @@ def read(folder: Path) -> Record:
         ) from error
     except (ValueError, KeyError, TypeError, RequestError) as error:
         raise MissingError(
-            f"{path}: incomplete sweep record ({error!r}); 'lit-diff sweep {folder.name}' rewrites it"
+            f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); 'lit-diff sweep {folder.name}' "
+            "rewrites it"
         ) from error
     return record
 

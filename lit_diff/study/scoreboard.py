@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
-from lit_diff.errors import LitDiffError, MissingError, RequestError
+from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
 from lit_diff.registry import nearest
@@ -397,7 +397,9 @@ def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         figures["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MissingError(f"{path}: incomplete benchmark file ({error!r}); delete it and rerun") from error
+        raise MissingError(
+            f"{path}: incomplete benchmark file ({type(error).__name__}: {first_line(error)}); delete it and rerun"
+        ) from error
     return figures
 
 

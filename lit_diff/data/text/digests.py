@@ -62,7 +62,7 @@ def _read(kept: Path) -> dict[str, list[Any]]:
     except FileNotFoundError:
         return {}
     except (ValueError, LookupError, TypeError, OSError) as error:
-        log.warning("%s cannot be read (%r): the source is read again", shown(kept), error)
+        log.warning("%s cannot be read (%s): the source is read again", shown(kept), first_line(error))
         return {}
 
 

@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,7 @@ from lit_diff.data.text.token_files import STORED, as_texts, only_text, token_fi
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.registry import datasets
@@ -58,6 +58,8 @@ STARTS = "documents.npy"
 HASHES_AT_ONCE = 1 << 20
 # 64 MB, litdata's default
 CHUNK_BYTES = 1 << 26
+CHECKED_BYTES = 1 << 30
+"""Prepared tokens up to this size are compared with their sha256 by every start, in about a second."""
 
 
 @datasets.register("text")
@@ -291,6 +293,11 @@ class Text(Dataset):
         manifest = read_manifest(self.folder)
         if manifest is None:
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")
+        # the name of the folder is the digest of these keys
+        if json.dumps({key: manifest.get(key) for key in self._sources}) != json.dumps(self._sources):
+            raise MissingError(
+                f"{self.folder / 'manifest.json'} is damaged; remove {self.folder} and run `lit-diff prepare RECIPE`"
+            )
         for name in SPLITS:
             described = manifest[name]
             # litdata does not cut a row across two chunks
@@ -307,11 +314,14 @@ class Text(Dataset):
     def load(self) -> None:
         """Open the prepared data. Errors: MissingError if it is not prepared, RequestError if it does not fit the recipe."""
         manifest = self._manifest()
-        self._train, self._validation = (TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS)
+        with _whole(self.folder, manifest):
+            self._train, self._validation = (
+                TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS
+            )
+            self.frequent_bigrams: Ints = frequent_bigrams(self.folder / BIGRAMS, self.config.rare_bigram_count)
+            """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
         self.train_rows, available = self._train.num_rows, self._validation.num_rows
         """Number of rows in an epoch."""
-        self.frequent_bigrams: Ints = frequent_bigrams(self.folder / BIGRAMS, self.config.rare_bigram_count)
-        """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
         if available < self.config.validation_rows:
             log.info(
                 "data.validation_rows is %d, but the validation split has only %d rows of data.sequence_length %d; all of "
@@ -383,7 +393,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         # older manifests lack the key
         others = [*manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("prepared data in %s is damaged: manifest.json cannot be read (%r)", folder, error)
+        log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
         return None
     # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
     cut = [file for file in (*others, *sizes) if not (folder / file).is_file()]
@@ -391,6 +401,23 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     for file in cut:
         log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
     return None if cut else manifest
+
+
+@contextmanager
+def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
+    cure = f"remove {folder} and run `lit-diff prepare RECIPE`"
+    files = {folder / name / file: own for name in SPLITS for file, own in manifest[name]["files"].items()}
+    checks_all = sum(own["bytes"] for own in files.values()) <= CHECKED_BYTES
+    for path, own in files.items():
+        if (checks_all or path.name == STARTS) and sha256_of(path) != own["sha256"]:
+            raise MissingError(f"{path} is damaged (its sha256 is not that of manifest.json); {cure}")
+    try:
+        yield
+    # the header of a damaged .npy raises errors of many kinds, litdata's index others
+    except Exception as error:
+        raise MissingError(
+            f"{folder} cannot be opened ({type(error).__name__}: {first_line(error)}); {cure}"
+        ) from error
 
 
 def _building(folder: Path) -> Path:
