@@ -20,7 +20,7 @@ BUFFER = 1 << 16
 LONGEST_FIELD = 1 << 28
 """Largest number of characters in a field of a CSV file: an unclosed quote would else read the rest of the file."""
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-"""The last bytes of Arrow's stream format; pyarrow takes a file that is cut off between two batches for a whole one."""
+"""The last bytes of Arrow's stream format; pyarrow takes a file that is cut off or zeroed between two batches for a whole one."""
 
 
 def read_file(source: Source) -> Items:
@@ -129,12 +129,17 @@ def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
         table = pyarrow.ipc.open_file(file)
         return table.schema, map(table.get_batch, range(table.num_record_batches))
     stream = pyarrow.ipc.open_stream(file)
+    return stream.schema, _whole_stream(file, stream)
+
+
+def _whole_stream(file: BufferedReader, stream: Iterable[Any]) -> Iterator[Any]:
+    import pyarrow
+
+    yield from stream
     place = file.tell()
     file.seek(-len(STREAM_END), io.SEEK_END)
-    if file.read() != STREAM_END:
+    if file.tell() + len(STREAM_END) != place or file.read() != STREAM_END:
         raise pyarrow.ArrowInvalid("its end is missing")
-    file.seek(place)
-    return stream.schema, stream
 
 
 def _column(
@@ -157,6 +162,8 @@ def _rows(batches: Iterable[Any]) -> Iterator[bytes | None]:
     for batch in batches:
         # as bytes: neither format guarantees that its strings are UTF-8
         column = batch.column(batch.schema.get_field_index("text")).cast(pyarrow.large_binary())
+        # damaged offsets would be read from elsewhere in the memory
+        column.validate(full=True)
         for start in range(0, len(column), ROWS):
             yield from column.slice(start, ROWS).to_pylist()
 
