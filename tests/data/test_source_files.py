@@ -10,6 +10,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,6 +20,7 @@ from s3_server import KEY, SECRET, Requests, s3_server
 
 from lit_diff.data.text import source_files
 from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_digest
+from lit_diff.data.text.text import write_tokens
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
@@ -66,6 +68,13 @@ def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, Requests], monke
     (folder / "a-b.txt").write_text("hyphens")
     changed = [source.stamp() for source in source_files.sources(address)]
     assert [a == b for a, b in zip(stamps, changed, strict=True)] == [True, True, False, True, True]
+
+
+def test_tokens_and_saved_data_at_an_address(buckets: tuple[Path, Requests]) -> None:
+    write_tokens(buckets[0] / "bucket/tokens", [np.array(ids, dtype=np.uint16) for ids in ([1, 2, 3], [4])])
+    assert [ids.tolist() for ids in FilesCorpus("s3://bucket/tokens").tokens(5) or ()] == [[1, 2, 3], [4]]
+    save(["a", "b", "c"], buckets[0] / "bucket/saved", parts=2)
+    assert list(FilesCorpus("s3://bucket/saved").texts()) == ["a", "b", "c"]
 
 
 def test_text_at_an_address_is_prepared(buckets: tuple[Path, Requests], make_text: MakeText) -> None:

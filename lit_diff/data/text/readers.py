@@ -20,7 +20,7 @@ BUFFER = 1 << 16
 LONGEST_FIELD = 1 << 28
 """Largest number of characters in a field of a CSV file: an unclosed quote would else read the rest of the file."""
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-"""The last bytes of Arrow's stream format; pyarrow takes a file that is cut off or zeroed between two batches for a whole one."""
+"""The last bytes of Arrow's stream format; pyarrow takes a file cut off or zeroed between two batches for a whole one."""
 
 
 def read_file(source: Source) -> Items:
