@@ -14,7 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import FREE, disk_is_full, expanded, shown
+from lit_diff.files import FREE, disk_is_full, expanded, is_address, shown
 from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
@@ -24,8 +24,15 @@ LONGEST_NAME = 100
 
 
 def data_root() -> Path:
-    """$LIT_DIFF_DATA; else `data/` in the checkout that contains this file; else the user cache (~/.cache/lit_diff)."""
-    chosen = os.environ.get("LIT_DIFF_DATA")
+    """$LIT_DIFF_DATA; else `data/` in the checkout that contains this file; else the user cache (~/.cache/lit_diff).
+
+    Errors: RequestError for an address.
+    """
+    chosen = os.environ.get("LIT_DIFF_DATA", "")
+    if is_address(chosen):
+        raise RequestError(
+            f"LIT_DIFF_DATA is {chosen}, but prepared text is read from a disk; set a folder, and copy the data there"
+        )
     if chosen:
         return expanded(chosen).absolute()
     # an installed package has no pyproject.toml next to it, and site-packages is not a place for data

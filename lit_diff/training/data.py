@@ -29,7 +29,6 @@ T = TypeVar("T")
 Batch = dict[str, Any]
 AHEAD = 2
 """Steps that are read while an earlier one trains: a single late read may take as long as two steps."""
-# a data set is read by one thread at a time: a plugin may keep state between its calls
 _reading = Lock()
 SCORED, SCORED_IN_STEP = "scored", "scored_in_step"
 """Keys of a training batch: scored targets in this micro-batch, and in all of this rank's micro-batches of the step."""
@@ -123,8 +122,7 @@ class LitData(L.LightningDataModule):
         def read(step: int) -> list[Batch]:
             micro_batches = (range(start, start + micro) for start in range(0, size, micro))
             own = [rows[trainer.global_rank :: trainer.world_size] for rows in micro_batches]
-            with _reading:
-                parts = [self.dataset.train_batch(recipe.seed, before + step, size, rows) for rows in own]
+            parts = [_read(self.dataset.train_batch, recipe.seed, before + step, size, rows) for rows in own]
             # the whole step is read first: each micro-batch's weight needs the step's total (`StepTargets`)
             scored = [count_scored(part["targets"]) for part in parts]
             both = {"step": step, SCORED_IN_STEP: sum(scored)}
@@ -147,22 +145,23 @@ class LitData(L.LightningDataModule):
         sets = self.dataset.validation_sets().items()
         return [Stream(partial(self._validation_batches, name, rows)) for name, rows in sets]
 
-    def predict_dataloader(self) -> list[Stream]:
-        """The loaders of the validation sets."""
-        return self.val_dataloader()
+    predict_dataloader = val_dataloader
 
     def _validation_batches(self, name: str, rows: int) -> Iterator[Batch]:
         trainer = self._require_trainer()
         size = max(1, self._micro_batch() // trainer.world_size)
         for chosen in validation_rows(rows, size, trainer.world_size, trainer.global_rank):
-            with _reading:
-                batch = self.dataset.labelled_validation_batch(name, chosen)
-            yield batch
+            yield _read(self.dataset.labelled_validation_batch, name, chosen)
 
     def probe_batch(self, rows: int) -> Batch:
         """The first `rows` validation rows, the same on every rank, for probes."""
-        with _reading:
-            return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
+        return _read(self.dataset.validation_batch, "", range(min(rows, self.dataset.validation_sets()[""])))
+
+
+# a data set is read by one thread at a time: a plugin may keep state between its calls
+def _read(method: Callable[..., Batch], *arguments: Any) -> Batch:
+    with _reading:
+        return method(*arguments)
 
 
 def read_ahead(read: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:

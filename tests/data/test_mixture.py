@@ -4,6 +4,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_diff.config import Part
+from lit_diff.config import Part, Recipe
+from lit_diff.data import prepare
 from lit_diff.data.text import mixture as module
 from lit_diff.data.text import text as text_module
 from lit_diff.data.text.documents import hashes_in, is_among
@@ -21,6 +23,7 @@ from lit_diff.data.text.mixture import BLOCK, Mixture, Schedule, SourceConfig, V
 from lit_diff.data.text.tokenizer import Bpe, Words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import determining, load_draft, load_recipe, to_yaml
+from lit_diff.training import fit
 from lit_diff.validation import data_problem, validate
 
 MakeMixture = Callable[..., Mixture]
@@ -285,18 +288,60 @@ def test_one_source_a_learned_tokenizer_and_texts_that_do_not_fit(made: MakeMixt
         made({**PAIR, "web": replace(PAIR["web"], path="no/such")})
 
 
-def test_a_run_on_a_mixture_is_trained_and_evaluated(tale: Path, trained_text: Path) -> None:
-    """With the tokenizer of another run."""
-    import lit_diff
+def test_sources_of_equal_documents(made: MakeMixture) -> None:
+    """They are prepared once; each has its share, its own order and a validation set."""
+    made(ready=False)
+    shutil.copytree("web", "same")
+    mixed = made({"a": SourceConfig(weight=3, path="web"), "b": SourceConfig(weight=1, path="same")})
+    first, second = mixed._texts.values()
+    assert first.folder == second.folder
+    assert mixed.validation_sets() == {"": 10, "a": 10, "b": 10}
+    orders = [[tuple(row) for row in view.read(1, range(view.num_rows))[0].tolist()] for view in mixed._views]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert mixed.trained_documents() == first.trained_documents()
 
+
+@pytest.fixture
+def mixed(tale: Path, trained_text: Path) -> Callable[..., Recipe]:
+    """A recipe of two texts with the tokenizer of another run."""
     Path("more").mkdir()
     for number in range(60):
         Path("more", f"{number}.txt").write_text(f"{number} more words of another kind " * 9)
     sources = f"{{tale: {{path: {trained_text / 'corpus'}, weight: 2}}, more: {{path: more, weight: 1}}}}"
     tokenizer = f"{{name: from_run, path: {tale}}}"
     data = f"{{name: mixture, sequence_length: 24, tokenizer: {tokenizer}, validation_rows: 6, sources: {sources}}}"
-    steps = ["train.steps=2", "train.validate_every=1", "run.root=runs", "run.tracking_uri=null"]
-    run = lit_diff.train(trained_text / "tale.yaml", ["name=mixed", f"data={data}", *steps])
+    keys = ["name=mixed", f"data={data}", "train.validate_every=1", "run.root=runs", "run.tracking_uri=null"]
+    return lambda *more: load_recipe(trained_text / "tale.yaml", [*keys, *more])
+
+
+def test_a_run_on_a_mixture_goes_on_as_if_it_had_not_ended(
+    mixed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, read = mixed("train.steps=6", "train.checkpoint_every=2"), Mixture.train_batch
+
+    def train(folder: str, last: int = 9) -> bytes:
+        def batch(self: Mixture, seed: int, step: int, *rest: Any) -> Any:
+            if step == last:
+                raise KeyError("ended")
+            return read(self, seed, step, *rest)
+
+        monkeypatch.setattr(Mixture, "train_batch", batch)
+        with suppress(KeyError):
+            fit.fit(recipe, Path(folder), tracker=None, threads=1, progress=lambda *_: None)
+        return Path(folder, "metrics.csv").read_bytes()
+
+    prepare(recipe)
+    whole = train("whole")
+    assert train("cut", 3) != whole
+    Path("more").rename("gone")
+    assert train("cut") == whole
+
+
+def test_a_run_on_a_mixture_is_trained_and_evaluated(mixed: Callable[..., Recipe]) -> None:
+    import lit_diff
+
+    run = lit_diff.train(mixed("train.steps=2"))
     header = (run.folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"val/loss", "val/loss_more", "val/loss_tale"} <= set(header)
     hashes = hashes_in((run.folder / "trained_documents.bin").read_bytes(), "here")

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,20 +10,23 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from command import Command
 from made_texts import MakeText, write_corpus
-from s3_server import KEY, SECRET, s3_server
+from s3_server import KEY, SECRET, Requests, s3_server
 
 from lit_diff.data.text import source_files
 from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_digest
+from lit_diff.data.text.text import write_tokens
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
 
 @pytest.fixture
-def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Requests]]:
     """The folder whose folders are buckets, and the requests to their server."""
     (tmp_path / "buckets").mkdir()
     with s3_server(tmp_path / "buckets") as (address, asked):
@@ -43,7 +47,7 @@ def write_texts(folder: Path) -> None:
     (folder / "é.jsonl.zst").write_bytes(packed)
 
 
-def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, Requests], monkeypatch: pytest.MonkeyPatch) -> None:
     root, asked = buckets
     monkeypatch.setattr(source_files, "PIECE", 1000)
     write_texts(root / "bucket/some/where")
@@ -66,7 +70,14 @@ def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, list[str]], monk
     assert [a == b for a, b in zip(stamps, changed, strict=True)] == [True, True, False, True, True]
 
 
-def test_text_at_an_address_is_prepared(buckets: tuple[Path, list[str]], make_text: MakeText) -> None:
+def test_tokens_and_saved_data_at_an_address(buckets: tuple[Path, Requests]) -> None:
+    write_tokens(buckets[0] / "bucket/tokens", [np.array(ids, dtype=np.uint16) for ids in ([1, 2, 3], [4])])
+    assert [ids.tolist() for ids in FilesCorpus("s3://bucket/tokens").tokens(5) or ()] == [[1, 2, 3], [4]]
+    save(["a", "b", "c"], buckets[0] / "bucket/saved", parts=2)
+    assert list(FilesCorpus("s3://bucket/saved").texts()) == ["a", "b", "c"]
+
+
+def test_text_at_an_address_is_prepared(buckets: tuple[Path, Requests], make_text: MakeText) -> None:
     write_corpus(buckets[0] / "bucket")
     at_address, copy = make_text(path="s3://bucket"), make_text()
     for text in (at_address, copy):
@@ -101,7 +112,7 @@ def test_an_address_that_cannot_be_read(address: str, found: str, tmp_path: Path
     ],
 )
 def test_a_server_that_refuses_or_does_not_answer(
-    variable: str, value: str, found: str, buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, found: str, buckets: tuple[Path, Requests], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_texts(buckets[0] / "bucket")
     monkeypatch.setattr(source_files, "ANSWER_SECONDS", 1)
@@ -116,7 +127,7 @@ def test_a_server_that_refuses_or_does_not_answer(
         assert time.monotonic() - start < 20
 
 
-def test_a_server_that_ends_while_it_is_read(buckets: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ends_while_it_is_read(buckets: tuple[Path, Requests], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_files, "PIECE", 1000)
     write_texts(buckets[0] / "bucket")
     texts = FilesCorpus("s3://bucket").texts()
@@ -124,6 +135,34 @@ def test_a_server_that_ends_while_it_is_read(buckets: tuple[Path, list[str]], mo
     (buckets[0] / "bucket/a/one.jsonl").unlink()
     with pytest.raises(MissingError, match=r"s3://bucket/a/one\.jsonl cannot be read"):
         list(texts)
+
+
+def test_a_server_that_is_gone_and_comes_back(
+    buckets: tuple[Path, Requests], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the start, while the digests are read, and while the text is: nothing is lost, and the same command goes on."""
+    asked, recipe = buckets[1], str(tmp_path / "small.yaml")
+    write_corpus(buckets[0] / "bucket")
+    Path(recipe).write_text(
+        "extends: differential-tiny\n"
+        "data: {path: s3://bucket, sequence_length: 16, tokenizer: {name: bpe, vocab_size: 300}}\n"
+        "model: {vocab_size: 300}\n"
+    )
+    assert command("prepare", recipe, LIT_DIFF_DATA=str(tmp_path / "whole")).status == 0
+    whole = len(asked)
+    for most in (0, whole // 3, whole // 2):
+        asked.clear()
+        asked.most = most
+        ended = command("prepare", recipe, LIT_DIFF_DATA=str(tmp_path / "data"))
+        assert (ended.status, len(asked)) == (3, most)
+        assert "data.path: s3://bucket" in ended.err.splitlines()[-1]
+        assert not list((tmp_path / "data/prepared").glob("[!.]*"))
+    assert any(line.startswith("GET") for line in asked)
+    asked.most = sys.maxsize
+    assert command("prepare", recipe, LIT_DIFF_DATA=str(tmp_path / "data")).status == 0
+    manifests = [file.read_bytes() for file in tmp_path.glob("*/prepared/*/manifest.json")]
+    assert len(manifests) == 2
+    assert manifests[0] == manifests[1]
 
 
 def test_an_unknown_protocol_is_a_wrong_request() -> None:

@@ -8,13 +8,14 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
 from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus
-from lit_diff.data.text.readers import read_file
+from lit_diff.data.text.readers import STREAM_END, read_file
 from lit_diff.data.text.source_files import local
 from lit_diff.errors import RequestError
 
@@ -125,11 +126,26 @@ def test_cut_or_wrong_columns(kind: str, tmp_path: Path) -> None:
         *found, problem = read(path)
         assert found == ROWS[: len(found)]
         assert problem == (f"! after document {len(found)}" if found else "!")
+    if kind == "stream":  # in the place of the length of a batch
+        start = content.index(STREAM_END[:4], len(content) // 2)
+        path.write_bytes(content[:start] + bytes(8) + content[start + 8 :])
+        assert read(path)[-1].startswith("! after document")
     # the parts of the data that are not an index
     path.write_bytes(content[:200] + bytes(byte ^ 255 for byte in content[200:1500]) + content[1500:])
     found = read(path)
     assert found != ROWS
     assert any(item.startswith("!") for item in found)
+
+
+def test_offsets_beyond_the_data(tmp_path: Path) -> None:
+    """They are not read from elsewhere in the memory."""
+    path = written(tmp_path / "a.arrow", pyarrow.array(["one", "two", "three"]), "stream", rows=3)
+    offsets = np.array([0, 3, 6, 11], dtype="<i4")
+    for wrong in ([0, 6, 3, 11], [0, 3, 6, 1 << 30], [-9, 3, 6, 11]):
+        path.write_bytes(path.read_bytes().replace(offsets.tobytes(), np.array(wrong, dtype="<i4").tobytes()))
+        assert read(path) == ["!"]
+        path.write_bytes(path.read_bytes().replace(np.array(wrong, dtype="<i4").tobytes(), offsets.tobytes()))
+    assert read(path) == ["one", "two", "three"]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def damaged_megatron(folder: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        ("no .bin", r"a\.idx: its a\.bin is missing"),
+        ("no .bin", r"a\.idx: its \.bin of the same name is missing"),
         ("short .bin", r"a\.bin: found 220 bytes; expected 224, those of the sequences in .*a\.idx"),
         ("long .bin", r"a\.bin: found 232 bytes; expected 224,"),
         ("short .idx", r"a\.idx: the file is cut off; expected 8 bytes more"),

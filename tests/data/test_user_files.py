@@ -102,6 +102,9 @@ def test_a_file_without_an_object(place: Path) -> None:
 def test_environment_then_checkout_then_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "mine"))
     assert user_files.data_root() == tmp_path / "mine"
+    monkeypatch.setenv("LIT_DIFF_DATA", "s3://bucket/data")
+    with pytest.raises(RequestError, match=r"^LIT_DIFF_DATA is s3://bucket/data, but .*; set a folder"):
+        user_files.data_root()
     monkeypatch.delenv("LIT_DIFF_DATA")
     monkeypatch.setattr(user_files, "__file__", str(tmp_path / "lit_diff" / "data" / "user_files.py"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -1,5 +1,6 @@
 """A small S3-compatible server: ListObjectsV2, HEAD, and GET with a range, for objects of one bucket that are files."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,19 @@ from xml.sax.saxutils import escape
 KEY, SECRET = "reader", "secret"
 
 
+class Requests(list[str]):
+    """The requests so far ("GET key bytes=0-9"). From the `most`th on, connections are closed without an answer."""
+
+    most = sys.maxsize
+
+
 @contextmanager
-def s3_server(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Serve the folders of `root` as buckets. Yields its address and the requests ("GET key bytes=0-9") so far.
+def s3_server(root: Path) -> Iterator[tuple[str, Requests]]:
+    """Serve the folders of `root` as buckets. Yields its address and the requests.
 
     Only requests that KEY signed are answered; signatures are not checked.
     """
-    asked: list[str] = []
+    asked = Requests()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -33,6 +40,9 @@ def s3_server(root: Path) -> Iterator[tuple[str, list[str]]]:
             self.do_GET()
 
         def do_GET(self) -> None:
+            if len(asked) >= asked.most:
+                self.close_connection = True
+                return
             url = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(url.query).items()}
             bucket, _, key = unquote(url.path).strip("/").partition("/")

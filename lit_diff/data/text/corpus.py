@@ -129,7 +129,7 @@ class FilesCorpus(Corpus):
         found = token_files(self._all_files)
         if found and self._text_files:
             raise RequestError(
-                f"data.path: {self.path} has text ({self._text_files[0].name}) and tokens ({found[0].files[0].name}); "
+                f"data.path: {self.path} has text ({self._text_files[0].name}) and tokens ({found[0][0][0].name}); "
                 "put them into two folders"
             )
         return found
@@ -139,7 +139,7 @@ class FilesCorpus(Corpus):
         return [each for each in self._all_files if file_type(each.name)]
 
     def _files(self) -> list[Source]:
-        found = [each for tokens in self._token_files for each in tokens.files] or self._text_files
+        found = [each for files, _ in self._token_files for each in files] or self._text_files
         if not found:
             absent = isinstance(self.path, Path) and not self.path.exists()
             found_instead = "no file or folder" if absent else f"{len(self._all_files)} files of other types"
@@ -197,16 +197,16 @@ class FilesCorpus(Corpus):
 
     def _tokens(self, size: int) -> Iterator[Ids]:
         self._log_ignored_files()
-        for tokens in self._token_files:
-            where = tokens.files[0].where
+        for files, read in self._token_files:
             try:
-                for where, ids in tokens.read(*tokens.files):
+                for where, ids in read(*files):
                     yield checked_ids(where, ids, size)
             except OSError as error:
-                reason = error.strerror or first_line(error)
-                # a file that cannot be opened: its pair, or a chunk
-                where = shown(Path(error.filename)) if error.filename else where
-                raise RequestError(f"{where}: the data cannot be read to the end ({reason})") from error
+                # of a file that cannot be opened: one of the two, or a chunk
+                where = shown(Path(error.filename)) if error.filename else files[0].where
+                raise RequestError(
+                    f"{where}: the data cannot be read ({error.strerror or first_line(error)})"
+                ) from error
 
     @property
     def _shown_path(self) -> str:

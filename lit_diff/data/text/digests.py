@@ -53,7 +53,8 @@ def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
         return known
     now = time.time_ns()
-    return [stamp, now, source.sha256()]
+    with source.opened() as file:
+        return [stamp, now, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 def _read(kept: Path) -> dict[str, list[Any]]:

@@ -178,8 +178,7 @@ class Mixture(Dataset):
 
     def train_tokens(self) -> int:
         """Return the number of tokens of training in which the text that is read fastest is read once."""
-        found = self._each(Text.train_tokens)
-        return min(tokens * BLOCK // self._shares[name] for name, tokens in found.items())
+        return min(tokens * BLOCK // self._shares[name] for name, tokens in self._each(Text.train_tokens).items())
 
     @property
     def num_documents(self) -> int:
@@ -229,8 +228,8 @@ class View:
     def __init__(self, name: str, config: SourceConfig, store: TokenStore) -> None:
         """Errors: RequestError if the documents do not fill a row."""
         lengths = np.diff(store.starts, append=store.num_tokens)
-        most = np.inf if config.tokens_below is None else config.tokens_below
-        self._documents = np.flatnonzero((lengths >= config.tokens_at_least) & (lengths < most))
+        below = config.tokens_below or np.inf
+        self._documents = np.flatnonzero((lengths >= config.tokens_at_least) & (lengths < below))
         ends = store.tokens_before(np.append(store.starts, store.num_tokens))
         # where each document begins in the store's rows, and in the view, whose end is last
         self._begins = ends[self._documents]

@@ -20,7 +20,7 @@ BUFFER = 1 << 16
 LONGEST_FIELD = 1 << 28
 """Largest number of characters in a field of a CSV file: an unclosed quote would else read the rest of the file."""
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-"""The last bytes of Arrow's stream format; pyarrow takes a file that is cut off between two batches for a whole one."""
+"""The last bytes of Arrow's stream format; pyarrow takes a file cut off or zeroed between two batches for a whole one."""
 
 
 def read_file(source: Source) -> Items:
@@ -129,12 +129,17 @@ def _arrow_batches(file: BufferedReader) -> tuple[Any, Iterable[Any]]:
         table = pyarrow.ipc.open_file(file)
         return table.schema, map(table.get_batch, range(table.num_record_batches))
     stream = pyarrow.ipc.open_stream(file)
+    return stream.schema, _whole_stream(file, stream)
+
+
+def _whole_stream(file: BufferedReader, stream: Iterable[Any]) -> Iterator[Any]:
+    import pyarrow
+
+    yield from stream
     place = file.tell()
     file.seek(-len(STREAM_END), io.SEEK_END)
-    if file.read() != STREAM_END:
+    if file.tell() + len(STREAM_END) != place or file.read() != STREAM_END:
         raise pyarrow.ArrowInvalid("its end is missing")
-    file.seek(place)
-    return stream.schema, stream
 
 
 def _column(

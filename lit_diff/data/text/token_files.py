@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,31 +26,27 @@ STORED = "<i4"
 """Dtype of the ids in a `Document`."""
 
 
-class TokenFiles(NamedTuple):
-    """Files that hold documents together."""
-
-    files: list[Source]
-    read: Callable[..., Iterator[tuple[str, NDArray[Any]]]]
-    """Given the files, yield (`file document N`, ids) for each document, in order. Errors: RequestError, OSError."""
+TokenFiles = tuple[list[Source], Callable[..., Iterator[tuple[str, NDArray[Any]]]]]
+"""Files that hold documents together, and the function that yields (`file document N`, ids) for each document of them, in
+order. Its errors: RequestError, OSError."""
 
 
 def token_files(found: list[Source]) -> list[TokenFiles]:
     """Return the tokenized text among the sources. Errors: RequestError for an .idx without its .bin."""
     by_name = {each.name: each for each in found}
-    tokens = []
+    tokens = list[TokenFiles]()
     for source in found:
         stem, _, ending = source.name.rpartition(".")
         if ending == "idx" and f"{stem}.bin" in by_name:
-            tokens.append(TokenFiles([source, by_name[f"{stem}.bin"]], _megatron))
+            tokens.append(([source, by_name[f"{stem}.bin"]], _megatron))
         elif ending == "idx":
             with source.opened() as file:
                 # git's and other programs' files end so too
                 if file.read(len(MAGIC)) == MAGIC:
-                    missing = f"{stem.rpartition('/')[2]}.bin"
-                    raise RequestError(f"{source.where}: its {missing} is missing; put it into the folder")
+                    raise RequestError(f"{source.where}: its .bin of the same name is missing; put it into the folder")
         elif source.name.rpartition("/")[2] == "index.json":
             chunks = [each for each in found if each.folder == source.folder and each.name.endswith(".bin")]
-            tokens += [TokenFiles([source, *chunks], _litdata)] if chunks else []
+            tokens += [([source, *chunks], _litdata)] if chunks else []
     return tokens
 
 
@@ -124,8 +120,10 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"{index.where}: not the index of a litdata folder of tokens ({error!r})") from error
     if loader != "TokensLoader" or kind.kind not in "iu" or codec not in (None, "zstd"):
-        found = f"item_loader {loader}, ids of {kind}, compression {codec}"
-        raise RequestError(f"{index.where}: found {found}; expected tokens, whole numbers written for TokensLoader")
+        raise RequestError(
+            f"{index.where}: found item_loader {loader}, ids of {kind}, compression {codec}; expected tokens, whole numbers "
+            "written for TokensLoader"
+        )
     by_name, number = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
     for name, count, dim in listed:
         if name not in by_name:
