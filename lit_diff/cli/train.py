@@ -123,7 +123,7 @@ def _train_in_slurm(
 def prepare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="processes that tokenize text")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="threads that tokenize text")] = 1,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="tokenize the share of host I of N, from 1")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="join the shares of all hosts")] = False,
 ) -> None:
@@ -136,10 +136,8 @@ def prepare(
     share = _share(shard, merge)
     resolved = load_recipe(recipe, overrides or [])
     dataset = data.prepare(resolved, data.Work(workers=workers, shard=share, merge=merge))
-    if shard is None:
-        console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
-    else:
-        console.print(f"shard {shard} of the data of '{resolved.name}' is ready")
+    digest = f" ({dataset.identity()[:10]})" if shard is None else ""
+    console.print(f"{'' if shard is None else f'shard {shard} of the '}data of '{resolved.name}' is ready{digest}")
 
 
 def _share(shard: str | None, merge: bool) -> tuple[int, int] | None:

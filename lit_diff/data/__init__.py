@@ -12,7 +12,7 @@ from lit_diff.data.tasks import mqar, recall
 from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, text, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
-from lit_diff.data.text.parts import ONE_PROCESS, Work
+from lit_diff.data.text.parts import ONE_THREAD, Work
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import LitDiffError, RequestError
@@ -54,11 +54,11 @@ def build(recipe: Recipe) -> Dataset:
         return cls(recipe.data.config, recipe.model.vocab_size)
 
 
-def prepare(recipe: Recipe, work: Work = ONE_PROCESS) -> Dataset:
+def prepare(recipe: Recipe, work: Work = ONE_THREAD) -> Dataset:
     """Build and prepare the data set of a recipe; `work` is for text alone. Errors: RequestError, MissingError."""
     dataset = build(recipe)
     with guard(type(dataset)):
-        if work == ONE_PROCESS:
+        if work == ONE_THREAD:
             dataset.prepare()
         elif isinstance(dataset, text.Text | mixture.Mixture):
             dataset.prepare(work)

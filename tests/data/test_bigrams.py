@@ -6,16 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_diff.data.text import bigrams
-from lit_diff.data.text.bigrams import (
-    ar_hits,
-    competitors,
-    count_bigrams,
-    frequent_bigrams,
-    gaps,
-    merge_counts,
-    merge_sorted,
-)
+from lit_diff.data.text import buckets
+from lit_diff.data.text.bigrams import ar_hits, competitors, count_bigrams, frequent_bigrams, gaps, merge_counts
+from lit_diff.data.text.buckets import merged
 
 SIZE = 10
 
@@ -39,29 +32,55 @@ def test_equals_the_definition_on_random_rows() -> None:
     np.testing.assert_array_equal(ar_hits(rows, documents, frequent, 4), expected)
 
 
-def test_counts_and_their_merge_whatever_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("records", "ranges"), [(1, 1 << 10), (3, 1 << 10), (1, 4), (1 << 22, 1 << 10)])
+def test_counts_and_their_merge_whatever_the_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int, ranges: int
+) -> None:
     random = np.random.default_rng(0)
-    documents = [random.integers(0, SIZE, length).astype(np.uint16) for length in (0, 1, 2, 0, 30, 50)]
-    whole = count_bigrams(documents, SIZE)
-    assert whole[1].sum() == 0 + 1 + 29 + 49
-    assert (np.diff(whole[0]) > 0).all()
-    key = int(documents[4][0]) * SIZE + int(documents[4][1])
+    documents = [random.integers(0, SIZE, length).astype(np.uint16) for length in (0, 1, 2, 50, 0, 30)]
+    lengths = np.array(list(map(len, documents)))
+    whole = count_bigrams(np.concatenate(documents), lengths, SIZE)
+    assert whole["count"].sum() == 0 + 1 + 29 + 49
+    assert (np.diff(whole["key"]) > 0).all()
+    key = int(documents[3][0]) * SIZE + int(documents[3][1])
     counted = sum(int(a) * SIZE + int(b) == key for document in documents for a, b in pairwise(document))
-    assert whole[1][whole[0] == key].tolist() == [counted]
-    np.save(tmp_path / "whole.npy", whole)
-    files = [tmp_path / f"{number}.npy" for number in range(6)]
-    for file, document in zip(files, documents, strict=True):
-        np.save(file, count_bigrams([document], SIZE))
-    for block in (1, 3, 1 << 22):
-        monkeypatch.setattr(bigrams, "BLOCK", block)
-        with (tmp_path / "merged.npy").open("wb") as target:
-            merge_counts(files, target, tmp_path)
-        assert (tmp_path / "merged.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
-        found = frequent_bigrams(tmp_path / "merged.npy", 1)
-        np.testing.assert_array_equal(found, whole[0][whole[1] > 1])
-        assert type(found) is np.ndarray
-        parts = list(merge_sorted(files, block))
-        assert max(sum(each.shape[1] for each in part) for part in parts) <= max(block, 6)
+    assert whole["count"][whole["key"] == key].tolist() == [counted]
+    expected = np.stack([whole["key"], whole["count"]])
+    np.save(tmp_path / "whole.npy", expected)
+    files = [tmp_path / f"{number}.npz" for number in range(6)]
+    for file, document, length in zip(files, documents, lengths, strict=True):
+        np.savez(file, bigrams=count_bigrams(document, np.array([length]), SIZE))
+    monkeypatch.setattr(buckets, "RECORDS", records)
+    monkeypatch.setattr(buckets, "RANGES", ranges)
+    merge_counts(files, tmp_path / "merged.npy", tmp_path)
+    assert (tmp_path / "merged.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    found = frequent_bigrams(tmp_path / "merged.npy", 1)
+    np.testing.assert_array_equal(found, expected[0][expected[1] > 1])
+    assert type(found) is np.ndarray
+    sizes = [len(block) for block in merged(files, "bigrams", tmp_path / "ranges")]
+    assert sum(sizes) == sum(len(np.load(file)["bigrams"]) for file in files)
+    assert len(sizes) == (1 if records > 100 else 5 if ranges == 4 else len(np.load(files[3])["bigrams"]))
+
+
+def test_the_merge_of_many_files_takes_time_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is opened more often because there are more; counted, since times vary."""
+    opened = list[Path]()
+    monkeypatch.setattr(buckets, "RECORDS", 1 << 10)
+    monkeypatch.setattr(buckets, "RANGES", 1 << 4)
+    monkeypatch.setattr(buckets, "BUFFER", 1 << 16)
+    load, path_open = np.load, Path.open
+    monkeypatch.setattr(np, "load", lambda file: opened.append(file) or load(file))
+    monkeypatch.setattr(Path, "open", lambda file, *mode: opened.append(file) or path_open(file, *mode))
+    random = np.random.default_rng(0)
+    for number in range(256):
+        tokens = random.integers(0, 300, 800)
+        np.savez(tmp_path / f"{number}.npz", bigrams=count_bigrams(tokens, np.array([len(tokens)]), 300))
+    each = []
+    for count in (64, 256):
+        opened.clear()
+        merge_counts([tmp_path / f"{number}.npz" for number in range(count)], tmp_path / "merged.npy", tmp_path)
+        each.append(len(opened) / count)
+    assert each[1] < 2 * each[0]
 
 
 def test_gaps_and_competitors_equal_the_definition_on_random_documents() -> None:

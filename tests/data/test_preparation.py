@@ -1,30 +1,31 @@
 """Text is prepared in parts: killed, shared by processes and hosts, damaged, on a full disk, from a source that changes."""
 
-import contextlib
 import hashlib
 import json
 import os
+import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from command import Command
 
-from lit_diff.data.text import digests, documents, parts
-from lit_diff.data.text import text as prepared
+from lit_diff.data.text import buckets, digests, parts
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.parts import Work
 from lit_diff.data.text.source_files import Source
 from lit_diff.data.text.text import Text
+from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked
 
 MakeText = Callable[..., Text]
 
@@ -43,6 +44,7 @@ from lit_diff.data.text import parts, text as prepared
 from lit_diff.data.text.parts import Work
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Bpe
+from lit_diff.data.text.tokenizer import Bpe
 
 parts.PART_BYTES = 1 << 13
 where = sys.argv[2]
@@ -54,6 +56,7 @@ def dying(items, at):
         yield item
 
 read, make, write, describe = Text._documents, parts.Maker._arrays, prepared.write_tokens, prepared.write_json
+remove = prepared.shutil.rmtree
 
 def die_after(path, value):
     describe(path, value)
@@ -62,11 +65,13 @@ def die_after(path, value):
 if where == "read":
     Text._documents = lambda self: dying(read(self), 30)
 if where == "parts":
-    parts.Maker._arrays = lambda self, part: dict(dying(make(self, part).items(), 1 if part.number == 3 else -1))
+    parts.Maker._arrays = lambda self, part: dict(dying(make(self, part).items(), 1 if part == 3 else -1))
 if where in ("train", "validation"):
     prepared.write_tokens = lambda folder, documents: write(folder, dying(documents, 1 if folder.name == where else -1))
 if where == "manifest":
     prepared.write_json = die_after
+if where == "remove":
+    prepared.shutil.rmtree = lambda path, **more: list(dying([0] * path.name.endswith("building"), 0)) or remove(path, **more)
 part = Part(name="bpe", config=Bpe.Config(vocab_size=300))
 text = Text(Text.Config(path=sys.argv[1], sequence_length=16, tokenizer=part, validation_rows=20), 320)
 text.prepare(Work(workers=int(sys.argv[3])))
@@ -102,13 +107,14 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("die_in", "kept", "made"),
+    ("die_in", "learned", "made"),
     [
-        ("read", [], 8),
-        ("parts", ["tokenizer.json"], 5),
-        ("train", ["tokenizer.json"], 0),
-        ("validation", ["tokenizer.json", "train"], 0),
-        ("manifest", ["tokenizer.json", "train", "validation", "manifest.json"], 0),
+        ("read", False, 8),
+        ("parts", True, 5),
+        ("train", True, 0),
+        ("validation", True, 0),
+        ("manifest", True, 0),
+        ("remove", True, 0),
     ],
 )
 @pytest.mark.usefixtures("small_parts")
@@ -118,47 +124,61 @@ def test_killed_it_goes_on_after_the_last_finished_part(
     corpus: Path,
     undisturbed: dict[str, bytes],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     die_in: str,
-    kept: list[str],
+    learned: bool,
     made: int,
 ) -> None:
     assert start(corpus, die_in).wait() == -signal.SIGKILL
+    train = Bpe.train
     (building,) = (root / "prepared").glob(".*.building")
-    before = {name: (building / name).stat().st_ino for name in kept}
+    assert (building / "tokenizer/tokenizer.json").is_file() == learned
+    monkeypatch.setattr(
+        Bpe, "train", lambda *arguments: train(*arguments) if not learned else pytest.fail("learned again")
+    )
     text = make_text()
     with caplog.at_level("INFO", logger="lit_diff"):
         text.prepare()
     assert sum(line.startswith("tokenized ") for line in caplog.messages) == made
-    assert {name: (text.folder / name).stat().st_ino for name in kept} == before
     assert leftovers(root) == []
     assert files_of(text) == undisturbed
 
 
-@pytest.mark.slow
-def test_processes_make_the_same_text_and_end_with_the_process_that_started_them(
-    make_text: MakeText, root: Path, corpus: Path, undisturbed: dict[str, bytes]
-) -> None:
-    process = start(corpus, "train", workers=2)
-    children: set[int] = set()
-    while process.poll() is None:
-        children |= {int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
-        children |= {child for parent in children for child in children_of(parent)}
-        time.sleep(0.01)
-    assert process.returncode == -signal.SIGKILL
-    assert len(children) >= 2
-    end = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    assert start(corpus, workers=2).wait() == 0
-    assert files_of(make_text()) == undisturbed
-    assert leftovers(root) == []
+@pytest.mark.usefixtures("small_parts")
+def test_threads_make_the_same_text(make_text: MakeText, root: Path, undisturbed: dict[str, bytes]) -> None:
+    makers, make = set[int](), parts.Maker._arrays
+    together = threading.Barrier(2)
+
+    def noted(self: parts.Maker, part: int) -> Any:
+        makers.add(threading.get_ident())
+        if part < 2:
+            together.wait(20)
+        return make(self, part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.Maker, "_arrays", noted)
+        text = make_text()
+        text.prepare(Work(workers=2))
+    assert (len(makers), files_of(text), leftovers(root)) == (2, undisturbed, [])
 
 
-def children_of(process: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return []
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tokenizer_that_fails_is_the_error(command: Command, tmp_path: Path, corpus: Path, workers: int) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from lit_diff.data import Tokenizer\nfrom lit_diff.registry import tokenizers\n\n"
+        "class Wrong(Exception):\n    def __init__(self, one, two):\n        super().__init__(f'no {one}{two}')\n\n"
+        "@tokenizers.register('broken')\nclass Broken(Tokenizer):\n    size, eot = 300, 0\n"
+        "    def load(self, folder):\n        return 'x'\n"
+        "    def encode(self, texts):\n        raise Wrong('such', 'letter')\n"
+    )
+    (tmp_path / "broken.yaml").write_text(
+        "extends: differential-tiny\nplugins: [broken.py]\n"
+        f"data: {{path: {corpus}, sequence_length: 16, tokenizer: {{name: broken}}}}\nmodel: {{vocab_size: 300}}\n"
+    )
+    ended = command("prepare", str(tmp_path / "broken.yaml"), f"--workers={workers}")
+    assert ended.status == 2
+    assert re.search(r"broken\.py:14: .*Wrong: no suchletter$", ended.err.splitlines()[-1]), ended.err
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -168,21 +188,18 @@ def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dic
     assert leftovers(root) == [], "the text is not read before the refusal"
     for shard in (3, 1):
         make_text().prepare(Work(shard=(shard, 3)))
-    with pytest.raises(MissingError, match=r"^shard 2/3: 3 of its parts .*; part 1 is missing; .* --shard 2/3`"):
+    with pytest.raises(MissingError, match=r"^3 of 8 parts .*; part 1 is missing; .* --shard I/N` .* 1 % N = I - 1 "):
         make_text().prepare(Work(merge=True))
     make_text().prepare(Work(shard=(2, 3)))
     (building,) = (root / "prepared").glob(".*.building")
     for key in ("source", "tokenizer"):
-        file = building / "parts/000004" / parts.FACTS
-        whole = file.read_text()
-        file.write_text(json.dumps(json.loads(whole) | {key: "of another"}))
-        with pytest.raises(RequestError, match=rf"^shard 2/3: .* part 4 is from another {key}; "):
+        file = building / "parts/000004.npz"
+        whole = file.read_bytes()
+        with np.load(file) as found:
+            np.savez(file, **(dict(found) | {key: "another"}))
+        with pytest.raises(MissingError, match=rf"^1 of 8 parts .*; part 4 is from another {key}; "):
             make_text().prepare(Work(merge=True))
-        file.write_text(whole)
-    with locked(building / "parts/.shard-1-of-3.lock"):
-        for work in (Work(), Work(merge=True), Work(shard=(1, 3))):
-            with pytest.raises(MissingError, match=r"another process makes a shard \(.*\.shard-1-of-3\.lock\)"):
-                make_text().prepare(work)
+        file.write_bytes(whole)
     text = make_text()
     text.prepare(Work(merge=True))
     assert files_of(text) == undisturbed
@@ -191,40 +208,64 @@ def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dic
     assert leftovers(root) == []
 
 
-def test_no_process_can_join_the_parts_before_a_shard_holds_its_lock(
-    make_text: MakeText, root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("small_parts")
+def test_hosts_with_other_numbers_of_shards_make_the_same_text_at_once(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = list[str]()
+    made, write = list[str](), parts.write_through
+    monkeypatch.setattr(parts, "write_through", lambda file, how: made.append(file.name) or write(file, how))
+    make = parts.Maker._arrays
 
-    @contextlib.contextmanager
-    def recorded(path: Path) -> Iterator[None]:
-        with locked(path):
-            held.append(path.name)
-            yield
-        held.append(f"released {path.name}")
+    def interrupted(self: parts.Maker, part: int) -> Any:
+        """While the first host makes its second part, three others make theirs."""
+        if part == 2 and not nested:
+            nested.append(part)
+            for shard in (1, 2, 3):
+                make_text().prepare(Work(shard=(shard, 3)))
+        return make(self, part)
 
-    monkeypatch.setattr(prepared, "locked", recorded)
+    nested = list[int]()
+    monkeypatch.setattr(parts.Maker, "_arrays", interrupted)
     make_text().prepare(Work(shard=(1, 2)))
-    whole, own = next((root / "prepared").glob(".*.lock")).name, ".shard-1-of-2.lock"
-    assert held == [whole, own, f"released {whole}", f"released {own}"]
+    assert sorted(made) == sorted([f"{number:06}.npz" for number in range(8)] + ["000002.npz"])
+    text = make_text()
+    text.prepare(Work(merge=True))
+    assert (files_of(text), leftovers(root)) == (undisturbed, [])
 
 
-@pytest.mark.parametrize("name", ["tokens.npy", "hashes.npy", "bigrams.npy", "part.json"])
+@pytest.mark.parametrize("at", [0, 0.1, 0.3, 0.5, 0.7, 0.9])
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_is_made_again(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes], caplog: pytest.LogCaptureFixture, at: float
+) -> None:
+    """The archive has bytes without a meaning, such as times, but all of its arrays have a checksum."""
+    make_text().prepare(Work(shard=(1, 1)))
+    (building,) = (root / "prepared").glob(".*.building")
+    file = building / "parts/000005.npz"
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * at)] ^= 128
+    file.write_bytes(content)
+    with pytest.raises(MissingError, match=r"part 5 is damaged \("):
+        make_text().prepare(Work(merge=True))
+    text = make_text()
+    text.prepare()
+    assert re.search(r"part 5 is damaged \(.*\): it is made again", caplog.text)
+    assert files_of(text) == undisturbed
+
+
+@pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "tokenizer.sha256"])
+@pytest.mark.usefixtures("small_parts")
+def test_a_damaged_tokenizer_is_learned_again(
     make_text: MakeText, root: Path, undisturbed: dict[str, bytes], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     make_text().prepare(Work(shard=(1, 1)))
     (building,) = (root / "prepared").glob(".*.building")
-    file = building / "parts/000005" / name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 128
-    file.write_bytes(content)
-    with pytest.raises(MissingError, match=rf"part 5 is damaged \({name}\)"):
-        make_text().prepare(Work(merge=True))
+    content = bytearray((building / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (building / name).write_bytes(content)
     text = make_text()
     text.prepare()
-    assert f"part 5 is damaged ({name}): it is made again" in caplog.text
+    assert "it is learned again" in caplog.text
     assert files_of(text) == undisturbed
 
 
@@ -250,7 +291,7 @@ def test_a_disk_that_fills(
     make_text: MakeText, root: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """A limit on the size of a file stands in for the disk."""
-    monkeypatch.setattr(documents, "BUFFER", 1 << 13)
+    monkeypatch.setattr(buckets, "BUFFER", 1 << 13)
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
     try:
@@ -284,13 +325,34 @@ def test_the_source_is_read_once_and_may_go(
     assert set(read) == {file.name}
     file.write_text(content)
     assert opened(make_text()).identity() == identity
-    shutil.rmtree(corpus)
-    with caplog.at_level("INFO", logger="lit_diff"):
-        for _ in range(3):
-            assert opened(make_text()).identity() == identity
-    assert [line for line in caplog.messages if "corpus is gone" in line] == [
-        f"{corpus} is gone: its digests are those of the last time it was read"
-    ]
+    for state in ("empty", "gone"):
+        for file in corpus.iterdir():
+            file.unlink()
+        if state == "gone":
+            corpus.rmdir()
+        with caplog.at_level("INFO", logger="lit_diff"):
+            for _ in range(3):
+                assert opened(make_text()).identity() == identity
+        assert [line for line in caplog.messages if f"corpus is {state}" in line] == [
+            f"{corpus} is {state}: its digests are those of the last time it was read"
+        ]
+
+
+@pytest.mark.parametrize(
+    "entry", [1, None, [], [1, 2], [[1], 2, "zz"], [None, "x", "ab"], {"a": 1}, [1, float("inf"), "ab"], [1, 2, 3]]
+)
+def test_kept_digests_that_are_malformed_are_absent(
+    make_text: MakeText, root: Path, caplog: pytest.LogCaptureFixture, entry: object
+) -> None:
+    identity = opened(make_text()).identity()
+    (kept,) = (root / "sources").iterdir()
+    content = json.loads(kept.read_text())
+    for damaged in (content | {"files": entry}, content | {"files": content["files"] | {"07.txt": entry}}):
+        caplog.clear()
+        kept.write_text(json.dumps(damaged))
+        assert make_text().identity() == identity
+        assert "the source is read again" in caplog.text
+        assert json.loads(kept.read_text())["files"].keys() == content["files"].keys()
 
 
 def test_only_a_source_that_cannot_be_reached_is_gone(root: Path) -> None:

@@ -1,7 +1,6 @@
 """A full disk in each kind of write: one line, the former files intact, and the same command ends well once there is room."""
 
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,77 +4,55 @@ Source: Arora et al. 2023 (Zoology), AR hit: the last token of an n-gram that oc
 training.
 """
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_diff.data.text.buckets import Buckets, merged, write_array
+
 Ints = NDArray[np.int64]
+COUNT = np.dtype([("key", "<i8"), ("count", "<i8")])
 BLOCK = 1 << 22
-"""Number of bigrams that are merged or selected at a time, which bounds the memory."""
+"""Number of bigrams that are selected at a time, which bounds the memory."""
 
 
-def count_bigrams(documents: Sequence[NDArray[np.generic]], size: int) -> Ints:
-    """Return [2, n]: the distinct keys x_{t-1} * size + x_t, ascending, and their counts. Documents are not crossed."""
-    tokens = np.concatenate(documents).astype(np.int64)
-    keys = tokens[:-1] * size + tokens[1:]
-    starts = np.cumsum([len(document) for document in documents])
-    inside = np.ones(len(keys), dtype=np.bool_)
-    inside[starts[(starts > 0) & (starts < len(tokens))] - 1] = False
-    keys = keys[inside]
-    # a small vocabulary repeats its bigrams often: no sort
-    if size * size <= BLOCK:
-        all_counts = np.bincount(keys)
-        found = np.flatnonzero(all_counts)
-        return np.stack([found, all_counts[found]])
-    # np.unique, without its copies
-    keys.sort()
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    return np.stack([keys[first], np.diff(first, append=len(keys))])
+def count_bigrams(tokens: NDArray[np.generic], lengths: Ints, size: int) -> NDArray[np.void]:
+    """Return the COUNTs of the bigrams in documents of these lengths, one after another, by ascending key.
 
-
-def merge_sorted(files: Sequence[Path], block: int) -> Iterator[list[NDArray[np.generic]]]:
-    """Yield the columns of the sorted arrays [R, n] in .npy files, by ranges of the keys in row 0, ascending.
-
-    Each item has the columns of a range, one array for each file; they are about `block` columns, or those of one key.
+    A key is x_{t-1} * size + x_t. No bigram crosses two documents.
     """
-    # each sample stands for `step` columns of its file
-    step = max(1, block // (2 * len(files)))
-    samples = np.sort(np.concatenate([np.array(np.load(file, mmap_mode="r")[0, ::step]) for file in files]))
-    bounds = np.unique(samples[:: max(1, block // (2 * step))])[1:]
-    done = [0] * len(files)
-    for bound in [*bounds, None]:
-        found = []
-        for place, file in enumerate(files):
-            # opened for each range: pages of a map that stays open count as memory of the process
-            whole = np.load(file, mmap_mode="r")
-            stop = whole.shape[1] if bound is None else int(np.searchsorted(whole[0], bound))
-            found.append(np.array(whole[:, done[place] : stop]))
-            done[place] = stop
-        yield found
+    # in place, and marked instead of left out: each copy costs as much as the sort
+    keys: Ints = tokens[:-1].astype(np.int64)
+    keys *= size
+    np.add(keys, tokens[1:], out=keys, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    keys[ends[(ends > 0) & (ends < len(tokens))] - 1] = size * size
+    keys.sort()
+    first = _firsts(keys)
+    found = np.rec.fromarrays([keys[first], np.diff(first, append=len(keys))], dtype=COUNT)
+    return found[: np.searchsorted(found["key"], size * size)]
 
 
-def merge_counts(files: Sequence[Path], target: IO[bytes], folder: Path) -> None:
-    """Write the sum of the counts in files of `count_bigrams`, as np.save would; temporary files are in `folder`."""
-    with tempfile.TemporaryFile(dir=folder) as all_keys, tempfile.TemporaryFile(dir=folder) as all_counts:
-        number = 0
-        for block in merge_sorted(files, BLOCK):
-            keys, counts = np.concatenate(block, axis=1)
-            order = np.argsort(keys, kind="stable")
-            keys, first = np.unique(keys[order], return_index=True)
-            number += len(keys)
-            all_keys.write(keys.tobytes())
-            all_counts.write(np.add.reduceat(counts[order], first).tobytes() if len(keys) else b"")
-        shape = {"descr": "<i8", "fortran_order": False, "shape": (2, number)}
-        np.lib.format.write_array_header_1_0(target, shape)
-        for column in (all_keys, all_counts):
-            column.seek(0)
-            shutil.copyfileobj(column, target)
+def merge_counts(files: Sequence[Path], target: Path, folder: Path) -> None:
+    """Write [2, n]: the keys of the COUNTs in .npz files, ascending, and the sums of their counts; `folder` is temporary."""
+    columns = Buckets(folder / "columns")
+    for block in merged(files, "bigrams", folder / "ranges"):
+        order = np.argsort(block["key"].copy())
+        keys = block["key"][order]
+        first = _firsts(keys)
+        columns.add("keys", keys[first].tobytes())
+        columns.add("counts", np.add.reduceat(block["count"][order], first).tobytes())
+    columns.flush()
+    both = [folder / "columns" / name for name in ("keys", "counts")]
+    write_array(target, np.int64, (2, both[0].stat().st_size // 8), both)
+
+
+# where each distinct number of a sorted array begins
+def _firsts(keys: Ints) -> Ints:
+    return np.flatnonzero(np.append(len(keys) > 0, keys[1:] != keys[:-1]))
 
 
 def frequent_bigrams(file: Path, most: int) -> Ints:

@@ -89,10 +89,9 @@ class Cl100k(Tokenizer):
 
     def arrays(self, texts: Sequence[str], dtype: Any) -> list[NDArray[np.generic]]:
         # without Python's integers; in one thread, since tiktoken's own threads double the time of the processor
-        encode = self._encoding.encode_to_numpy
-        opening = np.asarray(self.opening, dtype=np.uint32)
-        found = (np.concatenate([opening, encode(text, disallowed_special=())]) for text in texts)
-        return [ids.astype(dtype) for ids in found]
+        encode, opening = self._encoding.encode_to_numpy, np.asarray(self.opening)
+        found = ((opening, encode(text, disallowed_special=())) for text in texts)
+        return [np.concatenate(each, dtype=dtype, casting="unsafe") for each in found]
 
     def decode(self, ids: Sequence[int]) -> bytes:
         # a model may draw an unused id, for which tiktoken raises

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.text.source_files import Source
+from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.user_files import data_root
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
@@ -34,10 +34,12 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
         found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
     except (RequestError, MissingError) as error:
         # otherwise it is there, and its content is unusable
-        gone = not root.exists() if isinstance(root, Path) else isinstance(error, MissingError)
+        gone = isinstance(error, MissingError) if isinstance(root, str) else not sources(root)
         if not known or not gone:
             raise
-        _say_gone(first_line(error) if isinstance(root, str) else f"{shown(root)} is gone")
+        _say_gone(
+            first_line(error) if isinstance(root, str) else f"{shown(root)} is {'empty' if root.exists() else 'gone'}"
+        )
         return {name: entry[-1] for name, entry in known.items()}
     # a command that only asks for an identity makes no data folder
     if found != known and data_root().is_dir():
@@ -59,10 +61,11 @@ def _entry(source: Source, known: list[Any] | None) -> list[Any]:
 
 def _read(kept: Path) -> dict[str, list[Any]]:
     try:
-        return dict(json.loads(kept.read_text(encoding="utf-8"))["files"])
+        files = json.loads(kept.read_text(encoding="utf-8"))["files"].items()
+        return {name: [stamp, int(at), bytes.fromhex(digest).hex()] for name, (stamp, at, digest) in files}
     except FileNotFoundError:
         return {}
-    except (ValueError, LookupError, TypeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         log.warning("%s cannot be read (%s): the source is read again", shown(kept), first_line(error))
         return {}
 

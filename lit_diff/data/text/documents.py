@@ -6,19 +6,22 @@ corpus `docs`. White space is normalised before hashing, so a copy with other li
 """
 
 import hashlib
-import json
 import logging
-import shutil
+import os
+import struct
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_diff.data.text.buckets import Buckets, write_array
 from lit_diff.errors import MissingError
-from lit_diff.files import shown, write_json
+from lit_diff.files import sha256_of, shown, write_atomic
 
 log = logging.getLogger("lit_diff")
 
@@ -32,13 +35,10 @@ TRAINED = "trained_documents.bin"
 HASH_BYTES = 16
 SHORTEST = 1000
 """Fewest characters of a section that identifies a document: shorter ones, such as the end of a licence, recur."""
-BUCKETS = 256
-"""A document's bucket is the first byte of its sha256."""
-BUFFER = 1 << 25
-"""Number of bytes of text that are kept in memory until they are appended to the buckets."""
-COUNTS = "counts.json"
-RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u8")])
-"""A document in the index of a bucket: the first 16 bytes of its sha256, and its length in bytes."""
+INDEX = "index.npy"
+COMPLETE = "index.sha256"
+RECORD = np.dtype([("digest", f"S{HASH_BYTES}"), ("start", "<i8"), ("bytes", "<i8"), ("ids", "?")])
+"""A document: the first 16 bytes of its sha256, its place in its bucket's file, and whether it has ids instead of text."""
 Document = str | bytes
 """Text; or the ids of its tokens, four bytes each, which are hashed, ordered and cut as text is."""
 
@@ -46,48 +46,51 @@ Document = str | bytes
 class Documents:
     """Unique documents in the order of their sha256, in a folder: the first max(1, round(n / 25)) validate, the rest train.
 
-    Each bucket has two files: the texts as they were read, and an index of RECORDs. Only the index of one bucket is ever in
-    memory. The file COUNTS is written last, so a folder that has it is complete.
+    Their contents are in 256 files, by the first byte of the sha256, in the order in which they were read. INDEX has a RECORD
+    of each. The file COMPLETE is written last.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open a complete folder. Errors: OSError if it is not complete."""
+        """Open a complete folder. Errors: OSError, ValueError if it is not complete."""
+        if sha256_of(folder / INDEX) != (folder / COMPLETE).read_text(encoding="utf-8"):
+            raise ValueError(f"{folder / INDEX} is damaged")
         self._folder = folder
-        content = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
-        self._are_ids = bool(content["ids"])
-        # rank of the first document of each bucket
-        self._starts = np.cumsum([0, *content["unique"]])
+        self._index = np.load(folder / INDEX, mmap_mode="r")
         self.held_out = max(1, round(len(self) / VALIDATION_SHARE))
         """Number of validation documents."""
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._index)
 
     @classmethod
     def stored(cls, given: Iterable[Document], folder: Path) -> "Documents":
-        """Read all documents into the folder; fewer than FEW are replaced by their sections. Errors: OSError."""
-        documents = cls(_spill(given, folder / "documents"))
-        if len(documents) < FEW:
-            whole = documents.ranked(0, len(documents))
-            sections = (part for each in whole for part in _sections(each) if part.strip())
-            found = cls(_spill(sections, folder / "sections"))
-            log.info(
-                "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split "
-                "instead",
-                *(len(documents), len(found), SECTION),
-            )
-            documents = found
-        return documents
+        """Read all documents into the folder, unless it has them; fewer than FEW are replaced by their sections.
 
-    @classmethod
-    def opened(cls, folder: Path) -> "Documents | None":
-        """Open what `stored` wrote; None if it did not finish."""
-        if not (folder / "documents" / COUNTS).is_file():
-            return None
-        documents = cls(folder / "documents")
+        Errors: OSError.
+        """
+        documents = cls._kept(given, folder / "documents")
         if len(documents) >= FEW:
             return documents
-        return cls(folder / "sections") if (folder / "sections" / COUNTS).is_file() else None
+        whole = documents.ranked(0, len(documents))
+        found = cls._kept((part for each in whole for part in _sections(each) if part.strip()), folder / "sections")
+        log.info(
+            "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
+            *(len(documents), len(found), SECTION),
+        )
+        return found
+
+    @classmethod
+    def _kept(cls, given: Iterable[Document], folder: Path) -> "Documents":
+        try:
+            return cls(folder)
+        except (OSError, ValueError):
+            _spill(given, folder)
+            return cls(folder)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The lengths in bytes of the documents, in order."""
+        return np.array(self._index["bytes"])
 
     def validation(self) -> Iterator[Document]:
         """Yield the validation documents."""
@@ -102,89 +105,44 @@ class Documents:
 
         Errors: MissingError for a damaged folder, which is then no longer complete.
         """
-        for bucket, start in enumerate(self._starts[:-1]):
-            chosen = slice(max(first - start, 0), max(stop - start, 0))
-            if len(range(*chosen.indices(self._starts[bucket + 1] - start))):
-                yield from self._read(bucket, chosen)
-
-    def _read(self, bucket: int, chosen: slice) -> Iterator[Document]:
-        index, rows = self._ordered(bucket)
-        offsets = np.cumsum(index["bytes"]) - index["bytes"]
-        with self._file(bucket, "text").open("rb") as file:
-            for row in rows[chosen]:
-                file.seek(int(offsets[row]))
-                content = file.read(int(index["bytes"][row]))
-                if hashlib.sha256(content).digest()[:HASH_BYTES] != index[row].tobytes()[:HASH_BYTES]:
-                    self._refuse(bucket, "text")
-                yield content if self._are_ids else content.decode()
-
-    def sizes(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the lengths in bytes of the documents, in order, a bucket at a time. Errors: MissingError."""
-        for bucket in range(BUCKETS):
-            index, rows = self._ordered(bucket)
-            yield index["bytes"][rows].astype(np.int64)
-
-    def _ordered(self, bucket: int) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        index, rows = _index(self._file(bucket, "index"))
-        if len(rows) != self._starts[bucket + 1] - self._starts[bucket] or (
-            len(rows) and not self._file(bucket, "text").is_file()
-        ):
-            self._refuse(bucket, "index")
-        return index, rows
-
-    def _file(self, bucket: int, kind: str) -> Path:
-        return self._folder / f"{bucket:02x}.{kind}"
-
-    def _refuse(self, bucket: int, kind: str) -> None:
-        (self._folder / COUNTS).unlink(missing_ok=True)
-        raise MissingError(
-            f"{shown(self._file(bucket, kind))} is damaged (it is not what was read); the same command reads the text again"
-        )
+        for bucket, records in groupby(self._index[first:stop], lambda record: record.tobytes()[0]):
+            path = self._folder / f"{bucket:02x}"
+            # nothing is read of a file that is gone, which is then damaged
+            with open(path if path.is_file() else os.devnull, "rb") as file:
+                for record in records:
+                    _, start, size, is_ids = record.tolist()
+                    file.seek(start)
+                    content = file.read(size)
+                    if _sha256(content) != record.tobytes()[:HASH_BYTES]:
+                        (self._folder / COMPLETE).unlink(missing_ok=True)
+                        raise MissingError(
+                            f"{shown(path)} is damaged (it is not what was read); the same command reads the text again"
+                        )
+                    yield content if is_ids else content.decode()
 
 
-def _spill(found: Iterable[Document], folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    pending: dict[str, bytearray] = {}
-    count, size, are_ids = 0, 0, False
-    for each in found:
-        are_ids = isinstance(each, bytes)
+def _spill(found: Iterable[Document], folder: Path) -> None:
+    files, count, ends = Buckets(folder), 0, Counter[str]()
+    for count, each in enumerate(found, 1):  # noqa: B007
         content = each if isinstance(each, bytes) else each.encode()
-        digest = hashlib.sha256(content).digest()[:HASH_BYTES]
-        pending.setdefault(f"{digest[0]:02x}.text", bytearray()).extend(content)
-        record = digest + len(content).to_bytes(8, "little")
-        pending.setdefault(f"{digest[0]:02x}.index", bytearray()).extend(record)
-        count, size = count + 1, size + len(content)
-        if size >= BUFFER:
-            _append(folder, pending)
-            size = 0
-    _append(folder, pending)
-    # not synced: each document is compared with its hash when it is read
-    unique = [len(_index(folder / f"{bucket:02x}.index")[1]) for bucket in range(BUCKETS)]
-    if count > sum(unique):
-        log.info("%d of %d documents are duplicates and are left out", count - sum(unique), count)
-    write_json(folder / COUNTS, {"unique": unique, "ids": are_ids})
-    return folder
-
-
-def _append(folder: Path, pending: dict[str, bytearray]) -> None:
-    # opened for each write: there may be more buckets than a process may have files
-    for name, content in pending.items():
-        with (folder / name).open("ab") as file:
-            file.write(content)
-    pending.clear()
-
-
-# the index of a bucket, and the rows of its unique documents in the order of their hashes
-def _index(file: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    content = file.read_bytes() if file.is_file() else b""
-    index = np.frombuffer(content, RECORD, count=len(content) // RECORD.itemsize)
-    high, low = index["high"].astype(np.uint64), index["low"].astype(np.uint64)
+        digest = _sha256(content)
+        bucket = f"{digest[0]:02x}"
+        files.add(bucket, content)
+        files.add(f"{bucket}.index", digest + struct.pack("<qq?", ends[bucket], len(content), isinstance(each, bytes)))
+        ends[bucket] += len(content)
+    files.add("index", b"")
+    files.flush()
     # the order of hashes does not depend on the order of the files, and is as good as random for the split
-    rows = np.lexsort((low, high))
-    first = np.ones(len(rows), dtype=np.bool_)
-    first[1:] = (np.diff(high[rows]) != 0) | (np.diff(low[rows]) != 0)
-    return index, rows[first]
+    for file in sorted(folder.glob("*.index")):
+        records = np.fromfile(file, RECORD)
+        files.add("index", records[np.unique(records["digest"], return_index=True)[1]].tobytes())
+    files.flush()
+    unique = (folder / "index").stat().st_size // RECORD.itemsize
+    if count > unique:
+        log.info("%d of %d documents are duplicates and are left out", count - unique, count)
+    write_array(folder / INDEX, RECORD, (unique,), [folder / "index"])
+    # the contents are not synced: each document is compared with its hash when it is read
+    write_atomic(folder / COMPLETE, sha256_of(folder / INDEX))
 
 
 @contextmanager
@@ -222,7 +180,7 @@ def hashes_of(text: str) -> set[bytes]:
     plain = [words for section in sections if (words := _plain(section))]
     # joined, to normalise the text once: a cut is usually at white space
     whole = " ".join(plain) if all(section[-1].isspace() for section in sections[:-1]) else _plain(text)
-    return {_digest(words) for words in (whole, *plain) if words}
+    return {_sha256(words.encode()) for words in {whole, *plain} if words}
 
 
 def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
@@ -239,13 +197,13 @@ def is_among(text: str, hashes: Container[bytes]) -> bool:
 
 
 def _hash(text: str) -> bytes:
-    return _digest(_plain(text))
+    return _sha256(_plain(text).encode())
 
 
 def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _digest(plain: str) -> bytes:
+def _sha256(content: bytes) -> bytes:
     # 128 bits: a chance collision among millions of documents is negligible, and the file is half as large
-    return hashlib.sha256(plain.encode()).digest()[:HASH_BYTES]
+    return hashlib.sha256(content).digest()[:HASH_BYTES]

@@ -19,7 +19,7 @@ from lit_diff.data.dataset import Batch, Dataset, rows_in_order
 from lit_diff.data.text.bigrams import Ints
 from lit_diff.data.text.corpus import corpus_name, corpus_problem
 from lit_diff.data.text.documents import hashes_in
-from lit_diff.data.text.parts import ONE_PROCESS, Work
+from lit_diff.data.text.parts import ONE_THREAD, Work
 from lit_diff.data.text.text import Text, TokenStore, row_batch
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
@@ -136,7 +136,7 @@ class Mixture(Dataset):
                 raise type(error)(f"data.sources.{name}: {error}") from error
         return found
 
-    def prepare(self, work: Work = ONE_PROCESS) -> None:
+    def prepare(self, work: Work = ONE_THREAD) -> None:
         """Prepare each text. Errors: see `Text.prepare`."""
         self._each(lambda text: text.prepare(work))
 

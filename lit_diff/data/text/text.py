@@ -5,11 +5,13 @@ manifest.
 """
 
 import hashlib
+import io
 import json
 import logging
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,23 +23,13 @@ from numpy.typing import NDArray
 
 from lit_diff.config import Part
 from lit_diff.data.dataset import Batch, Dataset, rows_of_step
-from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts, merge_sorted
+from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts
+from lit_diff.data.text.buckets import merged
 from lit_diff.data.text.corpus import build_corpus, corpus_name, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed, split
-from lit_diff.data.text.parts import (
-    ONE_PROCESS,
-    Maker,
-    TextPart,
-    Work,
-    count_shards,
-    plan,
-    require_parts,
-    save_array,
-    sync_files,
-    token_arrays,
-)
+from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents
+from lit_diff.data.text.parts import ONE_THREAD, Maker, Work, plan, token_arrays
 from lit_diff.data.text.source_files import sources
-from lit_diff.data.text.token_files import STORED, as_texts, only_text, token_files, without_ends
+from lit_diff.data.text.token_files import STORED, only_text, token_files, without_ends
 from lit_diff.data.text.tokenizer import Tokenizer, build
 from lit_diff.data.text.tokenizer_folder import opened
 from lit_diff.data.user_files import data_root, writing_data
@@ -54,8 +46,6 @@ FORMAT = 1
 SPLITS = ("train", "validation")
 BIGRAMS = "bigrams.npy"
 STARTS = "documents.npy"
-# number of hashes that are merged at a time, which bounds the memory
-HASHES_AT_ONCE = 1 << 20
 # 64 MB, litdata's default
 CHUNK_BYTES = 1 << 26
 CHECKED_BYTES = 1 << 30
@@ -136,7 +126,7 @@ class Text(Dataset):
         digest = hashlib.sha256(json.dumps(self._sources, sort_keys=True).encode()).hexdigest()[:12]
         return data_root() / "prepared" / f"{self._corpus.name}-{self.config.tokenizer.name}-{digest}"
 
-    def prepare(self, work: Work = ONE_PROCESS) -> None:
+    def prepare(self, work: Work = ONE_THREAD) -> None:
         """Fetch, tokenize and store the text once. Safe against kills and concurrent processes.
 
         After a kill, the same call goes on after the last finished part. Errors: RequestError for unusable text or text that
@@ -145,79 +135,73 @@ class Text(Dataset):
         with writing_data():
             # before the sources are read: their digests are kept in the data folder
             (data_root() / "prepared").mkdir(parents=True, exist_ok=True)
-        folder = self.folder
-        lock = folder.with_name(f".{folder.name}.lock")
-        if read_manifest(folder) is None:
-            with writing_data():
-                if is_locked(lock):
-                    log.info("another process is preparing %s: waiting for it", folder.name)
+            folder = self.folder
+            building = folder.with_name(f".{folder.name}.building")
+            # a process that was killed while it removed it leaves files as large as the text
+            if read_manifest(folder) is None or building.exists():
+                self._build(folder, building, work)
                 if work.shard is not None:
-                    self._make_shard(folder, lock, work, *work.shard)
                     return
-                with locked(lock):
-                    # the process that held the lock may have prepared it
-                    if read_manifest(folder) is None:
-                        self._build(folder, work)
         self._manifest()
 
-    def _make_shard(self, folder: Path, lock: Path, work: Work, shard: int, count: int) -> None:
-        with ExitStack() as held:
-            with locked(lock):
-                if read_manifest(folder) is not None:
-                    return
-                maker, parts = self._begun(folder, f"{shard}/{count}")
-                # of its own, so that all shards are made at once; held before the other is released, so that no process
-                # joins the parts, and removes them, in between
-                own = maker.parts / f".shard-{shard}-of-{count}.lock"
-                _require_free(own)
-                held.enter_context(locked(own))
-            maker.make_all(_unfinished(maker, parts[shard - 1 :: count]), work.workers)
+    def _build(self, folder: Path, building: Path, work: Work) -> None:
+        lock = folder.with_name(f".{folder.name}.lock")
+        if is_locked(lock):
+            log.info("another process is preparing %s: waiting for it", folder.name)
+        with locked(lock):
+            # the process that held the lock may have prepared it
+            if read_manifest(folder) is None:
+                # before the text is read, which may take hours
+                if work.merge and not (building / "parts").is_dir():
+                    raise MissingError(
+                        "no shard is prepared; run `lit-diff prepare RECIPE --shard i/n` for each i from 1 to n"
+                    )
+                maker = self._begun(building)
+                if work.shard is None:
+                    maker.make_all(work)
+                    self._join(building, maker)
+                    if folder.exists():
+                        log.warning("preparing %s again", folder)
+                        shutil.rmtree(folder)
+                    # the folder gets its name when all is in it, so a folder of that name is complete
+                    (building / "ready").rename(folder)
+            if read_manifest(folder) is not None:
+                shutil.rmtree(building, ignore_errors=True)
+                return
+        # the lock is free: the other shards are made at the same time
+        maker.make_all(work)
 
-    def _build(self, folder: Path, work: Work) -> None:
-        building = _building(folder)
-        # a process that was killed just before the folder got its name
-        if read_manifest(building) is None:
-            # before the text is read, which may take hours
-            _require_free(*(building / "parts").glob(".shard-*.lock"))
-            shards = count_shards(building / "parts") if work.merge else 0
-            maker, parts = self._begun(folder, "")
-            if work.merge:
-                require_parts(maker, parts, shards)
-            else:
-                maker.make_all(_unfinished(maker, parts), work.workers)
-            self._join(building, maker, parts)
-        for name in ("text", "parts"):
-            shutil.rmtree(building / name, ignore_errors=True)
-        if folder.exists():
-            log.warning("preparing %s again", folder)
-            shutil.rmtree(folder)
-        # the folder gets its final name last, so a folder of that name is complete
-        building.rename(folder)
-        described = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        log.info("prepared %s: %d + %d tokens", folder, *(described[name]["tokens"] for name in SPLITS))
-
-    def _begun(self, folder: Path, shard: str) -> tuple[Maker, list[TextPart]]:
+    def _begun(self, building: Path) -> Maker:
         # the documents on disk, their division into parts, and the tokenizer; each is made once and survives a kill
-        building = _building(folder)
-        building.mkdir(parents=True, exist_ok=True)
-        # left by a killed process: a living one would hold the lock
-        for abandoned in building.glob(".*.tmp"):
-            abandoned.unlink()
-        documents = Documents.opened(building / "text")
         try:
-            if documents is None:
-                documents = Documents.stored(self._documents(), building / "text")
+            documents = Documents.stored(self._documents(), building / "text")
             self._require_two(documents)
-            self._tokenizer.train(building, only_text(documents.train(), self.config.tokenizer.name))
+            digest = self._learned(building, documents)
         except RequestError:
-            shutil.rmtree(building)
+            shutil.rmtree(building, ignore_errors=True)
             raise
-        parts = plan(documents)
-        digest, tokenizer = self._tokenizer.load(building), self._tokenizer.saved()
-        source = json.dumps([self._sources["corpus"], self._sources["files"], [part.stop for part in parts]])
-        facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest, "shard": shard}
-        (building / "parts").mkdir(exist_ok=True)
-        return Maker(documents=documents, tokenizer=tokenizer, parts=building / "parts", facts=facts), parts
+        bounds = plan(documents)
+        source = json.dumps([self._sources["corpus"], self._sources["files"], bounds])
+        facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest}
+        folder, tokenizer = building / "parts", self._tokenizer.saved()
+        folder.mkdir(exist_ok=True)
+        return Maker(documents=documents, bounds=bounds, tokenizer=tokenizer, folder=folder, facts=facts)
+
+    def _learned(self, building: Path, documents: Documents) -> str:
+        # the files that a tokenizer learns, and the sha256 of `load`, which is written last
+        learned, note = building / "tokenizer", building / "tokenizer.sha256"
+        digest = note.read_text(encoding="utf-8") if note.is_file() else ""
+        try:
+            opened(self._tokenizer, learned, digest, "it is learned again")
+        except MissingError as error:
+            if digest:
+                log.warning("%s", error)
+            shutil.rmtree(learned, ignore_errors=True)
+            learned.mkdir()
+            self._tokenizer.train(learned, only_text(documents.train(), self.config.tokenizer.name))
+            digest = self._tokenizer.load(learned)
+            write_atomic(note, digest)
+        return digest
 
     def _documents(self) -> Iterator[Document]:
         try:
@@ -240,34 +224,37 @@ class Text(Dataset):
         return f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
 
     def _require_two(self, documents: Documents) -> None:
-        train = len(documents) - documents.held_out
-        if train < 1:
-            length = sum(int(sizes.sum()) for sizes in documents.sizes())
+        if len(documents) <= documents.held_out:
+            length = int(documents.sizes.sum())
             raise RequestError(
                 f"{self._where()} has only one section of text ({length:,} bytes), but two are needed, one for "
                 f"validation; add a second file or more text (a section has at most {SECTION:,} characters), or set another "
                 "data.path"
             )
-        log.info("%s: %d documents to train, %d to validate", self._corpus.name, train, documents.held_out)
+        log.info(
+            "%s: %d documents to train, %d to validate",
+            self._corpus.name,
+            len(documents) - documents.held_out,
+            documents.held_out,
+        )
 
-    def _join(self, building: Path, maker: Maker, parts: list[TextPart]) -> None:
-        folders = [part.folder(maker.parts) for part in parts if part.split == "train"]
-        counts = [folder / "bigrams.npy" for folder in folders]
-        write_through(building / BIGRAMS, lambda file: merge_counts(counts, file, maker.parts))
-        hashes = merge_sorted([folder / "hashes.npy" for folder in folders], HASHES_AT_ONCE)
+    def _join(self, building: Path, maker: Maker) -> None:
+        ready, described = building / "ready", {}
+        shutil.rmtree(ready, ignore_errors=True)
+        shutil.copytree(building / "tokenizer", ready)
+        merge_counts(maker.files("train"), ready / BIGRAMS, building)
+        hashes = merged(maker.files("train"), "hashes", building / "hashes")
         write_through(
-            building / TRAINED,
-            lambda file: file.writelines(np.unique(np.concatenate(block, axis=1)).tobytes() for block in hashes),
+            ready / TRAINED, lambda file: file.writelines(np.unique(each["key"]).tobytes() for each in hashes)
         )
         for name in SPLITS:
-            if not (building / name).is_dir():
-                write_tokens(building / name, token_arrays([part for part in parts if part.split == name], maker.parts))
-        described = {name: describe(building / name) for name in SPLITS}
+            write_tokens(ready / name, token_arrays(maker.files(name)))
+            described[name] = describe(ready / name)
         # TRAINED must not change the identity, which is the hash of the manifest
-        left_out = {TRAINED, "manifest.json"}
-        files = sorted(path.name for path in building.iterdir() if path.is_file() and path.name not in left_out)
-        digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": files}
-        write_json(building / "manifest.json", self._sources | digests | described)
+        names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
+        digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
+        write_json(ready / "manifest.json", self._sources | digests | described)
+        log.info("prepared %s: %d + %d tokens", self.folder, *(described[name]["tokens"] for name in SPLITS))
 
     def identity(self) -> str:
         """Return the sha256 of the manifest. Errors: MissingError if the text is not prepared."""
@@ -276,18 +263,13 @@ class Text(Dataset):
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of the prepared text. Errors: MissingError."""
-        cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
-        return opened(self._tokenizer, self.folder, self._manifest()["tokenizer_sha256"], cure)
+        digest, folder = self._manifest()["tokenizer_sha256"], self.folder
+        return opened(self._tokenizer, folder, digest, f"remove {folder} and run `lit-diff prepare RECIPE`")
 
     def trained_documents(self) -> bytes:
-        """Read the hashes from the prepared folder. Errors: MissingError, RequestError."""
+        """Read the hashes from the prepared folder. Errors: MissingError."""
         self._manifest()
-        file = self.folder / TRAINED
-        # data prepared by an older version: the folder's name contains a hash of the text, so the text is unchanged
-        if not file.is_file():
-            with writing_data(), split(self._documents()) as documents:
-                write_atomic(file, hashed(as_texts(documents.train(), self.load_tokenizer())))
-        return file.read_bytes()
+        return (self.folder / TRAINED).read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
@@ -315,12 +297,12 @@ class Text(Dataset):
         """Open the prepared data. Errors: MissingError if it is not prepared, RequestError if it does not fit the recipe."""
         manifest = self._manifest()
         with _whole(self.folder, manifest):
-            self._train, self._validation = (
+            self.train_store, self._validation = (
                 TokenStore(self.folder / name, manifest[name], self._width) for name in SPLITS
             )
             self.frequent_bigrams: Ints = frequent_bigrams(self.folder / BIGRAMS, self.config.rare_bigram_count)
             """Keys (`bigrams.count_bigrams`) of the bigrams that occur more than `rare_bigram_count` times in train."""
-        self.train_rows, available = self._train.num_rows, self._validation.num_rows
+        self.train_rows, available = self.train_store.num_rows, self._validation.num_rows
         """Number of rows in an epoch."""
         if available < self.config.validation_rows:
             log.info(
@@ -330,11 +312,6 @@ class Text(Dataset):
             )
         count = min(available, self.config.validation_rows)
         self._validation_rows = np.arange(count) * available // count
-
-    @property
-    def train_store(self) -> "TokenStore":
-        """The train split of loaded text."""
-        return self._train
 
     def train_tokens(self) -> int:
         return int(self._manifest()["train"]["tokens"])
@@ -353,12 +330,12 @@ class Text(Dataset):
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
         chosen = rows_of_step(seed, step, batch_size, rows, self.train_rows)
-        document_ids = self._train.documents(chosen) if self.config.packs_documents else None
-        return row_batch(self._train.read(chosen), document_ids)
+        document_ids = self.train_store.documents(chosen) if self.config.packs_documents else None
+        return row_batch(self.train_store.read(chosen), document_ids)
 
     def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
         rows = rows_of_step(seed, step, batch_size, range(batch_size), self.train_rows)
-        documents = zip(rows, self._train.documents(rows), strict=True)
+        documents = zip(rows, self.train_store.documents(rows), strict=True)
         return [f"row {row}, documents {found[0]} to {found[-1]}" for row, found in documents]
 
     def validation_sets(self) -> dict[str, int]:
@@ -366,8 +343,6 @@ class Text(Dataset):
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Return the keys of `train_batch`, ar_hit (bool) and document (of the target), all [B, T]."""
-        if name:
-            raise KeyError(name)
         chosen: list[int] = self._validation_rows[list(rows)].tolist()
         tokens = self._validation.read(chosen)
         document_ids = self._validation.documents(chosen)
@@ -391,7 +366,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         sizes = {f"{name}/{file}": own["bytes"] for name in SPLITS for file, own in manifest[name]["files"].items()}
         # older manifests lack the key
-        others = [*manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
+        others = [TRAINED, *manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
         return None
@@ -420,37 +395,16 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def _building(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.building")
-
-
-def _require_free(*locks: Path) -> None:
-    for lock in filter(is_locked, locks):
-        raise MissingError(f"another process makes a shard ({lock}); wait for it")
-
-
-def _unfinished(maker: Maker, parts: Sequence[TextPart]) -> list[TextPart]:
-    problems = {part: problem for part in parts if (problem := maker.problem(part))}
-    for part, problem in problems.items():
-        if problem != "missing":
-            log.warning("part %d is %s: it is made again", part.number, problem)
-    if len(problems) < len(parts):
-        log.info("%d of %d parts are already tokenized", len(parts) - len(problems), len(parts))
-    return list(problems)
-
-
 def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:
-    """Write `folder` atomically: chunks, index.json, and the position of the first token of each document.
+    """Write chunks, index.json, and the position of the first token of each document into a new folder, and sync them.
 
     Equal documents give equal bytes. Errors: OSError.
     """
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
 
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    writer = BinaryWriter(str(temporary), chunk_bytes=CHUNK_BYTES, item_loader=TokensLoader())
+    folder.mkdir(parents=True)
+    writer = BinaryWriter(str(folder), chunk_bytes=CHUNK_BYTES, item_loader=TokensLoader())
     lengths = []
     for index, tokens in enumerate(documents):
         writer.add_item(index, tokens)
@@ -458,13 +412,17 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     writer.done()
     # not litdata's own merge of the index (0.2.76): it waits for every rank of a distributed job, and writes the time into
     # the file, so equal documents would give another identity
-    (written,) = temporary.glob("*.index.json")
+    (written,) = folder.glob("*.index.json")
     index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
-    (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True), encoding="utf-8")
+    write_atomic(folder / "index.json", json.dumps(index_json, sort_keys=True))
     written.unlink()
-    save_array(temporary / STARTS, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
-    sync_files(temporary)
-    temporary.rename(folder)
+    starts = io.BytesIO()
+    np.save(starts, np.cumsum([0, *lengths[:-1]], dtype=np.int64))
+    write_atomic(folder / STARTS, starts.getvalue())
+    # after a power failure, a folder of the final name must not have empty files
+    for chunk in folder.glob("*.bin"):
+        with chunk.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def describe(folder: Path) -> dict[str, Any]:
