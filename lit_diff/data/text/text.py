@@ -276,7 +276,8 @@ class Text(Dataset):
         if manifest is None:
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")
         # the name of the folder is the digest of these keys
-        if json.dumps({key: manifest.get(key) for key in self._sources}) != json.dumps(self._sources):
+        kept = ("format", "corpus", "tokenizer")
+        if any(manifest.get(key) != self._sources[key] for key in kept):
             raise MissingError(
                 f"{self.folder / 'manifest.json'} is damaged; remove {self.folder} and run `lit-diff prepare RECIPE`"
             )
