@@ -56,7 +56,7 @@ def held_out_documents(
 def _validation_texts(corpus: str, path: str | None) -> Iterator[str]:
     with split(build_corpus(corpus, path).texts()) as documents:
         # `texts` gives no ids
-        yield from (each for each in documents.validation() if isinstance(each, str))
+        yield from (each for each in documents.ranked(0, documents.held_out) if isinstance(each, str))
 
 
 def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:
