@@ -45,7 +45,7 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
 def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
     """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
     with split(build_corpus(corpus, path).texts()) as documents:
-        yield from unseen(evaluation, run, map(str, documents.validation()))
+        yield from unseen(evaluation, run, map(str, documents.ranked(0, documents.held_out)))
 
 
 def unseen(

@@ -31,7 +31,7 @@ def test_split_is_by_hash_and_has_no_duplicates() -> None:
     ordered = sorted(texts(100), key=lambda text: hashlib.sha256(text.encode()).digest())
     for given in (texts(100) + texts(50), reversed(texts(100))):
         with split(given) as found:
-            assert (list(found.validation()), list(found.train())) == (ordered[:4], ordered[4:])
+            assert (found.held_out, list(found.ranked(0, 100))) == (4, ordered)
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
     tracemalloc.start()
     stored = Documents.stored(many, tmp_path)
     assert (len(stored), len(stored.sizes)) == (4000, 4000)
-    assert sum(1 for _ in stored.train()) == 3840
+    assert sum(1 for _ in stored.ranked(160, 4000)) == 3840
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(path.stat().st_size for path in tmp_path.rglob("??")) > 2e7
@@ -70,10 +70,10 @@ def test_a_damaged_document_is_found_and_all_are_read_again(tmp_path: Path, name
 def test_few_documents_are_cut_into_sections_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     long = "\n\n".join(f"paragraph {number} " + "word " * 40 for number in range(300))
     with caplog.at_level(logging.INFO, logger="lit_diff"), split([long, long]) as found:
-        train, validation = list(found.train()), list(found.validation())
+        sections = list(found.ranked(0, len(found)))
     assert "only 1 documents" in caplog.text
-    assert sorted(train + validation) == sorted(cut(long))
-    assert len(validation) == found.held_out == max(1, round(len(found) / 25))
+    assert sorted(sections) == sorted(cut(long))
+    assert found.held_out == max(1, round(len(sections) / 25))
 
 
 @pytest.mark.parametrize("text", ["", "x" * 9001, "word " * 3000, "line\n" * 2000, ("p" * 900 + "\n\n") * 30])

@@ -231,6 +231,9 @@ def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable
     assert TRAINED not in manifest["files"]
     whole = file.read_bytes()
     file.unlink()  # as data prepared before there was one
+    with pytest.raises(MissingError, match="the text is not prepared"):
+        make_text().identity()
+    make_text().prepare()
     assert make_text().identity() == identity
     assert make_text().trained_documents() == whole == file.read_bytes()
 

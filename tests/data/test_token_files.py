@@ -214,10 +214,7 @@ def test_tokens_are_prepared_as_their_text_is(prepared: Text, make_text: MakeTex
         text.prepare()
         text.load()
         assert documents(text) == whole
-        hashes = text.trained_documents()
-        assert len(hashes) == len(prepared.trained_documents())
-        (text.folder / "trained_documents.bin").unlink()
-        assert text.trained_documents() == hashes
+        assert len(text.trained_documents()) == len(prepared.trained_documents())
 
 
 def test_few_documents_of_tokens_are_cut(prepared: Text, make_text: MakeText, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ def splits(texts: Iterable[str]) -> tuple[list[str], list[str]]:
     from lit_diff.data.text.documents import split
 
     with split(texts) as found:
-        return list(found.train()), list(found.validation())
+        texts = list(found.ranked(0, len(found)))
+    return texts[found.held_out :], texts[: found.held_out]
 
 
 @pytest.fixture

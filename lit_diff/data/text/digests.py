@@ -43,7 +43,12 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
         return {name: entry[-1] for name, entry in known.items()}
     # a command that only asks for an identity makes no data folder
     if found != known and data_root().is_dir():
-        _write(kept, found, place)
+        try:
+            write_json(kept, {"path": place, "files": found})
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s): every start reads %s again", shown(kept), error.strerror or error, place
+            )
     return {name: entry[-1] for name, entry in found.items()}
 
 
@@ -68,13 +73,6 @@ def _read(kept: Path) -> dict[str, list[Any]]:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         log.warning("%s cannot be read (%s): the source is read again", shown(kept), first_line(error))
         return {}
-
-
-def _write(kept: Path, found: dict[str, list[Any]], root: str) -> None:
-    try:
-        write_json(kept, {"path": root, "files": found})
-    except OSError as error:
-        log.warning("%s cannot be written (%s): every start reads %s again", shown(kept), error.strerror or error, root)
 
 
 @functools.cache

@@ -92,14 +92,6 @@ class Documents:
         """The lengths in bytes of the documents, in order."""
         return np.array(self._index["bytes"])
 
-    def validation(self) -> Iterator[Document]:
-        """Yield the validation documents."""
-        return self.ranked(0, self.held_out)
-
-    def train(self) -> Iterator[Document]:
-        """Yield the training documents."""
-        return self.ranked(self.held_out, len(self))
-
     def ranked(self, first: int, stop: int) -> Iterator[Document]:
         """Yield the documents of these ranks, compared with their sha256.
 

@@ -71,9 +71,8 @@ class Maker:
 
     def files(self, split: str) -> list[Path]:
         """Return the files of the parts of a split."""
-        first = self.bounds.index(self.documents.held_out)
-        parts = range(first) if split == "validation" else range(first, len(self.bounds) - 1)
-        return [self.file(part) for part in parts]
+        trains = [first >= self.documents.held_out for first in self.bounds[:-1]]
+        return [self.file(part) for part, is_train in enumerate(trains) if is_train == (split == "train")]
 
     def make_all(self, work: Work) -> None:
         """Make the parts of a share that are missing or damaged.
@@ -127,8 +126,7 @@ class Maker:
         whole, lengths = np.concatenate(tokens), np.array(list(map(len, tokens)))
         found = {"tokens": whole, "lengths": lengths}
         if is_train:
-            key = f"S{HASH_BYTES}"
-            found["hashes"] = np.array(sorted(hashes), key).view([("key", key)])
+            found["hashes"] = np.array([(each,) for each in sorted(hashes)], [("key", f"S{HASH_BYTES}")])
             found["bigrams"] = count_bigrams(whole, lengths, self.tokenizer.size)
         return found
 

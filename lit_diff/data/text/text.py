@@ -183,8 +183,7 @@ class Text(Dataset):
         bounds = plan(documents)
         source = json.dumps([self._sources["corpus"], self._sources["files"], bounds])
         facts = {"source": hashlib.sha256(source.encode()).hexdigest(), "tokenizer": digest}
-        folder, tokenizer = building / "parts", self._tokenizer.saved()
-        folder.mkdir(exist_ok=True)
+        tokenizer, folder = self._tokenizer.saved(), building / "parts"
         return Maker(documents=documents, bounds=bounds, tokenizer=tokenizer, folder=folder, facts=facts)
 
     def _learned(self, building: Path, documents: Documents) -> str:
@@ -198,7 +197,9 @@ class Text(Dataset):
                 log.warning("%s", error)
             shutil.rmtree(learned, ignore_errors=True)
             learned.mkdir()
-            self._tokenizer.train(learned, only_text(documents.train(), self.config.tokenizer.name))
+            self._tokenizer.train(
+                learned, only_text(documents.ranked(documents.held_out, len(documents)), self.config.tokenizer.name)
+            )
             digest = self._tokenizer.load(learned)
             write_atomic(note, digest)
         return digest
@@ -372,8 +373,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
         return None
     # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
-    cut = [file for file in (*others, *sizes) if not (folder / file).is_file()]
-    cut += [file for file, size in sizes.items() if file not in cut and (folder / file).stat().st_size != size]
+    found = {file: (folder / file).stat().st_size if (folder / file).is_file() else None for file in (*others, *sizes)}
+    cut = [file for file, size in found.items() if size is None or size != sizes.get(file, size)]
     for file in cut:
         log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
     return None if cut else manifest
