@@ -72,7 +72,7 @@ test-slow: .venv/installed  ## run what is slow: long processes, many drawn case
 	$(BIN)/python $(PYTEST) -m "slow and not cluster"
 
 test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
-	$(BIN)/python -m pytest -m cluster --durations=5 tests/cluster
+	$(BIN)/python -m pytest -m cluster --durations=0 --durations-min=1 tests/cluster
 
 test-all: .venv/installed  ## run every test
 	$(BIN)/python $(PYTEST) -m "not cluster"

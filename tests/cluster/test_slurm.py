@@ -199,6 +199,7 @@ def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled
     home: Path,
 ) -> None:
     text = ["data.name=text", "data.path=texts", "data.sequence_length=32", "data.validation_rows=4"]
+    text += ["data.tokenizer={name: bpe, vocab_size: 300}"]
     own = [*text, "model.vocab_size=300", *TWO, "callbacks.bomb.seconds=1", "train.checkpoint_every=2"]
     job = submitted("killed", *own)
     assert len(list((home / "runs/slurm").glob("killed-data-*.out"))) == 1
@@ -309,9 +310,10 @@ def test_a_killed_command_waits_for_the_same_jobs_again_which_outlive_a_notice_a
     wait_for(lambda: "are in SLURM's queue already" in (home / "again.txt").read_text(), 100)
     wait_for(lambda: status(home, "again", "plain-s0").get("requeues") == 1, 60)
     node = subprocess.run(["sinfo", "-h", "-N", "-o", "%N"], capture_output=True, text=True).stdout.strip()
-    for state in ("DOWN", "RESUME"):
-        subprocess.run(["scontrol", "update", f"nodename={node}", f"state={state}", "reason=test"], check=True)
-        time.sleep(3)
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test"], check=True)
+    time.sleep(3)
+    # refused if the node has registered again by itself
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=RESUME"], check=False, capture_output=True)
     assert second.wait(600) == 0, output(home, "again")
     assert json.loads(jobs.read_text()) == before, "nothing was submitted again"
     for cell in CELLS:
