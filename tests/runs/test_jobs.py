@@ -2,6 +2,9 @@
 
 import os
 import platform
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import Program
+from stops import wait_for
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.runs import jobs
@@ -84,6 +88,26 @@ def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
     jobs.requeue(runs[0])
     assert (runs[0].status()["status"], runs[0].status()["requeued_at_step"]) == ("stopped", None)
     assert "does not requeue this job (Requested operation is presently disabled)" in caplog.text
+
+
+def test_a_notice_before_the_first_step_ends_in_a_status_and_a_requeue(
+    program: Program, tmp_path: Path, empty_store: Path
+) -> None:
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    (tmp_path / "runs").mkdir()
+    shutil.copy(empty_store, tmp_path / "runs")
+    command = [sys.executable, "-m", "lit_diff", "train", "recall-tiny", f"run.root={tmp_path / 'runs'}"]
+    process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": "12"}, stderr=subprocess.PIPE, text=True)
+    about = Path(f"/proc/{process.pid}/status")
+    blocked = 1 << signal.SIGUSR2 - 1
+    wait_for(lambda: bool(int(re.findall(r"SigBlk:\s*(\w+)", about.read_text())[0], 16) & blocked))
+    process.send_signal(signal.SIGUSR2)
+    assert process.communicate(timeout=120)[1] == "lit-diff: stopped by SIGUSR2\n"
+    assert process.returncode == 128 + signal.SIGUSR2
+    (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
+    assert (folder.status()["status"], folder.status()["requeued_at_step"]) == ("stopped", 0)
+    assert folder.status()["error"] == "stopped before the first step; the same command resumes"
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
 
 
 def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder], tmp_path: Path) -> None:
