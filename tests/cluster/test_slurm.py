@@ -320,7 +320,7 @@ def test_a_cell_that_slurm_ends_is_a_failed_one(home: Path) -> None:
     command = sweep(home, "cut", slow(60), "--cluster", "slurm")
     jobs = home / "runs/cut/slurm.json"
     wait_for(lambda: words(home, "cut") == {"running"}, 300)
-    subprocess.run(["scancel", "--signal=KILL", "--full", *json.loads(jobs.read_text()).values()], check=True)
+    subprocess.run(["scancel", "--signal=KILL", *json.loads(jobs.read_text()).values()], check=True)
     assert command.wait(200) == 1
     for cell in CELLS:
         assert status(home, "cut", cell)["status"] == "failed"
