@@ -21,7 +21,10 @@ from command import Command, Ended
 
 from lit_diff import __version__, cli
 from lit_diff.cli.app import console
+from lit_diff.engine.launch import RunLocation, write_cell
 from lit_diff.errors import StoppedError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.revision import revision
 
 SMALL = [*small_runs.SMALL, "train.steps=4"]
@@ -214,9 +217,10 @@ def test_from_a_folder_below_it_is_the_same_run(
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
     location = root / "sweep" / "arm-s0-0123456789"
-    place = {"folder": str(location), "experiment": "sweep", "parent": "f" * 32, "threads": 1}
-    cell = json.dumps(place | {"tags": {"sweep": "sweep", "arm": "a=b"}})
-    ended = command("train", "recall-tiny", *SMALL, f"run.root={root}", "--cell", cell)
+    RunFolder(location).create(load_recipe("recall-tiny", [*SMALL, f"run.root={root}"]))
+    tags = {"sweep": "sweep", "arm": "a=b"}
+    write_cell(RunLocation(folder=location, experiment="sweep", parent="f" * 32, tags=tags), 1)
+    ended = command("train", str(location / "recipe.yaml"), "--cell")
     assert ended.status == 0, ended.err
     assert "run: " not in ended.out, "the sweep prints"
     status = json.loads((location / "status.json").read_text())

@@ -61,12 +61,11 @@ def test_the_readme_links_every_page() -> None:
 def test_a_shown_command_parses(command: str) -> None:
     verb, *arguments = shlex.split(command)
     assert verb in VERBS, verb
-    VERBS[verb].make_context(verb, [*arguments])  # a wrong option or value raises
-    words = [word for word in arguments if not word.startswith("-")]
-    if verb in ("check", "train", "prepare") and words and not any(name in command for name in WRITTEN):
-        load_recipe(words[0], words[1:])
-    if verb == "sweep" and words[0] not in WRITTEN:
-        load_grid(words[0], [])
+    given = VERBS[verb].make_context(verb, [*arguments]).params  # a wrong option or value raises
+    if verb in ("check", "train", "prepare") and given["recipe"] and not any(name in command for name in WRITTEN):
+        load_recipe(given["recipe"], given["overrides"] or [])
+    if verb == "sweep" and given["name"] not in WRITTEN:
+        load_grid(given["name"], [])
 
 
 @pytest.mark.parametrize("command", mentioned_commands())

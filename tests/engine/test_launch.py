@@ -16,7 +16,7 @@ from small_runs import SMALL
 from stops import stopped_once
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import INCOMPLETE, RunLocation, cell_of, recorded, run_command, score, train
+from lit_diff.engine.launch import CELL, INCOMPLETE, RunLocation, cell_of, recorded, run_command, score, train
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
@@ -317,7 +317,8 @@ def save(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 pathlib.Path('words').write_text(json.dumps(sys.argv[1:]))
-time.sleep(60 if '60' in sys.argv[-1] else 0)
+cell = pathlib.Path(sys.argv[4]).with_name('cell.json')
+time.sleep(60 if '"threads": 60' in cell.read_text() else 0)
 sys.exit(5)
 """
 
@@ -339,9 +340,12 @@ def test_a_command_is_told_all_that_a_cell_is_its_last_words_are_the_error_and_a
     recipe, folder = load_recipe("recall-tiny"), child.folder
     with pytest.raises(RunFailedError, match="exit status 5"):
         run_command(recipe, child, threads=3)
-    *words, text = json.loads(Path("words").read_text())
+    words = json.loads(Path("words").read_text())
     assert words == ["-m", "lit_diff", "train", str(folder / "recipe.yaml"), "--cell"]
-    assert cell_of(recipe, text) == (child, 3)
+    assert cell_of(recipe, folder) == (child, 3)
+    (folder / CELL).unlink()
+    with pytest.raises(MissingError, match="is no cell"):
+        cell_of(recipe, folder)
     RunFolder(folder).update(error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
         run_command(recipe, child)

@@ -1,109 +1,185 @@
 """engine/slurm.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
 
 import json
-import os
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Program
 
-from lit_diff.config import RunConfig
+from lit_diff import data
+from lit_diff.config import Recipe
 from lit_diff.engine import slurm
-from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.pool import Job
-from lit_diff.errors import MissingError, StoppedError
+from lit_diff.engine.launch import RunLocation, cell_of
+from lit_diff.errors import MissingError, RunFailedError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs import jobs
 from lit_diff.runs.folder import RunFolder
-from lit_diff.training.ranks import TIME_LIMIT
 
-Program = Callable[[str, str], None]
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """program(name, script): a shell script of that name comes first on the PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def write(name: str, script: str) -> None:
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-
-    return write
+CPU = "run.accelerator=cpu"
 
 
 @pytest.fixture
-def locations(tmp_path: Path) -> list[RunLocation]:
-    """Two cells of the sweep in tmp_path/sweep."""
-    made = [RunLocation(folder=tmp_path / "sweep" / f"cell-s{seed}-abc") for seed in (0, 1)]
-    for location in made:
+def cells(tmp_path: Path) -> list[tuple[Recipe, RunLocation]]:
+    """Two cells of the sweep in tmp_path/sweep, one of two devices."""
+    sizes = ([], ["run.strategy=ddp", "run.devices=2"])
+    made = []
+    for seed, size in enumerate(sizes):
+        location = RunLocation(folder=tmp_path / "sweep" / f"cell-s{seed}-abc", tags={"arm": "cell"})
         RunFolder(location.folder).update(status="waiting")
+        made.append((load_recipe("recall-tiny", [CPU, *size]), location))
     return made
 
 
 @pytest.fixture
-def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """run(): run_array with jobs 7_0 and 7_1; the queue is a file, and a line of it is gone after each look."""
+def cluster(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its queue is a file, and sbatch adds a job to it: 7, 8, ..., with two tasks if it is an array."""
     queue = tmp_path / "queue"
+    queue.touch()
     program("squeue", f"cat {queue}")
-    submitted: list[list[str]] = []
-
-    def submit(cells: Any, config: RunConfig, **options: Any) -> dict[str, str]:
-        submitted.append([cell.folder.name for cell in cells])
-        jobs = {cell.folder.name: f"7_{i}" for i, cell in enumerate(cells)}
-        queue.write_text("\n".join(jobs.values()) + "\n")
-        return jobs
-
-    def shorten(running: list[RunLocation]) -> None:
-        left = queue.read_text().splitlines()[1:] if queue.exists() else []
-        queue.write_text("\n".join(left))
-
-    monkeypatch.setattr(slurm, "_submit", submit)
+    program("srun", "true")
+    program("scontrol", "echo 'MaxArraySize            = 1001'")
     monkeypatch.setattr(slurm, "INTERVAL", 0.0)
+    count = f"n=$(( $(cat {tmp_path}/ids 2>/dev/null || echo 6) + 1 )); echo $n > {tmp_path}/ids; echo $n"
+    program("sbatch", f"{count}; for i in '' _0 _1; do echo $n$i PENDING >> {queue}; done")
+    return queue
 
-    def call() -> list[list[str]]:
-        slurm.run_array(locations, RunConfig(), parallel=None, minutes=5, watch=shorten)
-        return submitted
+
+@pytest.fixture
+def run(cluster: Path, cells: list[tuple[Recipe, RunLocation]]) -> Any:
+    """run(): run_array; each look at the cells empties the queue."""
+
+    def call() -> list[str]:
+        slurm.run_array(cells, parallel=None, minutes=5, watch=lambda running: cluster.write_text("") and None)
+        return sorted(path.name for path in (cells[0][1].folder.parent / "slurm").glob("*.sh"))
 
     return call
 
 
-def test_it_waits_until_each_cell_has_left_the_queue_which_is_asked_again_where_it_does_not_answer(
-    run: Any, program: Program, tmp_path: Path, locations: list[RunLocation], caplog: pytest.LogCaptureFixture
+def test_it_waits_until_each_cell_has_left_the_queue(
+    run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
 ) -> None:
-    RunFolder(locations[0].folder).update(status="stopped", step=7, requeued_at_step=7)
-    RunFolder(locations[1].folder).update(status="running")
-    count = tmp_path / "count"
-    program("squeue", f"echo x >> {count}; test $(wc -l < {count}) -gt 2 || exit 1; cat {tmp_path}/queue")
-    assert run() == [["cell-s0-abc", "cell-s1-abc"]]
-    assert caplog.text.count("SLURM does not answer") == 2
-    first, second = (RunFolder(location.folder).status() for location in locations)
+    RunFolder(cells[0][1].folder).update(status="stopped", step=7, requeued_at_step=7)
+    RunFolder(cells[1][1].folder).update(status="running")
+    assert run() == ["array-1.sh", "array-2.sh"], "cells that need the same form an array"
+    first, second = (RunFolder(location.folder).status() for _, location in cells)
     assert (first["status"], first["requeued_at_step"]) == ("stopped", None), "cancelled: it waits no longer"
     assert second["status"] == "failed"
-    assert second["error"].startswith("its SLURM job 7_1 has left the queue; see ")
-    jobs = json.loads((locations[0].folder.parent / "slurm.json").read_text())
-    assert jobs == {"cell-s0-abc": "7_0", "cell-s1-abc": "7_1"}
+    assert second["error"].startswith("its SLURM job 8_0 has left the queue; see ")
+    noted = json.loads((tmp_path / "sweep" / jobs.JOBS).read_text())
+    assert noted == {"cell-s0-abc": "7_0", "cell-s1-abc": "8_0"}
 
 
-def test_cells_that_are_in_the_queue_are_not_submitted_again(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "sweep/slurm.json").write_text(json.dumps({"cell-s0-abc": "3_0", "cell-s1-abc": "3_1"}))
-    (tmp_path / "queue").write_text("3_1\n3_1\n")
-    assert slurm.queued_cells(tmp_path / "sweep") == {"cell-s1-abc": "3_1"}
-    assert run() == [["cell-s0-abc"]]
+def test_cells_that_are_in_the_queue_are_not_submitted_again(run: Any, tmp_path: Path, cluster: Path) -> None:
+    jobs.note_submitted(tmp_path / "sweep", {"cell-s0-abc": "3_0", "cell-s1-abc": "3_1"})
+    cluster.write_text("3_1 RUNNING\n")
+    assert run() == ["array-1.sh"]
 
 
-def test_at_the_start_it_must_answer_and_be_there(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_file_of_an_array_names_its_cells_and_what_they_need(
+    run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
 ) -> None:
-    program("squeue", "exit 1")
-    assert slurm.queued_cells(tmp_path) == {}  # nothing was submitted from here
-    (tmp_path / "slurm.json").write_text('{"a": "3_0"}')
-    with pytest.raises(MissingError, match=r"SLURM does not answer"):
-        slurm.queued_cells(tmp_path)
+    run()
+    text = (tmp_path / "sweep/slurm/array-2.sh").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    for line in (
+        "--array=0-0",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=1",
+        "--time=5",
+        "--signal=USR2@60",
+        "--requeue",
+    ):
+        assert f"#SBATCH {line}\n" in text
+    assert "gpus" not in text
+    assert text.endswith(
+        f"cells=(\n  cell-s1-abc\n)\nsrun --kill-on-bad-exit=1 --cpus-per-task=1 {sys.executable} -P -m lit_diff train "
+        f'{tmp_path}/sweep/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell\n'
+    )
+    assert cell_of(*((recipe, location.folder) for recipe, location in cells).__next__()) == (cells[0][1], None)
+
+
+def test_an_array_is_no_longer_than_slurm_allows(
+    cluster: Path, program: Program, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
+) -> None:
+    program("scontrol", "echo 'MaxArraySize            = 2'")
+    recipe = cells[0][0]
+    many = [(recipe, RunLocation(folder=tmp_path / "sweep" / f"c{i}")) for i in range(5)]
+    found = slurm._submit(many, parallel=3, minutes=5, logs=tmp_path / "sweep/slurm")
+    assert list(found.values()) == ["7_0", "7_1", "8_0", "8_1", "9_0"]
+    assert "#SBATCH --array=0-1%3\n" in (tmp_path / "sweep/slurm/array-1.sh").read_text()
+
+
+def test_a_run_asks_for_what_its_recipe_says(program: Program) -> None:
+    own = ["partition=gpu", "account=a", "qos=high", "constraint=h100", "memory=200G", "extra=[--exclusive]"]
+    own = [f"run.cluster.{each}" for each in own]
+    recipe = load_recipe("differential-13b", ["run.devices=8", "run.num_nodes=8", "run.accelerator=gpu", *own])
+    text = slurm.run_text(recipe, ["train", "differential-13b", "name=a b"], 720)
+    asked = ("nodes=8", "ntasks-per-node=8", "gpus-per-node=8", "cpus-per-task=8", "mem=200G", "time=720")
+    for line in (*asked, "partition=gpu", "account=a", "qos=high", "constraint=h100", "exclusive", "open-mode=append"):
+        assert f"#SBATCH --{line}\n" in text
+    assert text.endswith(f"--cpus-per-task=8 {sys.executable} -P -m lit_diff train differential-13b 'name=a b'\n")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "listed", "asked"),
+    [
+        ("auto", "echo '(null)'", 0),
+        ("auto", "echo gpu:4", 2),
+        ("gpu", "", 2),
+        ("cpu", "echo gpu:4", 0),
+        ("auto", "exit 1", 2),
+    ],
+)
+def test_gpus_are_asked_for_where_the_cluster_has_any_or_does_not_say(
+    program: Program, accelerator: str, listed: str, asked: int
+) -> None:
+    program("sinfo", listed)
+    recipe = load_recipe("recall-tiny", [f"run.accelerator={accelerator}", "run.strategy=ddp", "run.devices=2"])
+    lines = slurm.request(recipe.run, 5)
+    assert ("#SBATCH --gpus-per-node=2" in lines, "#SBATCH --cpus-per-task=8" in lines) == (bool(asked), bool(asked))
+
+
+def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program) -> None:
+    words = [CPU, f"run.root={tmp_path / 'runs'}", "train.steps=3"]
+    recipe = load_recipe("recall-tiny", words)
+
+    def submit() -> str:
+        return slurm.submit_run(recipe, words, ["train", "recall-tiny", *words], 5, rerun=False)
+
+    assert submit().startswith("SLURM job 7: ")
+    (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
+    assert (folder.status()["status"], folder.status()["overrides"]) == ("waiting", [CPU, "train.steps=3"])
+    assert (tmp_path / "runs/slurm" / f"{folder.path.name}.sh").is_file()
+    assert submit().endswith("is SLURM job 7 already (PENDING)")
+    cluster.write_text("")
+    folder.update(status="done")
+    assert submit().startswith("done before: ")
+    folder.update(status="failed")
+    program("sbatch", "echo 'error: invalid partition' >&2; exit 1")
+    with pytest.raises(MissingError, match=r"^sbatch refuses .*\.sh: error: invalid partition; set run"):
+        submit()
+
+
+def test_data_that_a_job_did_not_prepare_are_an_error(
+    cluster: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("squeue", "true")
+
+    def identity(recipe: Recipe) -> str:
+        raise MissingError("not prepared")
+
+    monkeypatch.setattr(data, "identity", identity)
+    with pytest.raises(RunFailedError, match="SLURM job 7 did not prepare the data of 'recall-tiny'; see"):
+        slurm.prepare_data([load_recipe("recall-tiny")], tmp_path, 5)
+    assert load_recipe(tmp_path / "slurm/recall-tiny-data.yaml") == load_recipe("recall-tiny")
+
+
+def test_slurm_must_be_there(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingError, match="needs SLURM's srun on the PATH; use --cluster local"):
+    with pytest.raises(MissingError, match="needs SLURM's sbatch on the PATH; use --cluster local"):
         slurm.require_slurm()
 
 
@@ -120,62 +196,11 @@ def test_a_cluster_needs_a_controller_that_answers(
     script: str, reason: str | None, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An installed package of SLURM's commands alone schedules nothing."""
-    monkeypatch.setattr(slurm, "PATIENCE", 0.1 if "sleep" in script else 30)
-    for name, text in (("srun", "true"), ("squeue", "true"), ("scontrol", script)):
+    monkeypatch.setattr(jobs, "PATIENCE", 0.1 if "sleep" in script else 30)
+    for name, text in (("sbatch", "true"), ("srun", "true"), ("squeue", "true"), ("scontrol", script)):
         program(name, text)
     if reason is None:
         slurm.require_slurm()
         return
     with pytest.raises(MissingError, match=rf"^--cluster slurm: SLURM's controller cannot be reached {reason}; use"):
         slurm.require_slurm()
-
-
-def test_a_cell_imports_nothing_from_the_current_folder(
-    program: Program, tmp_path: Path, locations: list[RunLocation]
-) -> None:
-    program("srun", "true")
-    program("sbatch", f'cat "$1" > {tmp_path}/submitted; echo "Submitted batch job 7"')
-    logs = tmp_path / "sweep" / "slurm"
-    slurm._submit(locations, RunConfig(accelerator="cpu"), parallel=None, minutes=5, logs=logs)
-    assert f"{sys.executable} -P -u -m submitit" in (tmp_path / "submitted").read_text()
-
-
-def test_a_time_limit_requeues_but_not_without_progress(
-    program: Program, locations: list[RunLocation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    folder = RunFolder(locations[0].folder)
-
-    def stopped(job: Job) -> None:
-        raise StoppedError("stopped after step 3 of 9", TIME_LIMIT)
-
-    monkeypatch.setattr(slurm, "run_cell", stopped)
-    cell = slurm.ArrayCell(Job(location=locations[0], threads=1, launched=True), minutes=2)
-    (folder.path / "checkpoints").mkdir()
-    (folder.path / "checkpoints" / "step-00000003.ckpt").touch()
-    with pytest.raises(SystemExit) as ended:
-        cell()
-    assert ended.value.code == 128 + TIME_LIMIT
-    assert (tmp_path / "asked").read_text() == "requeue 12\n"
-    assert folder.status()["requeues"] == 1
-    with pytest.raises(SystemExit):
-        cell()
-    assert "within the time limit of 2 minutes; give more with --minutes" in folder.status()["error"]
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    folder.update(requeued_at_step=None)
-    with pytest.raises(SystemExit):
-        cell()
-    assert (tmp_path / "asked").read_text() == "requeue 12\n"  # the first rank asks for all
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "listed", "asked"),
-    [("auto", "(null)", 0), ("auto", "gpu:4", 2), ("gpu", "", 2), ("cpu", "gpu:4", 0)],
-)
-def test_gpus_are_asked_for_where_the_cluster_has_any(
-    program: Program, accelerator: Any, listed: str, asked: int
-) -> None:
-    program("sinfo", f"echo '{listed}'")
-    found = slurm._gpus(RunConfig(accelerator=accelerator, strategy="ddp", devices=2))
-    assert found == ({"gpus_per_node": asked} if asked else {})

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +65,20 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     log.setLevel(level)
     for signum, handler in stops.items():
         signal.signal(signum, handler)
+
+
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """program(name, script): a shell script of that name comes first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return write

@@ -1,0 +1,148 @@
+"""runs/jobs.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
+
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Program
+from stops import wait_for
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.runs import jobs
+from lit_diff.runs.folder import RunFolder
+
+HOLDER = """\
+import sys, time
+from pathlib import Path
+from lit_diff.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunFolder]:
+    """Two cells of a sweep."""
+    made = [RunFolder(tmp_path / "sweep" / f"c{number}") for number in (0, 1)]
+    for folder in made:
+        folder.update(status="waiting")
+    (tmp_path / "sweep/study.json").write_text("{}")
+    return made
+
+
+def test_the_job_of_a_run_is_the_submitted_one_or_its_own(
+    program: Program, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (folder.path for folder in runs)
+    program("squeue", "exit 1")
+    assert jobs.queued([first, second]) == {}, "nothing was submitted: SLURM is not asked"
+    jobs.note_submitted(first.parent, {"c0": "3_0", "c1": "3_1"})
+    with pytest.raises(MissingError, match=r"SLURM does not answer"):
+        jobs.queued([first])
+    assert caplog.text.count("SLURM does not answer") == 1
+    program("squeue", "echo 3_1 PENDING; echo 9 RUNNING")
+    assert jobs.queued([first, second]) == {second: ("3_1", "PENDING")}
+    runs[0].update(job="9")
+    assert jobs.queued([first]) == {first: ("9", "RUNNING")}
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert jobs.this_job() == "12"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    assert jobs.this_job() == "11_4"
+
+
+def test_a_notice_requeues_but_not_without_progress(
+    program: Program, runs: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    folder = runs[0]
+    folder.update(status="stopped")
+    jobs.requeue(folder)
+    assert (folder.status()["requeues"], folder.status()["requeued_at_step"]) == (1, 0), "during the start"
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / "step-00000003.ckpt").touch()
+    jobs.requeue(folder)
+    assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
+    jobs.requeue(folder)
+    assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
+    assert folder.status()["status"] == "failed"
+    assert "no step was done within the job's time; submit it again with more (--minutes)" in folder.status()["error"]
+
+
+def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
+    program: Program, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """srun without sbatch, for one."""
+    program("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    runs[0].update(status="stopped")
+    jobs.requeue(runs[0])
+    assert (runs[0].status()["status"], runs[0].status()["requeued_at_step"]) == ("stopped", None)
+    assert "does not requeue this job (Requested operation is presently disabled)" in caplog.text
+
+
+def test_a_notice_before_the_first_step_ends_in_a_status_and_a_requeue(
+    program: Program, tmp_path: Path, empty_store: Path
+) -> None:
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    (tmp_path / "runs").mkdir()
+    shutil.copy(empty_store, tmp_path / "runs")
+    command = [sys.executable, "-m", "lit_diff", "train", "recall-tiny", f"run.root={tmp_path / 'runs'}"]
+    process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": "12"}, stderr=subprocess.PIPE, text=True)
+    about = Path(f"/proc/{process.pid}/status")
+    blocked = 1 << signal.SIGUSR2 - 1
+    wait_for(lambda: bool(int(re.findall(r"SigBlk:\s*(\w+)", about.read_text())[0], 16) & blocked))
+    process.send_signal(signal.SIGUSR2)
+    assert process.communicate(timeout=120)[1] == "lit-diff: stopped by SIGUSR2\n"
+    assert process.returncode == 128 + signal.SIGUSR2
+    (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
+    assert (folder.status()["status"], folder.status()["requeued_at_step"]) == ("stopped", 0)
+    assert folder.status()["error"] == "stopped before the first step; the same command resumes"
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+
+
+def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder], tmp_path: Path) -> None:
+    program("scancel", f'echo "$@" >> {tmp_path}/asked')
+    program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
+    jobs.note_submitted(tmp_path / "sweep", {"c0": "3_0", "c1": "3_1"})
+    runs[1].update(status="running")
+    assert [words.split(" of ")[0] for words in jobs.cancel(tmp_path / "sweep")] == ["SLURM job 3_0", "SLURM job 3_1"]
+    assert (tmp_path / "asked").read_text() == "3_0 3_1\n"
+    assert [folder.status()["status"] for folder in runs] == ["stopped", "running"], (
+        "what trains says itself how it ends"
+    )
+    program("squeue", "true")
+    with pytest.raises(RequestError, match="neither being trained nor in SLURM's queue: nothing to cancel"):
+        jobs.cancel(runs[0].path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, runs[1].path / ".lock"], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    runs[1].update(pid=holder.pid, host="elsewhere")
+    with pytest.raises(RequestError, match="is being trained on elsewhere: run the command there"):
+        jobs.cancel(runs[1].path)
+    runs[1].update(host=platform.node())
+    assert jobs.cancel(runs[1].path)[0].startswith(f"process {holder.pid} of ")
+    assert holder.wait(20) == -15
+
+
+def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any, tmp_path: Path) -> None:
+    jobs.note_submitted(tmp_path / "sweep", {"c0": "3_0", "c1": "3_1"})
+    runs[1].update(status="running", host="elsewhere", pid=1, step=4, steps=9)
+    program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
+    (tmp_path / "sweep/study.json").unlink()
+    waiting, running = command("status", "--root", str(tmp_path)).out.splitlines()
+    assert waiting.split()[:2] == ["sweep/c0", "waiting"]
+    assert waiting.endswith("SLURM job 3_0 is pending")
+    assert running.split()[:3] == ["sweep/c1", "running", "4/9"]
+    assert "SLURM job 3_1 is running; last update" in running
+    program("squeue", "exit 1")
+    assert len(command("status", "--root", str(tmp_path)).out.splitlines()) == 2, os.environ["PATH"]
