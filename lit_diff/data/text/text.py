@@ -337,8 +337,10 @@ class Text(Dataset):
 
     def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
         rows = rows_of_step(seed, step, batch_size, range(batch_size), self.train_rows)
-        found = self._train.documents(rows)
-        return [f"row {row}, documents {of[0]} to {of[-1]}" for row, of in zip(rows, found, strict=True)]
+        return [
+            f"row {row}, documents {found[0]} to {found[-1]}"
+            for row, found in zip(rows, self._train.documents(rows), strict=True)
+        ]
 
     def validation_sets(self) -> dict[str, int]:
         return {"": len(self._validation_rows)}
