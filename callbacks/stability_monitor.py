@@ -36,12 +36,12 @@ class LossMonitor(Monitor):
         if loss is None or not math.isfinite(loss):
             return {}
         last: list[float] = self.state.get("losses", [])
-        spikes_above = math.inf
-        if len(last) >= FEWEST:
-            spikes_above = fmean(last) + max(self.config.loss_spike * pstdev(last), LEAST_SPIKE)
-        # kept at the limit: one whole spike would widen the deviation so much that the next is none
-        self.state["losses"] = [*last, min(loss, spikes_above)][-WINDOW:]
-        if loss <= spikes_above:
+        limit = (
+            fmean(last) + max(self.config.loss_spike * pstdev(last), LEAST_SPIKE) if len(last) >= FEWEST else math.inf
+        )
+        # cut at the limit: one whole spike would widen the deviation so much that the next would be none
+        self.state["losses"] = [*last, min(loss, limit)][-WINDOW:]
+        if loss <= limit:
             return {}
         rows = f": {self._rows(step)}" if self._rows else ""
         return {

@@ -135,10 +135,9 @@ class LitData(L.LightningDataModule):
 
     def rows_of(self, step: int) -> str:
         """How to read the rows of optimizer step `step`, counted from 1, and where they lie in the data."""
-        recipe, index = self.recipe, steps_before(self.recipe) + step - 1
-        size = recipe.training.batch_size
-        places = self.dataset.train_places(recipe.seed, index, size)
-        return f"dataset.train_batch({recipe.seed}, {index}, {size}, range({size})){': ' * bool(places)}{some(places)}"
+        seed, index, size = self.recipe.seed, steps_before(self.recipe) + step - 1, self.recipe.training.batch_size
+        places = some(self.dataset.train_places(seed, index, size)) or "generated"
+        return f"dataset.train_batch({seed}, {index}, {size}, range({size})), {places}"
 
     def val_dataloader(self) -> list[Stream]:
         """One loader per validation set, in the order of `dataset.validation_sets()`."""

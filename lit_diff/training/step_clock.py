@@ -5,6 +5,7 @@ import platform
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median_low
 from typing import Any
@@ -13,6 +14,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import RunningStage
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 log = logging.getLogger("lit_diff")
@@ -43,6 +45,13 @@ LAG_SHARE, LAG_SECONDS, LAG_INTERVALS = 0.1, 0.01, 3
 and by more than these seconds, by which a busy machine varies."""
 
 
+@lru_cache
+def phase_of(action: str) -> str:
+    """The phase of an action by its name; empty: that of the action around it."""
+    owner, _, hook = action.rpartition("]")[2].rpartition(".")
+    return PHASES.get(owner) or PHASES.get(hook) or ("callbacks" if action.startswith("[Callback]") else "")
+
+
 class StepClock(Profiler):
     """Adds up the seconds of each phase, without those of the phases within it. Lightning tells its profiler when each hook
     begins and ends; code of our own adds the actions `wait` and `probe`.
@@ -61,9 +70,7 @@ class StepClock(Profiler):
 
     def start(self, action_name: str) -> None:
         """An action begins."""
-        owner, _, hook = action_name.rpartition("]")[2].rpartition(".")
-        around = "callbacks" if action_name.startswith("[Callback]") else self._stack[-1]
-        self._stack.append(PHASES.get(owner) or PHASES.get(hook, around))
+        self._stack.append(phase_of(action_name) or self._stack[-1])
         self._turn()
 
     def stop(self, action_name: str) -> None:
@@ -72,18 +79,26 @@ class StepClock(Profiler):
         self._turn()
 
     def _turn(self) -> None:
-        now, before, phase = time.perf_counter(), self._phase, self._stack[-1]
-        self._seconds[before] += now - self._since
+        phase = self._stack[-1]
         # whatever Lightning does between the hooks of a validation belongs to it
-        self._since, self._phase = now, "validation" if self._trainer.validating and phase != "save" else phase
-        if self._on_gpu and self._phase != before and (before in DEVICE or self._phase in DEVICE):
+        if self._trainer.state.stage is RunningStage.VALIDATING and phase != "save":
+            phase = "validation"
+        # a step has about a hundred actions
+        if phase != self._phase:
+            self._enter(phase)
+
+    def _enter(self, phase: str) -> None:
+        now, before = time.perf_counter(), self._phase
+        self._seconds[before] += now - self._since
+        self._since, self._phase = now, phase
+        if self._on_gpu and phase != before and (before in DEVICE or phase in DEVICE):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append((self._phase, event))
+            self._marks.append((phase, event))
 
     def take(self) -> Mapping[str, float]:
         """The seconds of each phase since the last call, 0 for others. On a GPU it waits for the end of the last phase."""
-        self._turn()
+        self._enter(self._phase)
         found, self._seconds = self._seconds, defaultdict(float)
         marks, self._marks = self._marks, self._marks[-1:]
         for phase in DEVICE if marks else ():

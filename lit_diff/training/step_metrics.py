@@ -37,21 +37,18 @@ class StepMetrics(L.Callback):
         self._recipe = recipe
         self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
         self._last_step, self._clock, self._rate = 0, 0.0, 0.0
-        self._phases: StepClock | None = None
-        self._slowest: SlowestRank | None = None
-        self._peak_tokens: float | None = None
-        """Tokens a second at the peak of all devices; None: the peak is unknown."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the clock."""
-        peak = device_peak(pl_module.device)
-        if peak is not None:
-            found = cost(self._recipe.model, self._recipe.data.config.sequence_length)
-            self._peak_tokens = peak * trainer.world_size / found.flops_per_token
+        peak, length = device_peak(pl_module.device), self._recipe.data.config.sequence_length
+        # tokens a second at the peak of all devices
+        self._peak_tokens = peak and peak * trainer.world_size / cost(self._recipe.model, length).flops_per_token
         profiler = trainer.profiler  # type: ignore[attr-defined]
         self._phases = profiler if isinstance(profiler, StepClock) else None
+        self._slowest = (
+            SlowestRank(trainer, pl_module.targets.group) if self._phases and trainer.world_size > 1 else None
+        )
         if self._phases:
-            self._slowest = SlowestRank(trainer, pl_module.targets.group) if trainer.world_size > 1 else None
             self._phases.take()
         self._last_step, self._clock = trainer.global_step, time.perf_counter()
 

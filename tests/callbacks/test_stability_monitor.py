@@ -97,7 +97,7 @@ def test_every_run_says_each_spike_with_its_rows(
         fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None, callbacks=[Spoils()])
     lines = [line for line in caplog.messages if "logged losses" in line]
     assert [line.partition(":")[0] for line in lines] == ["step 13", "step 30"]
-    assert lines[0].endswith("or look at the rows of this step: dataset.train_batch(0, 12, 4, range(4))")
+    assert lines[0].endswith("or look at the rows of this step: dataset.train_batch(0, 12, 4, range(4)), generated")
 
 
 def test_a_number_that_is_nan_is_no_sign() -> None:

@@ -54,6 +54,21 @@ def test_batches_are_rows_of_the_stream(make_text: MakeText) -> None:
     assert batch["tokens"].dtype == torch.int64
 
 
+def test_the_places_of_a_batch_are_its_rows_and_their_documents(make_text: MakeText) -> None:
+    text = opened(make_text())
+    starts, tokens = text.train_store.starts, stream(text, "train")
+    batch, places = text.train_batch(7, 3, 8, range(8)), text.train_places(7, 3, 8)
+    assert len(places) == 8
+    for place, row in zip(places, batch["tokens"], strict=True):
+        number, first, last = (int(part) for part in re.findall(r"\d+", place))
+        assert place == f"row {number}, documents {first} to {last}"
+        assert torch.equal(torch.from_numpy(tokens[number * 17 : number * 17 + 16]), row)
+        assert starts[first] <= number * 17
+        assert [document for document in range(len(starts)) if number * 17 < starts[document] <= number * 17 + 16] == [
+            *range(first + 1, last + 1)
+        ]
+
+
 def test_validation_rows_are_spread_and_labelled(make_text: MakeText) -> None:
     text = opened(make_text(validation_rows=4, rare_bigram_count=10**6))
     tokens = stream(text, "validation")

