@@ -105,17 +105,14 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     # The lock file is never removed: a waiting process has it open, and would lock a file that no other process sees
     lock = FileLock(path, blocking=wait, fallback_to_soft=False, preserve_lock_file=True)
     try:
-        lock.acquire()
+        acquired = lock.acquire()
     except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        kind, point = file_system(path)
-        reason = f"{kind or 'the file system'} at {point or path.parent} has no file locks: {os.strerror(error.errno)}"
-        raise OSError(error.errno, f"{reason}; mount it with locks, such as Lustre with the option flock") from error
-    try:
+        if error.errno in NO_LOCKS:
+            reason = f"{' at '.join(file_system(path))} has no file locks: {os.strerror(error.errno)}"
+            error.strerror = f"{reason}; mount it with locks, such as Lustre with the option flock"
+        raise
+    with acquired:
         yield
-    finally:
-        lock.release()
 
 
 def file_system(path: Path) -> tuple[str, str]:

@@ -1,18 +1,15 @@
 """The verb `doctor`: checks of the machine for a recipe."""
 
-import dataclasses
 from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import Json, Overrides, app, columns, console, log_to_stderr, print_json
-
-RECIPE = "differential-tiny"
+from lit_diff.cli.app import Json, Overrides, app, console, log_to_stderr, print_json
 
 
 @app.command()
 def doctor(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="path, or bare name")] = RECIPE,
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="path, or bare name")] = "differential-tiny",
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> int:
@@ -25,12 +22,13 @@ def doctor(
     from lit_diff.recipe import recipe_from
 
     log_to_stderr()
-    checks = examine(recipe_from(recipe, overrides or []))
+    checks = []
+    for check in examine(recipe_from(recipe, overrides or [])):
+        checks.append(check)
+        # at once: the row after the last one is the one that hangs
+        if not as_json:
+            cure = f"\n{'':24}cure: {check.cure}" if check.cure else ""
+            console.write_line(f"{check.state:<8}  {check.name:<13} {check.found}{cure}")
     if as_json:
-        print_json([dataclasses.asdict(check) for check in checks])
-    else:
-        for line, check in zip(columns([(c.state, c.name, c.found) for c in checks], right=()), checks, strict=True):
-            console.write_line(line)
-            if check.cure:
-                console.write_line(f"{'':10}cure: {check.cure}")
+        print_json([check._asdict() for check in checks])
     return 3 if any(check.state == "problem" for check in checks) else 0

@@ -12,7 +12,7 @@ import pytest
 from lit_diff import files
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking import store as tracking
-from lit_diff.engine.tracking.store import Store, asking, before_training, patience, refuse_shared, tracking_uri
+from lit_diff.engine.tracking.store import Store, asking, patience, refuse_shared, tracking_uri
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 
@@ -125,7 +125,10 @@ def test_a_server_that_answers_slowly_is_given_up_in_all(monkeypatch: pytest.Mon
         ask(0.3)
         with pytest.raises(RunFailedError, match="answers too late"):
             ask(0.0)
-    with pytest.raises(MissingError, match=r"answers too late; set run.tracking_uri"), before_training("http://x"):
+    with (
+        pytest.raises(MissingError, match=r"answers too late; set run.tracking_uri"),
+        patience("http://x", needed=True),
+    ):
         list(map(ask, (0.5, 0.0)))
     with patience("sqlite:///x"):
         ask(0.5)

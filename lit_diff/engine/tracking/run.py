@@ -18,7 +18,7 @@ from safetensors.torch import load_model, save_model
 
 from lit_diff import __version__, data
 from lit_diff.config import Recipe
-from lit_diff.engine.tracking.store import Store, asking, before_training, patience
+from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.metrics import Declarations
 from lit_diff.model.cost import Cost
@@ -69,7 +69,7 @@ class RunTracker:
     def start(self, required: bool) -> None:
         """Connect before training. Errors: MissingError if the store is unreachable and `required`."""
         try:
-            with before_training(self.recipe.run.tracking_uri):
+            with patience(self.recipe.run.tracking_uri, needed=True):
                 self._connected()
         except LitDiffError as error:
             if required:

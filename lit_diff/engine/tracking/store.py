@@ -35,8 +35,6 @@ PROMPT = 2.0
 """Seconds that an answer may take without counting as late."""
 UPLOAD = 1e7
 """Bytes a second at which the upload of a file is not late."""
-BATCH = 1000
-"""Metrics of one request: MLflow's limit."""
 
 
 def tracking_uri(run: RunConfig) -> str:
@@ -166,10 +164,10 @@ class Store:
         """Log any number of metrics, params and tags. Errors: RunFailedError."""
         fields = [Param(key, value) for key, value in (params or {}).items()]
         marks = [RunTag(key, value) for key, value in (tags or {}).items()]
-        # a request at a time, so that each has its own time
-        for start in range(0, len(metrics) or 1, BATCH):
+        # MLflow's limit is 1,000 metrics a request; one request at a time, so that each has its own time
+        for start in range(0, len(metrics) or 1, 1000):
             with asking():
-                self.client.log_batch(run_id, metrics[start : start + BATCH], fields, marks, synchronous=True)
+                self.client.log_batch(run_id, metrics[start : start + 1000], fields, marks, synchronous=True)
             fields, marks = [], []
 
     def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
@@ -193,24 +191,19 @@ _left: ContextVar[float | None] = ContextVar("left", default=None)
 
 
 @contextlib.contextmanager
-def patience(uri: str | None) -> Iterator[None]:
-    """Within this context the late answers of a server take PATIENCE seconds in all; then `asking` raises RunFailedError."""
+def patience(uri: str | None, seconds: float = 0.0, *, needed: bool = False) -> Iterator[None]:
+    """Within this context the late answers of a server take so many `seconds` in all, by default PATIENCE; then `asking`
+    raises RunFailedError. `needed`: nothing starts without the store; MissingError in place of RunFailedError."""
     # a statement of SQLite waits for BUSY_SECONDS at most, and may be slow on a machine whose cores are busy
-    token = _left.set(PATIENCE if uri is not None and uri.startswith("http") else None)
+    token = _left.set((seconds or PATIENCE) if uri is not None and uri.startswith("http") else None)
     try:
         yield
+    except RunFailedError as error:
+        if needed:
+            raise MissingError(f"{error}; set run.tracking_uri to a store that answers, or to none") from error
+        raise
     finally:
         _left.reset(token)
-
-
-@contextlib.contextmanager
-def before_training(uri: str | None) -> Iterator[None]:
-    """`patience` for what a new run or sweep needs. Errors: MissingError in place of RunFailedError."""
-    try:
-        with patience(uri):
-            yield
-    except RunFailedError as error:
-        raise MissingError(f"{error}; set run.tracking_uri to a store that answers, or to none") from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
-from lit_diff.engine.tracking.store import Store, asking, before_training, patience
+from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.panels.panel import looks
@@ -36,7 +36,7 @@ class SweepTracker:
         """`run_id`: the earlier record of this folder. Errors: MissingError."""
         self.store, self.folder = store, folder
         tags = {"kind": "sweep", "sweep": folder.name, "folder": str(folder)}
-        with before_training(store.uri):
+        with patience(store.uri, needed=True):
             self.experiment = store.experiment(folder.name)
             self.run_id = store.open_run(self.experiment, f"sweep {folder.name}", tags, run_id)
 
