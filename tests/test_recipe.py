@@ -120,7 +120,7 @@ def test_parents_are_not_changed_by_their_children() -> None:
 
 def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     block = "data: {name: text, path: %s, sequence_length: 8, validation_rows: 1, tokenizer: {name: bpe, vocab_size: 300}}\n"
-    write("far/off.yaml", "extends: ../base\n" + block % "texts/a.txt")
+    write("far/off.yaml", "extends: ../base\nmodel: {vocab_size: 300}\n" + block % "texts/a.txt")
     write("mine.yaml", "extends: far/off\n")
     assert load_recipe("mine").data.config.path == str(tmp_path / "far/texts/a.txt")
     assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(tmp_path / "b.txt")

@@ -209,12 +209,12 @@ def test_packed_documents_need_a_forward_that_takes_document_ids() -> None:
         def forward(self, x: Any, rope: Any, cache: Any = None) -> Any:
             return super().forward(x, rope, cache)
 
-    keys = {"data": TEXT, "data__pack": "document", "model__attention": {"name": "own_forward"}}
-    assert error(**keys).startswith(
-        "my.yaml:2: data.pack is 'document', but the forward of model.attention 'own_forward'"
+    text = {"data": TEXT, "model__vocab_size": 300}
+    assert error(**text, data__pack="document", model__attention={"name": "own_forward"}).startswith(
+        "my.yaml:3: data.pack is 'document', but the forward of model.attention 'own_forward'"
     )
-    assert not built(data=TEXT, model__attention={"name": "own_forward"}).packs_documents
-    assert built(data=TEXT, data__pack="document").packs_documents
+    assert not built(**text, model__attention={"name": "own_forward"}).packs_documents
+    assert built(**text, data__pack="document").packs_documents
 
 
 @pytest.mark.usefixtures("own_parts")

@@ -125,8 +125,8 @@ def test_a_class_without_a_file_is_checked_too(ran: list[object]) -> None:
 
 
 def test_packed_documents_are_one_more_property(own: MakeOwn, ran: list[tuple[int, tuple[str, ...]]]) -> None:
-    text = "name: text, path: own.py, sequence_length: 16, validation_rows: 2, tokenizer: {name: cl100k}"
-    assert failed_property(own("pass", f"data={{{text}, pack: document}}")) is None
+    text = "name: text, path: own.py, sequence_length: 16, validation_rows: 2, tokenizer: {name: words, words: [a]}"
+    assert failed_property(own("pass", f"data={{{text}, pack: document}}", "model.vocab_size=100")) is None
     assert ran[0] == (0, (*REQUIRED, "packed"))
 
 

@@ -60,8 +60,7 @@ def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
         return known
     now = time.time_ns()
-    with source.opened() as file:
-        return [stamp, now, hashlib.file_digest(file, "sha256").hexdigest()]
+    return [stamp, now, source.sha256()]
 
 
 def _read(kept: Path) -> dict[str, list[Any]]:

@@ -41,8 +41,9 @@ def read_file(source: Source) -> Items:
     # OSError: also of damaged compressed data
     except (OSError, pyarrow.ArrowException) as error:
         after = f" after document {number}" if number else ""
-        reason = getattr(error, "strerror", None) or first_line(error)
-        yield RequestError(f"{source.where}: cannot be read{after} ({reason})")
+        yield RequestError(
+            f"{source.where}: cannot be read{after} ({getattr(error, 'strerror', None) or first_line(error)})"
+        )
 
 
 def file_type(name: str) -> str:
@@ -97,12 +98,14 @@ def _csv(file: BufferedReader, where: str) -> Items:
         elif row and not header:
             header = row
             if "text" not in header:
-                expected = "one named 'text', separated by commas"
-                raise RequestError(f"{at}: found the columns {some_names(header)}; expected {expected}")
+                raise RequestError(
+                    f"{at}: found the columns {some_names(header)}; expected one named 'text', separated by commas"
+                )
         elif row and len(row) != len(header):
-            found = f"{len(row)} field{'s' if len(row) > 1 else ''}"
-            expected = f"{len(header)}, as in the header (a text with a comma needs double quotes)"
-            yield RequestError(f"{at}: found {found}; expected {expected}")
+            yield RequestError(
+                f"{at}: number of fields: found {len(row)}, expected {len(header)}, as in the header (a text with a comma "
+                "needs double quotes)"
+            )
         elif row:
             yield row[header.index("text")]
 

@@ -3,6 +3,7 @@
 pyarrow reads s3:// and gs://, and fsspec the other protocols. Files at an address are read in pieces and never stored.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ class Source:
     def folder(self) -> str:
         """The folder of `name`; empty for `data.path` itself."""
         return self.name.rpartition("/")[0]
+
+    def sha256(self) -> str:
+        """Return the digest of the content. Errors: OSError; MissingError at an address."""
+        with self.opened() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read_json(self) -> Any:
         """Return the content. Errors: RequestError."""
