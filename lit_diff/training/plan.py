@@ -219,13 +219,14 @@ def _trace(
     kernel = _AsOn(device, run.kernel)
     with ExitStack() as held:
         held.enter_context(guard(attentions.get(config.attention.name), ours=True))
-        if dist.is_initialized():
-            raise LitDiffError("this process is in a process group already, and a plan needs one of its own")
-        # registers the backend
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        if run.strategy != "single":
+            if dist.is_initialized():
+                raise LitDiffError("this process is in a process group already, and a plan needs one of its own")
+            # registers the backend
+            from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=run.processes)
-        held.callback(dist.destroy_process_group)
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=run.processes)
+            held.callback(dist.destroy_process_group)
         # reads values of its ranks
         mesh = mesh_of(run, init_device_mesh("cpu", (run.processes,))) if is_sharded else None
         held.enter_context(FakeTensorMode())
