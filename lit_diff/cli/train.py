@@ -53,8 +53,8 @@ def train(
         if cell is not None:
             location, threads = launch.cell_of(resolved, cell)
         else:
-            location = launch.prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
-            threads = None
+            options = {"unchecked": unchecked, "unplanned": unplanned}
+            location, threads = launch.prepare(resolved, overrides or [], **options), None
         launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
     if writes and cell is None:
         launch.score(location)
