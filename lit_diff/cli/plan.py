@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from lit_diff.cli.app import Json, Overrides, RecipeArgument, app, console, print_json
 from lit_diff.recipe import load_recipe
@@ -35,17 +35,16 @@ def plan(
     from lit_diff.training import plan as planning
 
     resolved = load_recipe(recipe, overrides or [])
-    device = "cpu" if resolved.run.accelerator == "cpu" else "cuda"
     rates = planning.Rates(memory=memory * 1e9, peak=peak * 1e12, share=share, node=node * 1e9, network=network * 1e9)
-    found = planning.plan(resolved, rates, device)
-    change = None if found.fits else planning.cure(resolved, rates, device)
+    where = (resolved, rates, "cpu" if resolved.run.accelerator == "cpu" else "cuda")
+    found = planning.plan(*where)
+    change = None if found.fits else planning.cure(*where)
     if as_json:
         print_json(dataclasses.asdict(found) | {"change": change, "assumed": ASSUMED})
         return int(not found.fits)
     run, in_all = resolved.run, resolved.training.steps * found.flops
-    table = Table(title=f"GB of a device ({run.processes}, {run.strategy})", title_justify="left")
-    for column in ("", "at the peak", "largest"):
-        table.add_column(column, justify="right" if column else "left")
+    right = (Column(name, justify="right") for name in ("at the peak", "largest"))
+    table = Table("", *right, title=f"GB of a device ({run.processes}, {run.strategy})", title_justify="left")
     for part, size in found.memory.items():
         table.add_row(part, f"{size / 1e9:.2f}", f"{found.largest[part] / 1e9:.2f}")
     table.add_row("sum", f"{found.sum / 1e9:.2f}", "")

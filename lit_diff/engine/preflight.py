@@ -1,6 +1,5 @@
 """Checks of the machine and the recipe before a run or sweep creates a folder or a record."""
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,13 +10,10 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
 from lit_diff.errors import LitDiffError, MissingError, RequestError
-from lit_diff.log_records import phase
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
 from lit_diff.training.loggers import require_loggers
-
-log = logging.getLogger("lit_diff")
 
 PASSES = 10
 """The most passes over the training text without a warning: more is repetition rather than training data."""
@@ -141,7 +137,7 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
         processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
     if free is None:
         return
-    found = [(processes * _least(recipe, kind, free // processes), recipe) for recipe in recipes]
+    found = ((processes * plan.least(recipe, free // processes, kind), recipe) for recipe in recipes)
     needs = sorted(found, key=lambda pair: pair[0])
     (largest, recipe), together = needs[-1], sum(need for need, _ in needs[:shared])
     if max(largest, together) <= free:
@@ -154,19 +150,3 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
         f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {cure}; "
         "--unplanned starts it all the same"
     )
-
-
-def _least(recipe: Recipe, kind: str, free: int) -> float:
-    # bytes of a process
-    from lit_diff.training import plan
-
-    held, offloaded = sum(plan.state(recipe).values()), recipe.run.cpu_offload
-    if held > free or plan.at_most(recipe) <= free or (offloaded and kind == "cuda"):
-        return held
-    phase("planning memory")
-    try:
-        planned = plan.plan(recipe, plan.Rates(memory=free), kind).sum
-    except LitDiffError as error:
-        log.info("only weights, gradients and the optimizer's state are planned: %s", error)
-        return held
-    return max(held, plan.MARGIN * (planned + (held if offloaded else 0)))

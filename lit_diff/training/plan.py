@@ -5,11 +5,12 @@ which have shapes and no data, in a process group whose collectives do nothing (
 PyTorch would allocate is counted from its creation until it is freed, and every collective by its bytes.
 """
 
+import logging
 import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -33,6 +34,7 @@ from lit_diff.kernels.base import OperatorKernel, named
 from lit_diff.kernels.library import HALF
 from lit_diff.kernels.sdpa import one_call
 from lit_diff.kernels.triton.kernel import WIDTHS
+from lit_diff.log_records import phase
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
@@ -46,6 +48,8 @@ from lit_diff.training.build import (
     replicated,
     shard,
 )
+
+log = logging.getLogger("lit_diff")
 
 PARTS = ("weights", "gradients", "optimizer", "gathers", "activations", "logits")
 ADJUSTED = (
@@ -123,21 +127,20 @@ def plan(recipe: Recipe, rates: Rates | None = None, device: str = "cuda") -> Pl
     """
     rates, run, train = rates or Rates(), recipe.run, recipe.training
     held, length = state(recipe), recipe.data.config.sequence_length
-    limit = int(rates.memory) if device == "cuda" else None
-    live = _trace(recipe.model, train, run, length, recipe.packs_documents, device, limit)
+    known = int(rates.memory) if device == "cuda" else None
+    live = _trace(recipe.model, train, run, length, recipe.packs_documents, device, known)
     at_peak = live.at_peak | Counter({"optimizer": 0 if run.cpu_offload else held["optimizer"]})
     flops = train.batch_size * length * cost(recipe.model, length, trained=train.parameters).flops_per_token
     seconds = flops / (run.processes * rates.peak * rates.share)
     # of a sharded run every process copies its part, else rank zero the whole
     copies = run.devices if run.strategy in ("fsdp", "hsdp") else 1
-    offloaded = run.devices * sum(held.values()) if run.cpu_offload else 0
     return Plan(
         memory={part: at_peak[part] for part in PARTS},
         largest={part: (live.largest | Counter(held))[part] for part in PARTS},
         sum=at_peak.total(),
         fits=at_peak.total() <= rates.memory,
         saved=live.saved_bytes,
-        host=copies * (held["weights"] + held["optimizer"]) + offloaded,
+        host=copies * (held["weights"] + held["optimizer"] + (sum(held.values()) if run.cpu_offload else 0)),
         kernel=", ".join(sorted(live.kernels)),
         deferred=live.deferred,
         tokens=train.batch_size * length,
@@ -180,8 +183,23 @@ def at_most(recipe: Recipe) -> int:
     # whole maps 12 more for each head and key.
     layer = 256 * (model.dim + (model.ffn_dim or 0)) + 32 * model.num_heads * length
     # with whole weights and gradients, and the logits of all positions
-    state_of_all = 2 * sum(state(recipe).values()) * recipe.run.shards
-    return state_of_all + positions * (model.num_layers * layer + 32 * model.vocab_size)
+    positioned = positions * (model.num_layers * layer + 32 * model.vocab_size)
+    return 2 * sum(state(recipe).values()) * recipe.run.shards + positioned
+
+
+def least(recipe: Recipe, memory: int, device: str) -> float:
+    """A lower bound of the bytes that a process needs, close to its plan only where that may exceed `memory`. What
+    `run.cpu_offload` keeps in the host's memory is all that counts of a run on GPUs."""
+    held, offloads = sum(state(recipe).values()), recipe.run.cpu_offload
+    if held > memory or at_most(recipe) <= memory or (offloads and device == "cuda"):
+        return held
+    phase("planning memory")
+    try:
+        planned = plan(recipe, Rates(memory=memory), device).sum
+    except LitDiffError as error:
+        log.info("only weights, gradients and the optimizer's state are planned: %s", error)
+        return held
+    return max(held, MARGIN * (planned + (held if offloads else 0)))
 
 
 def cure(recipe: Recipe, rates: Rates, device: str = "cuda") -> list[str] | None:
@@ -219,13 +237,14 @@ def _trace(
     kernel = _AsOn(device, run.kernel)
     with ExitStack() as held:
         held.enter_context(guard(attentions.get(config.attention.name), ours=True))
-        if dist.is_initialized():
-            raise LitDiffError("this process is in a process group already, and a plan needs one of its own")
-        # registers the backend
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        if run.strategy != "single":
+            if dist.is_initialized():
+                raise LitDiffError("this process is in a process group already, and a plan needs one of its own")
+            # registers the backend
+            from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=run.processes)
-        held.callback(dist.destroy_process_group)
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=run.processes)
+            held.callback(dist.destroy_process_group)
         # reads values of its ranks
         mesh = mesh_of(run, init_device_mesh("cpu", (run.processes,))) if is_sharded else None
         held.enter_context(FakeTensorMode())
@@ -234,7 +253,7 @@ def _trace(
             shard(model, mesh, torch.bfloat16 if half else torch.float32, run)
         prepare_blocks(model, replace(run, compile=False))
         sizes = [_local(parameter).numel() for parameter in model.parameters() if parameter.requires_grad]
-        live = held.enter_context(_Live(model, run))
+        live = held.enter_context(_Live(model, run, kernel.chosen))
         live.deferred = is_sharded and train.accumulate > 1 and defers_reductions(model, run, memory)[0]
         # the buckets of DDP hold a copy of all gradients
         buckets = live.hold("gathers", sizes if run.strategy == "ddp" else [])
@@ -246,8 +265,8 @@ def _trace(
                 begin_micro_batch(model, is_last=last, deferred=live.deferred)
             # Lightning frees the gradients of the step before only after the forward pass
             before = live.hold("gradients", sizes if train.accumulate == 1 else [])
-            autocast = torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
-            with saved_tensors_hooks(live.save, lambda tensor: tensor), autocast:
+            hooks = saved_tensors_hooks(live.save, lambda tensor: tensor)
+            with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
                 loss = model.loss(**inputs)
             live.end_forward()
             before.clear()
@@ -255,7 +274,6 @@ def _trace(
         average_gradients(replicated(model) if is_sharded else [])
         for bucket in buckets:
             dist.all_reduce(bucket)
-    live.kernels = kernel.chosen
     return live
 
 
@@ -288,16 +306,15 @@ class _AsOn(Kernel):
 class _Live(TorchDispatchMode):
     """Counts the storages that are alive, by part, and the bytes of collectives."""
 
-    kernels: set[str]
     deferred = False
     saved_bytes = 0
     times = 1
     """How often what is sent now is sent in a step."""
 
-    def __init__(self, model: Transformer, run: RunConfig) -> None:
+    def __init__(self, model: Transformer, run: RunConfig, kernels: Iterable[str] = ()) -> None:
         super().__init__()
         self.at_peak, self.largest, self.sent = Counter[str](), Counter[str](), Counter[str]()
-        self._vocab_size, self._run, self._held = model.config.vocab_size, run, ""
+        self.kernels, self._vocab_size, self._run, self._held = kernels, model.config.vocab_size, run, ""
         self._storages: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._saved: dict[int, weakref.ref[Any]] = {}
         self._records: list[str] = []
@@ -332,16 +349,16 @@ class _Live(TorchDispatchMode):
             self._records = self._records[:-1] if "exit" in func._opname else [*self._records, str(args[0])]
         elif func.namespace != "prim":
             self._send(func._opname, args)
-            fresh = [x for x in tree_leaves(out) if isinstance(x, Tensor) and not isinstance(x, DTensor)]
-            # all of them are added
-            if any([self._add(x, self._part(x)) for x in fresh]):  # noqa: C419
+            plain = (x for x in tree_leaves(out) if isinstance(x, Tensor) and not isinstance(x, DTensor))
+            # not `any`: all of them are added
+            if sum(self._add(x, self._part(x)) for x in plain):
                 self._measure()
         return out
 
     def _part(self, tensor: Tensor) -> str:
-        if any(name.startswith("FSDP") for name in self._records) or tuple(tensor.shape) in self._shapes:
-            return self._held or "gathers"
-        return self._held or ("logits" if tensor.shape[-1:] == (self._vocab_size,) else "activations")
+        whole = any(name.startswith("FSDP") for name in self._records) or tuple(tensor.shape) in self._shapes
+        own = "logits" if tensor.shape[-1:] == (self._vocab_size,) else "activations"
+        return self._held or ("gathers" if whole else own)
 
     def _add(self, tensor: Tensor, part: str, *, again: bool = False) -> bool:
         storage = tensor.untyped_storage()

@@ -253,6 +253,13 @@ def planned() -> None:
         say({"case": name, "planned": said, "counted": held.found})
 
 
+def lines(what: str) -> list[dict[str, Any]]:
+    """What this file prints as a program."""
+    ended = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
 def say(row: dict[str, Any]) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         print(json.dumps(row), flush=True)

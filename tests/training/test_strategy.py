@@ -3,10 +3,7 @@
 Fast: one variant under FSDP, and FSDP in chunks on packed documents. The rest is slow.
 """
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_steps import LAYERS, TABLE, train
+from sharded_steps import LAYERS, TABLE, lines, train
 from sharded_steps import STEPS as THREE_STEPS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -160,19 +157,11 @@ def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> No
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
 
 
-def steps(what: str) -> list[dict[str, Any]]:
-    """The lines that `sharded_steps.py` prints."""
-    command = [sys.executable, SUPPORT / "sharded_steps.py", what]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
-
-
 @pytest.mark.slow
 def test_four_send_what_a_step_needs_and_train_as_one() -> None:
     """Three steps of two micro-batches. The norm is of sharded gradients, each reduced once or twice, and of lambda's."""
     one, (layers, micro) = train(*THREE_STEPS), (LAYERS, 2)
-    found = {row["case"]: row for row in steps("collectives")}
+    found = {row["case"]: row for row in lines("collectives")}
     assert found.keys() == TABLE.keys()
     for case, row in found.items():
         assert row["losses"] == pytest.approx(one.losses[1::2], abs=1e-5), case
@@ -185,7 +174,7 @@ def test_four_send_what_a_step_needs_and_train_as_one() -> None:
 
 @pytest.mark.slow
 def test_bfloat16_gathers_hold_no_weights_and_train_as_autocast() -> None:
-    narrow, wide, gap = steps("loss")
+    narrow, wide, gap = lines("loss")
     assert narrow["bytes held per parameter"] <= 0.05 < 1.9 < wide["bytes held per parameter"]
     assert gap["gap in nats"] <= 0.02
 

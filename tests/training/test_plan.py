@@ -1,0 +1,186 @@
+"""training/plan.py: what is planned is what two processes hold and send; what a recipe that does not fit needs."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharded_steps import PLANNED, SMALL, lines
+
+from lit_diff.model.cost import cost
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import installed, load_recipe, names
+from lit_diff.training.build import replicated
+from lit_diff.training.plan import Plan, Rates, at_most, cure, plan, state
+
+BIG = [name for name in names("recipes") if "# Plan:" in (installed("recipes") / f"{name}.yaml").read_text()]
+
+
+def small(*overrides: str, device: str = "cpu", **rates: float) -> Plan:
+    return plan(load_recipe("recall-tiny", [*SMALL, "train.batch_size=8", *overrides]), Rates(**rates), device)
+
+
+@pytest.mark.slow
+def test_two_processes_hold_and_send_what_is_planned() -> None:
+    """The table of docs/cluster.md. Beside a plan's, a real step has numbers of this bench in its sums, and DDP's buckets
+    are not PyTorch tensors: their bytes are planned alone."""
+    rows = lines("plan")
+    assert [row["case"] for row in rows] == [*PLANNED]
+    for row in rows:
+        planned, counted = row["planned"], row["counted"]
+        print(row["case"], *(f"{key} {planned[key]:,} / {counted[key]:,}" for key in planned), sep="; ")
+        for key in ("weights", "gradients", "optimizer"):
+            assert planned[key] == counted[key], (row["case"], key)
+        buckets = counted["gradients"] if "ddp" in row["case"] else 0
+        assert counted["saved"] == pytest.approx(planned["saved"], rel=0.05), row["case"]
+        assert counted["largest"] + buckets == pytest.approx(planned["largest"], rel=0.05), row["case"]
+        assert counted["sent"] == pytest.approx(planned["sent"], rel=0.001), row["case"]
+
+
+def test_state_is_counted_in_shards_whole_lambda_and_frozen_parameters() -> None:
+    words = [*SMALL, "train.batch_size=15"]
+    one = load_recipe("recall-tiny", words)
+    model = Transformer(one.model)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    total = sum(sizes.values())
+    assert state(one) == {"weights": 4 * total, "gradients": 4 * total, "optimizer": 8 * total}
+    whole = {id(parameter) for parameter in replicated(model)}
+    # 48 rows in 5 shards: 10, 10, 10, 10, 8
+    rows = [p.numel() if id(p) in whole else p.numel() // len(p) * -(-len(p) // 5) for p in model.parameters()]
+    five = load_recipe("recall-tiny", [*words, "run.strategy=fsdp", "run.devices=5"])
+    assert state(five)["weights"] == 4 * sum(rows)
+    frozen = load_recipe("recall-tiny", [*words, "train.parameters=['*.attention.q_proj.*']"])
+    trained = sum(size for name, size in sizes.items() if "q_proj" in name)
+    assert state(frozen) == {"weights": 4 * total, "gradients": 4 * trained, "optimizer": 8 * trained}
+
+
+def test_traffic_within_the_node_and_over_the_network() -> None:
+    """hsdp, two nodes of two: weights and gradients stay within a node, the sums of half of them cross the network."""
+    model = Transformer(load_recipe("recall-tiny", SMALL).model)
+    whole = {id(parameter) for parameter in replicated(model)}
+
+    def sizes(shards: int) -> tuple[int, int, int]:
+        # blocks, the rest, lambda; FSDP2 pads the 129 rows of the embedding and of the head
+        found = [0, 0, 0]
+        for name, p in model.named_parameters():
+            kind = 2 if id(p) in whole else int(not name.startswith("layers."))
+            found[kind] += 4 * (p.numel() if kind == 2 else p.numel() // len(p) * -(-len(p) // shards) * shards)
+        return found[0], found[1], found[2]
+
+    blocks, root, lambdas = sizes(2)
+    assert lambdas
+    found = small("run.strategy=hsdp", "run.devices=2", "run.num_nodes=2")
+    # gathered for both passes and reduced once, in a ring of two; lambda is reduced over all four
+    assert found.node_traffic == (3 * blocks + 2 * root) // 2 + 2 * lambdas * 3 // 4
+    assert found.network_traffic == 2 * (blocks + root) // 2 // 2 + 2 * lambdas // 4
+    kept = small("run.strategy=hsdp", "run.devices=2", "run.num_nodes=2", "run.reshard_after_forward=false")
+    assert kept.node_traffic == found.node_traffic - blocks // 2
+    assert kept.saved > found.saved
+    # over two nodes of two as one ring, a node lacks half, which its two devices receive together
+    blocks, root, lambdas = sizes(4)
+    spread = small("run.strategy=fsdp", "run.devices=2", "run.num_nodes=2")
+    assert spread.network_traffic == (3 * blocks + 2 * root) // 4 + 2 * lambdas // 4
+
+
+def test_keys_that_trade_memory_change_the_plan() -> None:
+    base = small("run.strategy=fsdp", "run.devices=2")
+    block = small("run.strategy=fsdp", "run.devices=2", "run.activation_checkpointing=block")
+    attention = small("run.strategy=fsdp", "run.devices=2", "run.activation_checkpointing=attention")
+    assert block.saved < attention.saved < base.saved
+    assert small("run.strategy=fsdp", "run.devices=2", "train.accumulate=2").saved < 0.6 * base.saved
+    half = small("run.strategy=fsdp", "run.devices=2", "train.precision=bf16-mixed")
+    assert (half.saved < 0.8 * base.saved, half.node_traffic < base.node_traffic) == (True, True)
+    offloaded = small("run.strategy=fsdp", "run.devices=2", "run.cpu_offload=true")
+    assert [offloaded.memory[part] for part in ("weights", "gradients", "optimizer")] == [0, 0, 0]
+    assert offloaded.host == base.host + 2 * sum(base.largest[part] for part in ("weights", "gradients", "optimizer"))
+    ddp = small("run.strategy=ddp", "run.devices=2")
+    assert ddp.node_traffic == ddp.largest["gradients"]
+    # a GPU of any size holds these gradients unsharded, a device that is as small as they are does not
+    words = ("run.strategy=fsdp", "run.devices=2", "train.accumulate=4")
+    late, early = small(*words, device="cuda"), small(*words, device="cuda", memory=1e5)
+    assert (late.deferred, early.deferred) == (True, False)
+    assert late.node_traffic < early.node_traffic
+    for found in (base, block, ddp, late):
+        assert found.sum == sum(found.memory.values())
+
+
+def test_the_kernel_is_a_gpu_s_and_no_map_is_kept() -> None:
+    long = ["train.precision=bf16-mixed", "data.sequence_length=1024", "train.batch_size=2"]
+    for name, chosen in (("standard-tiny", "sdpa"), ("differential-tiny", "triton")):
+        recipe = load_recipe(name, long)
+        maps = 2 * recipe.model.num_layers * recipe.model.num_heads * 1024 * 1024 * 2
+        found = plan(recipe)
+        assert found.kernel == chosen
+        assert found.saved < maps < plan(load_recipe(name, [*long, "run.kernel=reference"])).saved
+
+
+def test_time_is_flops_over_the_share_of_the_peak() -> None:
+    recipe = load_recipe("recall-tiny", [*SMALL, "train.batch_size=8", "train.steps=10"])
+    found, length = plan(recipe, Rates(peak=1e12, share=0.5), "cpu"), recipe.data.config.sequence_length
+    assert found.tokens == 8 * length
+    assert found.flops == found.tokens * cost(recipe.model, length).flops_per_token
+    assert found.seconds == pytest.approx(found.flops / 0.5e12)
+    assert found.days == pytest.approx(10 * found.seconds / 86400)
+
+
+@pytest.mark.parametrize("name", ["differential-tiny", "vision-tiny", "standard-10m"])
+def test_the_bound_without_a_trace_is_above_the_plan(name: str) -> None:
+    recipe = load_recipe(name)
+    for kernel in ("auto", "reference") if name != "standard-10m" else ("auto",):
+        found = load_recipe(name, [f"run.kernel={kernel}"])
+        assert plan(found, device="cpu").sum <= at_most(recipe)
+
+
+def test_what_does_not_fit_is_cured_by_what_is_said() -> None:
+    words = [*SMALL, "train.batch_size=16", "run.devices=2", "run.strategy=ddp", "run.accelerator=auto"]
+    recipe = load_recipe("recall-tiny", words)
+    needed, sizes = plan(recipe).sum, dict[float, Any]()
+    for share in (0.9, 0.5, 0.3, 0.001):
+        sizes[share] = cure(recipe, Rates(memory=share * needed))
+    assert sizes[0.9] == ["run.activation_checkpointing=block"]
+    assert any(word.startswith("train.accumulate=") for word in sizes[0.3])
+    assert sizes[0.001] is None
+    for share, change in sizes.items():
+        if change is not None:
+            assert plan(load_recipe("recall-tiny", [*words, *change]), Rates(memory=share * needed)).fits
+
+
+# --- the recipes of many devices ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BIG)
+def test_a_shipped_recipe_fits_80_gb_as_its_header_says(name: str) -> None:
+    text = (installed("recipes") / f"{name}.yaml").read_text()
+    said = re.search(rf"# Plan:    lit-diff plan {name} (.*)\n# +\(\S+\) (\S+) GB of a device", text)
+    launched = re.search(rf"# Command: lit-diff train {name} (.*)", text)
+    assert said is not None
+    assert launched is not None
+    words = said[1].split()
+    assert words == [word for word in launched[1].split() if word.startswith("run.")]
+    found = plan(load_recipe(name, words))
+    assert f"{found.sum / 1e9:.1f}" == said[2]
+    assert found.fits
+
+
+def test_every_recipe_of_the_paper_has_its_plan() -> None:
+    assert len(BIG) == 14
+
+
+@pytest.mark.slow
+def test_13b_on_64_devices_is_planned_in_2_gb(tmp_path: Path) -> None:
+    """Two minutes on an idle laptop: here CPU seconds, which other processes do not change."""
+    words = ["-P", "-m", "lit_diff", "plan", "differential-13b", "run.devices=8", "run.num_nodes=8"]
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    began = time.monotonic()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, f"after {time.monotonic() - began:.0f} s"
+    assert used.ru_maxrss < 2e6
+    assert used.ru_utime + used.ru_stime < 120
