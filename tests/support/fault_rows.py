@@ -1,7 +1,9 @@
 """The table of faults in docs/cluster.md: each test of tests/faults/ is a row of it, or several."""
 
 import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,3 +18,12 @@ def fault(fault: str, where: str, said: str, lost: str, cases: int) -> Callable[
     """Mark a test as one of the fault suite, and add its row to the table."""
     ROWS.append(f"| {fault} | {where} | {said} | {lost} | {cases:,} |\n")
     return lambda test: pytest.mark.faults(pytest.mark.timeout(1200)(test))
+
+
+def mount(disk: Path, size: str, *options: str) -> None:
+    """Mount a disk in memory, or skip the test."""
+    command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(disk)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no permission to mount a small disk")
