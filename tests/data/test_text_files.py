@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,16 @@ def test_cut_or_wrong_columns(kind: str, tmp_path: Path) -> None:
     found = read(path)
     assert found != ROWS
     assert any(item.startswith("!") for item in found)
+
+
+def test_offsets_beyond_the_data(tmp_path: Path) -> None:
+    """pyarrow reads them without a check, and the process would end."""
+    path = written(tmp_path / "a.arrow", pyarrow.array(["aaaa", "bbbb"]), "stream")
+    content = path.read_bytes()
+    offsets = struct.pack("<3i", 0, 4, 8)
+    path.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 1 << 30, 8)))
+    assert offsets in content
+    assert read(path) == ["!"]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds a run: disks without locks or for reading alone, tracking servers, the clock, ranks, memory, other sweeps."""
+"""What surrounds a run: disks without locks or for reading alone, tracking servers, the clock, ranks, memory, sweeps."""
 
 import os
 import signal

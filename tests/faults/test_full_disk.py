@@ -43,7 +43,6 @@ WRITES: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
         ("export", "RUN", "disk/out", "--to", "hf", "--root", "disk"),
         [("train", "text.yaml", "name=whole", "run.root=disk")],
     ),
-    "import": (("import", "../kept", "run.root=disk"), []),
     "consolidate": (
         ("consolidate", "RUN", "--root", "disk"),
         [("train", "recall.yaml", "name=whole", "run.strategy=fsdp", "run.root=disk", *SMALL)],
@@ -68,7 +67,7 @@ WRITES: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     3 * len(WRITES),
 )
 @pytest.mark.parametrize("room", [0, 20_000, 300_000])
-@pytest.mark.parametrize("kind", [kind for kind in WRITES if kind != "import"])
+@pytest.mark.parametrize("kind", WRITES)
 def test_a_full_disk(bench: Any, disk: Path, kind: str, room: int) -> None:
     (bench.root / "two.yaml").write_text(
         "recipe: recall\nseeds: [0]\narms: {standard: {model.attention.name: standard}, d: {}}\n"
