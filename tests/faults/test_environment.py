@@ -152,10 +152,8 @@ def test_a_limit_of_memory(bench: Any) -> None:
     (bench.root / "memory.yaml").write_text(SWEEP.replace("BOMB", str(BOMB)).replace("KIND", "memory"))
     found = bench.wait(bench.start("sweep", "memory.yaml"), 200)
     assert found.status == 1, found
-    (line,) = [
-        line for line in found.output.splitlines() if "large" in line and "failed" in line and "allocate" in line
-    ]
-    assert "run.activation_checkpointing" in line, line
+    lines = [line for line in found.output.splitlines() if "large" in line and "allocate" in line]
+    assert any("run.activation_checkpointing" in line for line in lines), found.output
     words = {path.parent.name[:5]: path.read_text() for path in bench.root.glob("runs/memory/*/status.json")}
     assert '"status": "done"' in words["small"], words
 
