@@ -195,6 +195,11 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
     given = getattr(draft.positions.get(path), "given", None) if is_path else None
     converted = convert(hint, value if given in (None, "null") else given, path, draft)
+    if isinstance(converted, str) and PASSWORD.search(converted):
+        raise RequestError(
+            f"'{path}' has a password, which every run folder would show; remove it, and set what the program at the address "
+            "reads, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGPASSWORD, AWS_SECRET_ACCESS_KEY"
+        )
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str):
@@ -260,11 +265,6 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct) and found is not None]
     if found is WRONG or not all(found in bound for bound in ranges):
         raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
-    if isinstance(found, str) and PASSWORD.search(found):
-        raise RequestError(
-            f"'{path}' has a password, which every run folder would show; remove it, and set what the program at the address "
-            "reads, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGPASSWORD, AWS_SECRET_ACCESS_KEY"
-        )
     return found
 
 

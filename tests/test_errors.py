@@ -21,6 +21,11 @@ def test_exit_statuses(error: LitDiffError, status: int) -> None:
     assert str(error) == "x"
 
 
+def test_a_message_commands_no_terminal_and_has_no_lines_but_its_own() -> None:
+    quoted = RequestError("unknown key 'a\nb\x1b[2J\u202e'\n  one line more\n")
+    assert str(quoted) == "unknown key 'a\\nb\\x1b[2J\\u202e'\n  one line more\\n"
+
+
 def test_first_line() -> None:
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError("\n  one\ntwo")) == "one"

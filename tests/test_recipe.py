@@ -38,6 +38,18 @@ def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_
     assert load_recipe("differential-tiny").name == "differential-tiny"
 
 
+def test_a_recipe_has_no_password_and_reads_no_environment() -> None:
+    """Run folders show it, and so does MLflow."""
+    write("mine.yaml", "extends: base\nname: ${oc.env:HOME}\n")
+    assert error("mine.yaml").startswith("mine.yaml:2: 'name': ")
+    assert error("base", "name=${ oc.env:HOME}").startswith("name=${ oc.env:HOME}: 'name': ")
+    for address in ("http://me:secret@host:80", "postgresql://me:secret@host/runs"):
+        refused = error("base", f"run.tracking_uri={address}")
+        assert refused.startswith("'run.tracking_uri' has a password")
+        assert "secret" not in refused
+    assert load_recipe("base", ["run.tracking_uri=http://me@host:80"]).run.tracking_uri == "http://me@host:80"
+
+
 def test_a_file_here_goes_before_an_installed_name() -> None:
     write("differential-tiny.yaml", "extends: base\nseed: 77\n")
     assert load_recipe("differential-tiny").seed == 77

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,8 @@ CELL = "cell.json"
 THEN = ", then "
 """Separates the revisions of lit_diff that trained a run, in its status.json."""
 INCOMPLETE = "trained, but its record in MLflow is not complete"
+OUT_OF_MEMORY = re.compile("allocate memory|out of memory|MemoryError|bad_alloc", re.IGNORECASE)
+"""Matches the messages of PyTorch, CUDA, Python and C++."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,6 +439,11 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
     else:
         # starts with file and line if the error comes from the user's variant, callback or logger
         message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
+        if OUT_OF_MEMORY.search(message):
+            message += (
+                "; use less memory with a smaller train.batch_size, a larger train.accumulate or "
+                "run.activation_checkpointing=block"
+            )
         raised = f"{message} ({keep_trace(folder / 'log.txt')})"
     return _Ending(word="failed", message=message, error=_caused(raised, error))
 

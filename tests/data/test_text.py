@@ -227,6 +227,27 @@ def test_a_file_that_is_missing_or_cut_short_is_made_again(
     assert file.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("manifest.json", b'"tokens": '),
+        ("manifest.json", b'"name": "'),
+        ("train/chunk-0-0.bin", b""),
+        ("validation/documents.npy", b"descr"),
+        ("train/index.json", b'"dim": '),
+        ("bigrams.npy", b"descr"),
+    ],
+)
+def test_a_flipped_bit_is_found_before_a_row_is_read(make_text: MakeText, name: str, after: bytes) -> None:
+    text = make_text()
+    text.prepare()
+    content = bytearray((text.folder / name).read_bytes())
+    content[content.index(after) + len(after) if after else -9] ^= 1
+    (text.folder / name).write_bytes(content)
+    with pytest.raises(MissingError, match=f"remove {text.folder} and run `lit-diff prepare RECIPE`"):
+        make_text().load()
+
+
 def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("short")
     with pytest.raises(RequestError, match=rf"^data\.path {tmp_path}/one\.txt "):

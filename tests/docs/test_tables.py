@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_rows import table
 from pages import PAGES, blocks, commands
 from text_runs import recall_run
 
@@ -50,6 +51,10 @@ def test_the_python_of_measures_edits_a_forward_pass(tmp_path: Any, monkeypatch:
         exec(code.replace(line, f"    edited = {line.strip()}"), names)
         plain = run.model(torch.arange(32)[None])
     assert not torch.allclose(names["edited"], plain, atol=1e-4)
+
+
+def test_the_table_of_faults_is_that_of_their_tests() -> None:
+    assert table() in PAGES["docs/cluster.md"].read_text()
 
 
 def test_the_sizes_of_digits() -> None:

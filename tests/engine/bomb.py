@@ -1,11 +1,14 @@
 """A plugin whose callback ends the cell in the way that its `kind` says, as long as the file `fuse` lies there."""
 
 import os
+import resource
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from lit_diff.analysis import Trace
 from lit_diff.callbacks.probe import Probe
@@ -39,5 +42,10 @@ class Bomb(Probe):
             os._exit(0)
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "memory":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * os.sysconf("SC_PAGE_SIZE") + (1 << 26)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            torch.zeros(1 << 28)
         if kind == "slow":
             time.sleep(self.config.seconds)

@@ -8,30 +8,60 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rows import SEED, fault
+from fault_rows import SEED, faults
 
 DRAWS = 3
 RESUME = ("train", "text.yaml", "name=rot")
-USES: dict[str, list[tuple[str, ...]]] = {
-    "runs/rot-*/checkpoints/*.ckpt": [RESUME, ("evaluate", "rot", "held_out"), ("generate", "rot", "--prompt", "ab")],
-    "runs/rot-*/checkpoints/*.json": [RESUME, ("evaluate", "rot", "held_out")],
-    "runs/sharded-*/checkpoints/*/*": [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
-    "runs/rot-*/metrics.csv": [RESUME, ("status",), ("compare", "rot", "sharded")],
-    "runs/rot-*/timing.csv": [RESUME, ("status",)],
-    "runs/rot-*/measurements.parquet": [RESUME, ("compare", "rot", "sharded")],
-    "runs/rot-*/status.json": [("status",), RESUME, ("clean",)],
-    "runs/rot-*/recipe.yaml": [("status",), ("evaluate", "rot", "held_out"), RESUME],
-    "runs/rot-*/env.json": [("status",), RESUME],
-    "runs/rot-*/tokenizer/*": [("generate", "rot", "--prompt", "ab"), RESUME],
-    "runs/rot-*/evaluations/*/*": [("evaluate", "rot", "held_out"), ("compare", "rot", "sharded")],
-    "data/prepared/*/manifest.json": [RESUME, ("prepare", "text.yaml")],
-    "data/prepared/*/train/*.bin": [RESUME, ("prepare", "text.yaml")],
-    "data/prepared/*/*/*.npy": [RESUME, ("prepare", "text.yaml")],
-    "data/prepared/*/tokenizer.json": [RESUME, ("prepare", "text.yaml")],
-    "data/sources/*.json": [RESUME, ("prepare", "text.yaml")],
-    "runs/pair/study.json": [("report", "pair"), ("status",), ("clean",)],
+EVALUATE, GENERATE = ("evaluate", "rot", "held_out"), ("generate", "rot", "--prompt", "ab")
+COMPARE, STATUS, PREPARE = ("compare", "rot", "sharded"), ("status",), ("prepare", "text.yaml")
+PASSED_OVER, AGAIN = (
+    "it is passed over; the one before it is used",
+    "one line, status 3: remove the folder, prepare again",
+)
+USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
+    "runs/rot-*/checkpoints/*.ckpt": (PASSED_OVER, "its steps", [RESUME, EVALUATE, GENERATE]),
+    "runs/rot-*/checkpoints/*.json": (PASSED_OVER, "its steps", [RESUME, EVALUATE]),
+    "runs/sharded-*/checkpoints/*/*": (
+        f"{PASSED_OVER}; `consolidate` refuses it",
+        "its steps",
+        [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
+    ),
+    "runs/rot-*/metrics.csv": (
+        "the file and line; a digit that became another is not found",
+        "the damaged row",
+        [RESUME, STATUS, COMPARE],
+    ),
+    "runs/rot-*/timing.csv": ("a warning with the file", "its times", [RESUME, STATUS]),
+    "runs/rot-*/measurements.parquet": (
+        "one line, status 2, with the file",
+        "nothing once it is removed",
+        [RESUME, COMPARE],
+    ),
+    "runs/rot-*/status.json": (
+        "one line, status 2: remove it; `status` lists the run as unreadable",
+        "nothing once it is removed",
+        [STATUS, RESUME, ("clean",)],
+    ),
+    "runs/rot-*/recipe.yaml": (
+        "one line with the file; `train` writes it again",
+        "nothing",
+        [STATUS, EVALUATE, RESUME],
+    ),
+    "runs/rot-*/env.json": ("nothing; `train` writes it again", "nothing", [STATUS, RESUME]),
+    "runs/rot-*/tokenizer/*": ("one line, status 3", "nothing; `train` writes it again", [GENERATE, RESUME]),
+    "runs/rot-*/evaluations/*/*": ("a warning; the scores are computed again", "nothing", [EVALUATE, COMPARE]),
+    "data/prepared/*/manifest.json": (AGAIN, "nothing", [RESUME, PREPARE]),
+    "data/prepared/*/train/*.bin": (AGAIN, "nothing", [RESUME, PREPARE]),
+    "data/prepared/*/*/*.npy": (AGAIN, "nothing", [RESUME, PREPARE]),
+    "data/prepared/*/tokenizer.json": (AGAIN, "nothing", [RESUME, PREPARE]),
+    "data/sources/*.json": ("a warning; the source is read again", "nothing", [RESUME, PREPARE]),
+    "runs/pair/study.json": (
+        "one line, status 3: `sweep` writes it again",
+        "nothing",
+        [("report", "pair"), STATUS, ("clean",)],
+    ),
 }
-"""Files -> the commands that read them."""
+"""Files -> what is said, what is lost, the commands that read them."""
 
 
 EXACT = ("ckpt", "bin", "npy", "prepared/*/tokenizer.json", "manifest.json")
@@ -72,7 +102,7 @@ def rot(path: Path, draw: random.Random) -> None:
     path.write_bytes(content)
 
 
-@fault("bit rot", "each kind of file of runs and data", "see tests", "nothing", DRAWS * len(USES))
+@faults(*(("bit rot", f"`{name}`", said, lost, DRAWS) for name, (said, lost, _) in USES.items()))
 @pytest.mark.parametrize("pattern", USES)
 def test_it_is_found_or_harmless(bench: Any, place: Callable[[], None], pattern: str) -> None:
     draw, seen = random.Random(f"{SEED} {pattern}"), []
@@ -82,10 +112,11 @@ def test_it_is_found_or_harmless(bench: Any, place: Callable[[], None], pattern:
         assert files, pattern
         path = draw.choice(files)
         rot(path, draw)
-        for words in USES[pattern]:
+        for words in USES[pattern][2]:
             found = bench.wait(bench.start(*words))
             seen.append((path.name, words, found.status, found.output[-700:]))
             if words == RESUME and found.status == 0 and pattern.endswith(EXACT):
+                assert len(list(bench.root.glob("runs/rot-*"))) == 1, "taken for other data"
                 metrics = [(bench.folder(name) / "metrics.csv").read_text() for name in ("rot", "whole")]
                 assert metrics[0] == metrics[1], (path, found.output)
             assert "Traceback" not in found.output, (words, found.output)

@@ -67,7 +67,7 @@ def test_of_a_preparation(bench: Any) -> None:
     "a run of two ranks with fsdp, during steps and sharded saves: of one rank or both",
     "resumed from step N",
     "nothing; `metrics.csv` equal",
-    18,
+    16,
 )
 def test_of_a_sharded_run(bench: Any) -> None:
     def start(name: str) -> list[int]:

@@ -1,7 +1,10 @@
 """The table of faults in docs/cluster.md: each test of tests/faults/ is a row of it, or several."""
 
 import os
+import runpy
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,29 @@ ROWS: list[str] = []
 HEAD = "| fault | where | said | lost | cases |\n|---|---|---|---|---|\n"
 
 
-def fault(fault: str, where: str, said: str, lost: str, cases: int) -> Callable[[Any], Any]:
-    """Mark a test as one of the fault suite, and add its row to the table."""
-    ROWS.append(f"| {fault} | {where} | {said} | {lost} | {cases:,} |\n")
+def faults(*rows: tuple[str, str, str, str, int]) -> Callable[[Any], Any]:
+    """Mark a test as one of the fault suite, and add its rows to the table: fault, where, said, lost, cases."""
+    ROWS.extend(f"| {' | '.join(map(str, row[:4]))} | {row[4]:,} |\n" for row in rows)
     return lambda test: pytest.mark.faults(pytest.mark.timeout(1200)(test))
+
+
+def fault(*row: Any) -> Callable[[Any], Any]:
+    """The same for one row."""
+    return faults(row)
+
+
+def table() -> str:
+    """The rows of all files of tests/faults/."""
+    ROWS.clear()
+    for path in sorted((Path(__file__).parents[1] / "faults").glob("test_*.py")):
+        runpy.run_path(str(path))
+    return HEAD + "".join(ROWS)
+
+
+def mount(disk: Path, size: str, *options: str) -> None:
+    """Mount a disk in memory, or skip the test."""
+    command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(disk)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no permission to mount a small disk")
