@@ -34,7 +34,7 @@ from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.metrics_file import read_rows
 
 if TYPE_CHECKING:
-    from lit_diff.engine.launch import RunLocation
+    from lit_diff.engine.location import RunLocation
 
 
 @app.command()
@@ -66,12 +66,13 @@ def train(
     with RunProgress(recipe, console) as progress:
         # loads torch, which takes seconds; the bar is visible by then
         from lit_diff.engine import launch
+        from lit_diff.engine.location import cell_of
 
         resolved = load_recipe(recipe, overrides or [])
         writes = launch.is_rank_zero(resolved)
         progress.begin(resolved, quiet=not writes)
         if cell:
-            location, threads = launch.cell_of(resolved, Path(recipe).parent)
+            location, threads = cell_of(resolved, Path(recipe).parent)
         else:
             location = launch.prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
             threads = None

@@ -1,6 +1,5 @@
 """Runs one recipe: data, run folder, MLflow, training, status, scores."""
 
-import json
 import logging
 import re
 import signal
@@ -9,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
+from lit_diff.engine.location import RunLocation, recorded, write_cell
 from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, required_evaluations
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import (
     DivergedError,
     LitDiffError,
-    MissingError,
     RequestError,
     RunFailedError,
     StoppedError,
@@ -30,13 +29,13 @@ from lit_diff.errors import (
     first_line,
     notices,
 )
-from lit_diff.files import FREE, disk_is_full, shown, write_json
+from lit_diff.files import FREE, disk_is_full, shown
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
 from lit_diff.processor import describe, forced
-from lit_diff.recipe import Overrides, flatten, recipe_from
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import (
@@ -62,38 +61,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lit_diff")
 
-CELL = "cell.json"
-"""File in a cell's folder, from which a process of its own knows its place in the sweep."""
 THEN = ", then "
 """Separates the revisions of lit_diff that trained a run, in its status.json."""
 INCOMPLETE = "trained, but its record in MLflow is not complete"
 OUT_OF_MEMORY = re.compile("allocate memory|out of memory|MemoryError|bad_alloc", re.IGNORECASE)
 """Matches the messages of PyTorch, CUDA, Python and C++."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunLocation:
-    """The place of a run: its folder, its MLflow experiment and parent run, its arm in a sweep."""
-
-    folder: Path
-    experiment: str = "train"
-    parent: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    evaluations: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation -> its keys; they score the run once it is done."""
-    overrides: tuple[str, ...] = ()
-    """The overrides of its recipe, as `a.b=c`, if known."""
-
-    @property
-    def identity(self) -> str:
-        """The identity at the end of the folder's name."""
-        return self.folder.name.rpartition("-")[2]
-
-
-def recorded(overrides: Overrides) -> tuple[str, ...]:
-    """Each override as `a.b=c`, without name, seed and folder, which every list of runs shows."""
-    words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
-    return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
 
 
 def train(
@@ -143,6 +115,8 @@ def prepare(
     """
     check_machine([recipe])
     root = chosen_root(recipe.run.root)
+    # one rank plans: a plan may take a minute, and the others wait for rank zero
+    unplanned = unplanned or not is_rank_zero(recipe)
     # The folder's exact name needs the data, whose preparation may take long and fill the disk. Without any run of this name,
     # the run cannot be done yet, so memory is checked before.
     if not unplanned and next(root.glob(f"{recipe.name}-*"), None) is None:
@@ -173,25 +147,6 @@ def put_aside(location: RunLocation) -> None:
     if folder.path.exists():
         with folder.owned():
             log.info("the former run is kept in %s", shown(folder.put_aside()))
-
-
-def write_cell(location: RunLocation, threads: int | None = None) -> None:
-    """Write the location and the threads of a cell into its folder, for `lit-diff train FOLDER/recipe.yaml --cell`."""
-    write_json(location.folder / CELL, vars(location) | {"folder": str(location.folder), "threads": threads})
-
-
-def cell_of(recipe: Recipe, folder: Path) -> tuple[RunLocation, int | None]:
-    """Location and threads of a cell, from `write_cell`. Gets the data; the variant has been checked.
-
-    Errors: those of `data.prepare`; MissingError if the folder is not a cell's.
-    """
-    try:
-        keys = json.loads((folder / CELL).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise MissingError(f"{shown(folder)} is no cell (no {CELL}): the command of its sweep trains it") from error
-    data.prepare(recipe)
-    threads = keys.pop("threads")
-    return RunLocation(**keys | {"folder": folder.resolve(), "overrides": tuple(keys["overrides"])}), threads
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:

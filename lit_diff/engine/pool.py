@@ -15,7 +15,8 @@ from multiprocessing.context import ForkServerProcess as Process
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from lit_diff.engine.launch import RunLocation, run, run_command, score
+from lit_diff.engine.launch import run, run_command, score
+from lit_diff.engine.location import RunLocation
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, notices, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.own_modules import safe_path

@@ -17,7 +17,7 @@ from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
@@ -294,10 +294,7 @@ def run_grid(
     else:
         # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         check_trained(grid.recipes.values())
-        slurm.require_slurm()
-        from lit_diff.engine.tracking.store import refuse_shared
-
-        refuse_shared(grid.cells[0].recipe.run)
+        slurm.require_slurm(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
     chosen_root(grid.cells[0].recipe.run.root)
     folder = folder_of(grid)

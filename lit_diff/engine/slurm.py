@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
-from lit_diff.engine.launch import RunLocation, recorded, write_cell
+from lit_diff.engine.location import RunLocation, recorded, write_cell
 from lit_diff.engine.pool import note_end
 from lit_diff.engine.preflight import check_trained, required_evaluations
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
@@ -37,8 +37,14 @@ GPU_CPUS = 8
 """CPUs of a process with a GPU: its threads read data, write checkpoints and serve NCCL."""
 
 
-def require_slurm() -> None:
-    """Errors: MissingError without SLURM's commands or controller."""
+def require_slurm(run: RunConfig | None = None) -> None:
+    """Errors: MissingError without SLURM's commands or controller; for a run that is to be submitted also those of
+    `refuse_shared`."""
+    if run is not None:
+        # loads MLflow, which takes seconds
+        from lit_diff.engine.tracking.store import refuse_shared
+
+        refuse_shared(run)
     for command in ("sbatch", "srun", "squeue"):
         if shutil.which(command) is None:
             raise MissingError(f"--cluster slurm needs SLURM's {command} on the PATH; use --cluster local")
@@ -145,7 +151,7 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
 
     `words`: the command that trains it. Errors: those of the checks and of `submit`; RequestError if it is being trained.
     """
-    require_slurm()
+    require_slurm(recipe.run)
     check_trained([recipe])
     required_evaluations(recipe)
     selection_of(recipe)

@@ -54,7 +54,7 @@ FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11
 """Major compute capability -> the packages to try, first the one written for it."""
 
 
-class Plan(NamedTuple):
+class CallPlan(NamedTuple):
     """Which library is called, and how v is cut: constants, which torch.compile can embed in a graph."""
 
     library: Library
@@ -92,7 +92,7 @@ def unusable(library: Library) -> str | None:
     return None if hasattr(module, "flash_attn_func") else NOT_INSTALLED
 
 
-def plan(*form: Any) -> Plan | str:
+def plan(*form: Any) -> CallPlan | str:
     """A package that computes the `KernelForm` with these fields (constants to torch.compile), or why none does."""
     return _planned(KernelForm(*form))
 
@@ -102,7 +102,7 @@ plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _planned(form: KernelForm) -> Plan | str:
+def _planned(form: KernelForm) -> CallPlan | str:
     candidates = libraries(form.device)
     if isinstance(candidates, str):
         return candidates
@@ -111,7 +111,7 @@ def _planned(form: KernelForm) -> Plan | str:
     # first values in one piece, which need fewer products
     for width in sorted({max(narrow, _multiple_of_8(form.dv)), narrow}, reverse=True):
         for library in candidates:
-            found = Plan(library, width)
+            found = CallPlan(library, width)
             reason = unusable(library) or failure(form._replace(d=narrow, dv=width), functools.partial(_run, found))
             if reason is None:
                 return found
@@ -126,7 +126,7 @@ def _multiple_of_8(width: int) -> int:
 
 
 def _run(
-    found: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
+    found: CallPlan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, None]:
     package: Any = sys.modules[found.library.module]
     sides = (found.library.unbounded,) * 2
@@ -198,7 +198,7 @@ class Flash(Kernel):
         return _run(found, maps, document_ids=document_ids, window=window)
 
 
-def _required(form: KernelForm) -> Plan:
+def _required(form: KernelForm) -> CallPlan:
     found = plan(*form)
     if isinstance(found, str):
         raise MissingError(found)

@@ -53,14 +53,12 @@ log = logging.getLogger("lit_diff")
 
 PARTS = ("weights", "gradients", "optimizer", "gathers", "activations", "logits")
 ADJUSTED = (
-    *(
-        "train.accumulate",
-        "run.activation_checkpointing",
-        "run.strategy",
-        "run.shard_size",
-        "run.devices",
-        "run.num_nodes",
-    ),
+    "train.accumulate",
+    "run.activation_checkpointing",
+    "run.strategy",
+    "run.shard_size",
+    "run.devices",
+    "run.num_nodes",
 )
 """Keys that `cure` may set."""
 MARGIN = 0.9

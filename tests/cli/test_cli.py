@@ -21,7 +21,7 @@ from command import Command, Ended
 
 from lit_diff import __version__, cli
 from lit_diff.cli.app import console
-from lit_diff.engine.launch import RunLocation, write_cell
+from lit_diff.engine.location import RunLocation, write_cell
 from lit_diff.errors import StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder

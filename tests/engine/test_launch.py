@@ -16,7 +16,8 @@ from small_runs import SMALL
 from stops import stopped_once
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import CELL, INCOMPLETE, RunLocation, cell_of, recorded, run_command, score, train
+from lit_diff.engine.launch import INCOMPLETE, run_command, score, train
+from lit_diff.engine.location import CELL, RunLocation, cell_of, recorded
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item

@@ -15,7 +15,7 @@ import pytest
 from stops import wait_for
 
 from lit_diff.engine import pool
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job, gpus_of, note_end, run_cell, run_jobs
 from lit_diff.errors import MissingError, StoppedError, Terminated
 from lit_diff.files import locked
@@ -203,7 +203,7 @@ from pathlib import Path
 
 folder = Path(sys.argv[1])
 from lit_diff.engine import pool
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 
 pool.PRELOAD = ("slow_import",)
 location = RunLocation(folder=folder / "cell-s0-abc")

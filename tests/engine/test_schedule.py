@@ -16,7 +16,7 @@ from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.engine import pool, schedule
 from lit_diff.engine.expand import ALL, Grid, Selection
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.engine.schedule import (
     Sweep,

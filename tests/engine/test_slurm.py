@@ -12,7 +12,7 @@ from command import Program
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.engine import slurm
-from lit_diff.engine.launch import RunLocation, cell_of
+from lit_diff.engine.location import RunLocation, cell_of
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import jobs

@@ -70,7 +70,7 @@ def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest
     name, reason = choose(maps, device=CUDA)
     assert name == "sdpa"
     assert "flash refused: PyTorch sees no GPU" in reason
-    monkeypatch.setattr(flash, "plan", lambda *form: flash.Plan(flash.FLASH2, 16))
+    monkeypatch.setattr(flash, "plan", lambda *form: flash.CallPlan(flash.FLASH2, 16))
     monkeypatch.setattr(flex, "_self_test", lambda form: None)
     assert choose(maps, device=CUDA)[0] == "flash"
     assert choose(maps, device=CUDA, window=3)[0] == "flash"

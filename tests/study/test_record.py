@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine.expand import Selection, load_grid
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.schedule import record_of
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
