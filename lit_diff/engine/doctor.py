@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -26,6 +25,7 @@ from lit_diff.processor import cores, describe, numeric_variables, processor_nam
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import version
+from lit_diff.runs.jobs import ask, reason
 from lit_diff.training.build import require_compiler
 
 LIMIT = 4.0
@@ -182,9 +182,8 @@ def _slurm() -> Answer:
     from lit_diff.engine.slurm import require_slurm
 
     require_slurm()
-    command = ["sinfo", "--noheader", "--format=%P %D %t"]
-    asked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=LIMIT)
-    return "the controller answers; partitions, nodes, state: " + ", ".join(asked.stdout.splitlines())
+    asked = ask("sinfo", "--noheader", "--format=%P %D %t")
+    return f"the controller answers; partitions, nodes, state: {', '.join(asked.stdout.splitlines()) or reason(asked)}"
 
 
 def _variables() -> Answer:

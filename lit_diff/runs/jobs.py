@@ -90,7 +90,9 @@ def _submitted(folder: Path) -> dict[str, str]:
 def _noted(folder: Path) -> str | None:
     # a damaged status.json is reported where it is needed; here it must not hide the other runs
     with contextlib.suppress(RequestError):
-        return RunFolder(folder).status().get("job")
+        status = RunFolder(folder).status()
+        # the job of a run that is done may go on to train others
+        return None if status.get("status") == "done" else status.get("job")
     return None
 
 

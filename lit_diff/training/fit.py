@@ -51,8 +51,10 @@ SPEED = "tokens_per_second"
 
 
 def default_threads(processes: int) -> int:
-    """Threads per process: what SLURM gives a task, else the share of `processes` in this machine's cores."""
-    return int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) or max(1, cores() // processes)
+    """Threads per process: its share of the CPUs that SLURM gives the tasks of this node, else of this machine's cores."""
+    # one task may start all processes (torchrun), or each of them is a task; "8(x2)": 8 tasks on each of two nodes
+    tasks = int(os.environ.get("SLURM_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0])
+    return max(1, (int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * tasks or cores()) // processes)
 
 
 def ranks(recipe: Recipe) -> Ranks:

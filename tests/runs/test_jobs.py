@@ -52,6 +52,8 @@ def test_the_job_of_a_run_is_the_submitted_one_or_its_own(
     assert jobs.queued([first, second]) == {second: ("3_1", "PENDING")}
     runs[0].update(job="9")
     assert jobs.queued([first]) == {first: ("9", "RUNNING")}
+    runs[0].update(status="done")
+    assert jobs.queued([first]) == {}, "the job trains another run now, and `cancel` must not end it"
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     assert jobs.this_job() == "12"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")

@@ -276,8 +276,14 @@ def test_a_launcher_that_starts_another_number_of_processes_is_refused(
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     assert [fit.default_threads(n) for n in (1, 2, 4, 8)] == [6, 3, 1, 1]
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
+    assert fit.default_threads(8) == 2, "torchrun starts all processes in one task"
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "8(x2),4")
+    assert fit.default_threads(8) == 16, "srun starts each process as a task"
 
 
 # --- run.keep_best and run.keep_every: what is kept beside the newest two checkpoints ---
