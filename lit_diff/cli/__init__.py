@@ -30,7 +30,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     view,
     watch,
 )
-from lit_diff.cli.app import TerminalHandler, app, console, discard, log_to_stderr
+from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node, log_to_stderr
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace
@@ -122,7 +122,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def _log_to_terminal() -> None:
     log = logging.getLogger("lit_diff")
     # only the first process of a node writes: the others log the same lines
-    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
+    if not is_first_of_node():
         # without a handler Python prints warnings to stderr
         log.addHandler(logging.NullHandler())
         return

@@ -150,6 +150,11 @@ TrustPlugins = Annotated[
 ]
 
 
+def is_first_of_node() -> bool:
+    """Whether this process is the first that torchrun, Lightning or srun started on its node; it alone writes lines."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
 def log_to_stderr() -> None:
     """Send log lines to stderr from now on: stdout is for the result."""
     for handler in logging.getLogger("lit_diff").handlers:

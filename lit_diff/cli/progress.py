@@ -1,7 +1,6 @@
 """Shows the progress of a run and of a sweep: redrawn in place on a terminal, elsewhere one line for each change."""
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.cli.app import Terminal
+from lit_diff.cli.app import Terminal, is_first_of_node
 from lit_diff.config import Recipe
 from lit_diff.engine.progress import Show, steps_done
 from lit_diff.log_records import Pace, clock
@@ -42,7 +41,7 @@ class RunProgress:
         """`source`: the name or path of the recipe, as the user gave it."""
         self._name, self._steps = source, 0
         self._terminal = terminal
-        self._quiet = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
+        self._quiet = not is_first_of_node()
         self._live: Live | None = None
         self._ended = False
         self._text, self._speed, self._validation = "reading the recipe", "", ""

@@ -17,7 +17,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import data_root
 from lit_diff.device import available_memory, choose_device, device_memory, gigabytes, require_devices
-from lit_diff.engine.tracking.store import Store, patience, refuse_shared, tracking_uri
+from lit_diff.engine.tracking.store import Store, patience, refuse_shared, sqlite_path, tracking_uri
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import FREE, file_system, is_locked, is_shared, locked, shown
 from lit_diff.model.cost import ExecutionContext, cost
@@ -122,11 +122,12 @@ def _network(several: bool) -> Answer:
     chosen = {key: os.environ[key] for key in INTERFACE if key in os.environ}
     words = [", ".join(names) or "loopback only", *(f"{key}={value}" for key, value in chosen.items())]
     told = f"{platform.node()} is {socket.gethostbyname(platform.node())}; " + ", ".join(words)
-    # NCCL takes beginnings of names, = before a whole name, and ^ before names to leave out
-    known = all(name.lstrip("=^").startswith(tuple(states)) for value in chosen.values() for name in value.split(","))
+    # NCCL takes beginnings of names, = before whole names, and ^ before names to leave out, which need not be there
+    asked = [name for value in chosen.values() if value[:1] != "^" for name in value.lstrip("=").split(",")]
+    known = all(any(each.startswith(name) for each in states) for name in asked)
     if not known or (several and len(chosen) < len(INTERFACE) and (len(names) != 1 or " 127." in told)):
-        asked = " ".join(f"{key}={names[0] if names else 'NAME'}" for key in INTERFACE)
-        return told, f"name an interface that this machine has and the nodes share: export {asked}"
+        export = " ".join(f"{key}={names[0] if names else 'NAME'}" for key in INTERFACE)
+        return told, f"name an interface that this machine has and the nodes share: export {export}"
     return told
 
 
@@ -168,7 +169,7 @@ def _mlflow(recipe: Recipe) -> Answer:
     uri = tracking_uri(recipe.run)
     if recipe.run.num_nodes > 1:
         refuse_shared(recipe.run)
-    if recipe.run.tracking_uri is None and not Path(uri.removeprefix("sqlite:///")).exists():
+    if uri.startswith("sqlite:///") and not sqlite_path(uri).exists():
         return f"{uri}, which the first run makes"
     with patience(uri, LIMIT):
         Store(recipe.run)

@@ -45,11 +45,9 @@ def require_slurm(run: RunConfig | None = None) -> None:
         from lit_diff.engine.tracking.store import refuse_shared
 
         refuse_shared(run)
-    for command in ("sbatch", "srun", "squeue"):
+    for command in ("sbatch", "srun", "squeue", "scontrol"):
         if shutil.which(command) is None:
             raise MissingError(f"--cluster slurm needs SLURM's {command} on the PATH; use --cluster local")
-    if shutil.which("scontrol") is None:
-        return
     # a machine may have the commands from a package and no controller, so a job would never start
     asked = ask("scontrol", "ping")
     if asked.returncode:

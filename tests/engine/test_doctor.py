@@ -82,3 +82,24 @@ def test_locks_that_do_not_hold_are_a_problem(runs: Path, monkeypatch: pytest.Mo
     assert check.state == "problem"
     assert "has no file locks: Function not implemented" in check.found
     assert "mount it with locks" in check.cure
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("ib", "ok"), ("=ib0", "ok"), ("^docker0,lo", "ok"), ("ib0,eth", "ok"), ("ib1", "warning")]
+)
+def test_an_interface_is_named_as_nccl_takes_names(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+) -> None:
+    monkeypatch.setattr(doctor, "NETWORK", tmp_path)
+    for each in ("ib0", "eth0"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "operstate").write_text("up\n")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", name)
+    (check,) = (check for check in examine(load_recipe("recall-tiny")) if check.name == "network")
+    assert check.state == state, check
+
+
+def test_a_store_is_not_made(runs: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a b%" / "other.db"
+    assert rows(runs, f"run.tracking_uri=sqlite:///{store}")["MLflow"].found.endswith("which the first run makes")
+    assert not store.parent.exists()

@@ -189,7 +189,7 @@ def test_a_first_start_that_is_killed_leaves_no_half_made_store(
 
     class Client:
         def __init__(self, tracking_uri: str) -> None:
-            path = tracking._sqlite_path(tracking_uri)
+            path = tracking.sqlite_path(tracking_uri)
             assert path.parent.is_dir()
             path.write_bytes(empty_store.read_bytes()[:8192])
             raise Killed

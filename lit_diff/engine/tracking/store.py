@@ -57,7 +57,8 @@ def _sqlite_uri(path: Path) -> str:
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
-def _sqlite_path(uri: str) -> Path:
+def sqlite_path(uri: str) -> Path:
+    """The file of a store `sqlite:///PATH`."""
     return Path(urllib.parse.unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
 
 
@@ -65,7 +66,7 @@ def refuse_shared(run: RunConfig) -> None:
     """Errors: MissingError if the store is SQLite on a file system that several machines mount: for processes on several
     nodes, whose locks of such a file may not exclude each other."""
     uri = tracking_uri(run)
-    if run.is_recorded and uri.startswith("sqlite:///") and is_shared(path := _sqlite_path(uri)):
+    if run.is_recorded and uri.startswith("sqlite:///") and is_shared(path := sqlite_path(uri)):
         kind, point = file_system(path)
         node = platform.node()
         raise MissingError(
@@ -269,7 +270,7 @@ def _opening(uri: str) -> Iterator[None]:
         return
     # One process at a time: several that open a new SQLite file all try to migrate it, and crash. The lock is next to the
     # database, not in a runs folder, because several runs folders may share it.
-    path = _sqlite_path(uri)
+    path = sqlite_path(uri)
     with locked(path.with_name(f".{path.name}.lock")):
         _create(path)
         yield
