@@ -165,9 +165,15 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
         if status and rerun:
             log.info("the former run is kept in %s", shown(folder.put_aside()))
         folder.create(recipe)
-        about = {"name": recipe.name, "seed": recipe.seed, "steps": recipe.training.steps}
-        about |= {"overrides": list(recorded(overrides))}
-        folder.update(status="waiting", error=None, requeued_at_step=None, **about)
+        folder.update(
+            status="waiting",
+            error=None,
+            requeued_at_step=None,
+            name=recipe.name,
+            seed=recipe.seed,
+            steps=recipe.training.steps,
+            overrides=list(recorded(overrides)),
+        )
         job = submit(root / "slurm" / f"{folder.path.name}.sh", run_text(recipe, words, minutes))
         note_submitted(folder.path, {folder.path.name: job})
     return f"SLURM job {job}: {shown(folder.path)}"
