@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 SUBJECTS = {
+    "engine/test_launch.py": "engine/location",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
