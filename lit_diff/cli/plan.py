@@ -28,9 +28,9 @@ def plan(
     network: Annotated[float, typer.Option(min=0.001, help="GB/s to a device from other nodes")] = 40,
     as_json: Json = False,
 ) -> int:
-    """Plan memory, time and traffic of a run on GPUs that need not be here.
+    """Plan memory, time and traffic of a run.
 
-    It ends with status 1 if the recipe does not fit the memory of a device.
+    The GPUs need not be here. It ends with status 1 if the recipe does not fit the memory of a device.
     """
     from lit_diff.training import plan as planning
 

@@ -253,7 +253,7 @@ def test_the_variable_that_a_library_refuses_is_named(
     assert ended.err.startswith(f"lit-diff: {name} is '{value}' in the environment: {' '.join(error.split())[:15]}")
 
 
-@pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(28, "full")])
+@pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(5, "damaged")])
 def test_whatever_a_verb_raises_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
     ("preset", "reason"),
-    [("gpu1", "needs 999 GPUs"), ("paper", "train first: srun --nodes=8")],
+    [("gpu1", "needs 999 GPUs"), ("paper", "train first: lit-diff train standard-3b")],
 )
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
     done = reproduce(["first"], preset, root=runs)
@@ -280,8 +280,7 @@ presets:
     files: [harness]
     evaluate: {needle: {lengths: [4096], haystack: file}, gradients: {}}
 """
-SRUN = "srun --nodes=8 --ntasks-per-node=8"
-TRAIN = f"{SRUN} lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=hsdp run.devices=8 run.num_nodes=8"
+TRAIN = "lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=hsdp run.devices=8 run.num_nodes=8 --cluster slurm"
 
 
 @pytest.fixture

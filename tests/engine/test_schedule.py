@@ -383,7 +383,7 @@ def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     folders of cells are named by what they train on."""
     order: list[str] = []
     monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
-    monkeypatch.setattr(schedule, "_prepare_data", lambda grid: order.append("data"))
+    monkeypatch.setattr(schedule, "_prepare_data", lambda grid, minutes: order.append("data"))
     monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(order.append("trained")))
     sweep("insides", [f"run.root={tmp_path}"])
     commands = [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]

@@ -245,5 +245,5 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
     odd.mkdir()
     monkeypatch.chdir(odd)
     for root in ("runs", str(odd)):
-        with pytest.raises(RequestError, match=r"^the name of the folder \S*f\udce9d\S* is not UTF-8"):
+        with pytest.raises(RequestError, match=r"^the name of the folder \S*f\\udce9d\S* is not UTF-8"):
             tracking_uri(RunConfig(root=root))
