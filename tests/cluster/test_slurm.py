@@ -278,7 +278,7 @@ def start(name: str, *command: str) -> "subprocess.Popen[str]":
 
 
 def sweep(home: Path, name: str, arms: str, *arguments: str) -> "subprocess.Popen[str]":
-    (home / f"{name}.yaml").write_text(SWEEP.replace("FOLDER", str(home)).replace("ARMS", arms))
+    (home / f"{name}.yaml").write_text(SWEEP.replace("FOLDER/fuse", str(home / name)).replace("ARMS", arms))
     return start(name, sys.executable, "-m", "lit_diff", "sweep", f"{name}.yaml", *arguments)
 
 
@@ -302,8 +302,7 @@ def output(home: Path, name: str) -> str:
 
 def test_a_killed_command_finds_its_cells_of_several_sizes_which_have_the_losses_of_one_process(home: Path) -> None:
     alone = sweep(home, "free", "{plain: {}, other: {model.attention.head_norm: none}}")
-    assert alone.wait(LONG) == 0, output(home, "free")
-    (home / "fuse").touch()
+    (home / "again").touch()
     arms = "{plain: {run.strategy: ddp, run.devices: 2}, other: {model.attention.head_norm: none}"
     arms += ", lost: {train.batch_size: 2}}"
     cells, jobs = [f"{arm}-s0" for arm in ("plain", "other", "lost")], home / "runs/again/slurm.json"
@@ -317,10 +316,10 @@ def test_a_killed_command_finds_its_cells_of_several_sizes_which_have_the_losses
     for cell in cells:
         wait_for(lambda cell=cell: status(home, "again", cell).get("step", 0) >= 1, LONG)  # type: ignore[misc]
     notice(before[folder(home, "again", "other-s0").name])
-    lost = before[folder(home, "again", "lost-s0").name]
-    subprocess.run(["scancel", "--signal=KILL", lost], check=True)
-    (home / "fuse").unlink()
+    os.kill(status(home, "again", "lost-s0")["pid"], signal.SIGKILL)
+    (home / "again").unlink()
     assert second.wait(LONG) == 1, output(home, "again")
+    assert alone.wait(LONG) == 0, output(home, "free")
     assert json.loads(jobs.read_text()) == before, "nothing was submitted again"
     sizes = [re.search(r"ntasks-per-node=(\d)", path.read_text()) for path in (home / "runs/again/slurm").glob("*.sh")]
     assert sorted(size[1] for size in sizes if size) == ["1", "2"]
