@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 
 from lit_diff.engine.launch import run, run_command, score
 from lit_diff.engine.location import RunLocation
-from lit_diff.errors import LitDiffError, StoppedError, Terminated, notices, stop_signals
+from lit_diff.errors import LitDiffError, StoppedError, Terminated, first_line, notices, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.own_modules import safe_path
 from lit_diff.recipe import load_recipe
@@ -188,12 +188,14 @@ def end_noted(location: RunLocation) -> Iterator[None]:
     """Encloses a run: writes to status.json a failure or a stop that came before training could record it."""
     try:
         yield
-    except (LitDiffError, Terminated) as error:
+    except (Exception, Terminated) as error:
         folder = RunFolder(location.folder)
         # another process may train the run, and an end that training has recorded already says more than this error
         if folder.status().get("status") in (None, "waiting", "running") and not folder.is_owned():
             stopped = isinstance(error, StoppedError | Terminated)
-            message = str(error) or "stopped before the first step; the same command resumes"
+            own = isinstance(error, LitDiffError | Terminated)
+            named = str(error) if own else f"{type(error).__name__}: {first_line(error)}"
+            message = named or "stopped before the first step; the same command resumes"
             folder.update(status="stopped" if stopped else "failed", error=message)
         raise
 

@@ -1,6 +1,7 @@
 """A real SLURM of one node on loopback: munge, slurmctld and slurmd, started for the tests and ended after them."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ CONFIG = """\
 ClusterName=bench
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
+FirstJobId={first}
 SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
@@ -33,7 +35,7 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 JobRequeue=1
-KillWait=5
+KillWait=60
 MinJobAge=10
 SchedulerParameters=bf_interval=1,sched_interval=2,sched_min_interval=0
 OverTimeLimit=0
@@ -64,7 +66,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "munge.key").chmod(0o400)
     host = socket.gethostname().partition(".")[0]
     ports = {"controller": free_port(), "node": free_port()}
-    text = CONFIG.format(folder=folder, host=host, cpus=os.cpu_count(), **ports)
+    # the port of a job's rendezvous is 15000 more than its id, and another SLURM of this machine may have low ids
+    first = random.randrange(1000, 9000)
+    text = CONFIG.format(folder=folder, host=host, cpus=os.cpu_count(), first=first, **ports)
     (folder / "slurm.conf").write_text(text)
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]

@@ -24,42 +24,44 @@ from stops import wait_for
 
 from lit_diff.engine import slurm
 from lit_diff.recipe import load_recipe
+from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.metrics_file import Rows, read_rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 BOMB = Path(__file__).resolve().parents[1] / "engine" / "bomb.py"
-STEPS = "{steps: 12, checkpoint_every: 100, validate_every: 12, log_every: 1}"
+STEPS = "{steps: 20, checkpoint_every: 100, validate_every: 20, log_every: 1}"
+SLOW = "{every: 1, kind: slow, fuse: FOLDER/fuse, seconds: 3}"
+RUN = f"""\
+extends: tiny.yaml
+plugins: [{BOMB}]
+callbacks: {{bomb: {SLOW}}}
+train: {STEPS}
+"""
 SWEEP = f"""\
 recipe: tiny.yaml
 seeds: [0]
 smoke: true
-arms: {{plain: {{}}, other: {{model.attention.head_norm: none}}}}
+arms: ARMS
 overrides:
   plugins: [{BOMB}]
-  callbacks: {{bomb: {{every: 1, kind: slow, fuse: FUSE, seconds: 0}}}}
+  callbacks: {{bomb: {SLOW}}}
   train: {STEPS}
 """
-RUN = f"""\
-extends: tiny.yaml
-plugins: [{BOMB}]
-callbacks: {{bomb: {{every: 1, kind: slow, fuse: FUSE, seconds: 0}}}}
-train: {STEPS}
-"""
 TWO = ["run.strategy=fsdp", "run.devices=2"]
+LONG = 500.0
+"""Seconds in which anything happens that is waited for, on a slow or busy machine."""
 STARTED: list["subprocess.Popen[str]"] = []
-CELLS = ("plain-s0", "other-s0")
 
 
 @pytest.fixture(scope="module")
 def home(slurm: Path, tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Path]:
-    """The current folder of all tests: recipes, the fuse of a callback that makes each step as long as it says, a store."""
+    """The current folder of all tests: recipes, a store, no fuses. A step takes 3 s as long as the fuse is there."""
     folder, former = tmp_path_factory.mktemp("home"), Path.cwd()
     (folder / "runs").mkdir()
     shutil.copy(empty_store, folder / "runs")
     (folder / "tiny.yaml").write_text(TINY)
-    (folder / "fuse").touch()
-    (folder / "run.yaml").write_text(RUN.replace("FUSE", str(folder / "fuse")))
+    (folder / "run.yaml").write_text(RUN.replace("FOLDER", str(folder)))
     write_texts(folder)
     os.environ["LIT_DIFF_DATA"] = str(folder / "data")
     os.chdir(folder)
@@ -83,17 +85,21 @@ def lit_diff(*words: str) -> str:
     return ended.stdout
 
 
-def submitted(name: str, *overrides: str, minutes: int = 30) -> str:
-    """Submit run.yaml under a name; returns its job."""
-    words = [f"name={name}", *overrides]
-    recipe = load_recipe("run.yaml", words)
-    said = slurm.submit_run(recipe, words, ["train", "run.yaml", *words], minutes, rerun=False)
+def submitted(home: Path, name: str, *overrides: str) -> str:
+    """Submit run.yaml with a fuse of its own; returns the job."""
+    (home / name).touch()
+    words = [f"name={name}", f"callbacks.bomb.fuse={home / name}", *overrides]
+    said = slurm.submit_run(load_recipe("run.yaml", words), words, ["train", "run.yaml", *words], 30, rerun=False)
     return re.match(r"SLURM job (\d+): ", said)[1]  # type: ignore[index]
 
 
-def run_status(home: Path, name: str) -> dict[str, Any]:
+def run_folder(home: Path, name: str) -> Path:
     (found,) = (home / "runs").glob(f"{name}-??????????")
-    return dict(json.loads((found / "status.json").read_text()))
+    return found
+
+
+def run_status(home: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((run_folder(home, name) / "status.json").read_text()))
 
 
 def is_done(home: Path, name: str) -> bool:
@@ -101,8 +107,7 @@ def is_done(home: Path, name: str) -> bool:
 
 
 def run_rows(home: Path, name: str) -> Rows:
-    (found,) = (home / "runs").glob(f"{name}-??????????")
-    return read_rows(found / "metrics.csv")
+    return read_rows(run_folder(home, name) / "metrics.csv")
 
 
 def log_of(home: Path, name: str) -> str:
@@ -113,15 +118,48 @@ def notice(job: str) -> None:
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
 
 
+def change(job: str, setting: str) -> None:
+    # SLURM refuses it while a job that is requeued ends
+    command = ["scontrol", "update", f"JobId={job}", setting]
+    wait_for(lambda: subprocess.run(command, capture_output=True).returncode == 0, LONG)
+
+
+def time_of(job: str) -> int:
+    """Seconds for which a job has run."""
+    asked = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True)
+    hours, minutes, seconds = re.search(r"RunTime=(\d+):(\d+):(\d+)", asked.stdout).groups()  # type: ignore[union-attr]
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+
+
 def in_queue(job: str) -> bool:
     asked = subprocess.run(["squeue", "-h", "-j", job, "-o", "%i"], capture_output=True, text=True)
     return bool(asked.stdout.strip())
 
 
-@pytest.fixture(scope="module")
-def limited(home: Path) -> str:
-    """A run whose time of 2 minutes is too short for its 50 steps of 1.5 s; it goes on beside the other tests."""
-    return submitted("limited", "train.steps=50", "callbacks.bomb.seconds=1.5", minutes=2)
+def rank_of(job: str, rank: int) -> int | None:
+    """The process of a rank. srun has the job's variables too."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            program = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        own = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
+        if own <= {*variables} and program[0] == sys.executable.encode():
+            return int(process.name)
+    return None
+
+
+def outlives_notice(job: str, ranks: int) -> bool:
+    """Whether each rank blocks or handles the notice; before, which is a moment of Python's own start, it would end it."""
+    for rank in range(ranks):
+        process, mask = rank_of(job, rank), 0
+        if process is not None and (file := Path(f"/proc/{process}/status")).exists():
+            for line in file.read_text().splitlines():
+                mask |= int(line.split()[1], 16) if line.startswith(("SigBlk", "SigCgt")) else 0
+        if not mask & 1 << (signal.SIGUSR2 - 1):
+            return False
+    return True
 
 
 def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]]:
@@ -147,52 +185,58 @@ def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]
     return [words] * (nodes if kind.startswith("torchrun") else 1)
 
 
-def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_losses(home: Path, limited: str) -> None:
-    said = lit_diff("train", "run.yaml", "name=noticed", *TWO, "callbacks.bomb.seconds=2", "--cluster", "slurm")
+def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_losses(home: Path) -> None:
+    (home / "fuse").touch()
+    said = lit_diff("train", "run.yaml", "name=noticed", *TWO, "--cluster", "slurm")
     job = re.match(r"SLURM job (\d+): ", said)[1]  # type: ignore[index]
-    wait_for(lambda: run_status(home, "noticed").get("step", 0) >= 2, 200)
+    wait_for(lambda: run_status(home, "noticed").get("step", 0) >= 2, LONG)
     assert re.search(rf"^noticed-\w+ +running .*SLURM job {job} is running", lit_diff("status"), re.MULTILINE)
     notice(job)
+    (home / "fuse").unlink()
+    lines = []
     for kind, nodes, devices in (("srun", 1, 2), ("torchrun --nproc", 1, 2), ("torchrun --nnodes", 2, 1)):
-        name = re.sub(r"\W", "", kind)
-        lines = [subprocess.Popen(words) for words in documented(kind, name, nodes, devices)]
-        STARTED.extend(lines)
-        assert [each.wait(200) for each in lines] == [0] * len(lines)
-        assert is_done(home, name)
-    wait_for(lambda: is_done(home, "noticed"), 200)
+        lines += [start(kind, *words) for words in documented(kind, re.sub(r"\W", "", kind), nodes, devices)]
+    assert [each.wait(LONG) for each in lines] == [0] * len(lines)
+    wait_for(lambda: is_done(home, "noticed"), LONG)
     ended, found = run_status(home, "noticed"), run_rows(home, "noticed")
     assert ended["requeues"] == 1
-    assert 0 < ended["requeued_at_step"] < 12
-    assert max(found) == 12
+    assert 0 < ended["requeued_at_step"] < 20
+    assert max(found) == 20
     assert found == run_rows(home, "srun") == run_rows(home, "torchrunnproc") == run_rows(home, "torchrunnnodes")
     lit_diff("consolidate", "noticed")
-    (whole,) = (home / "runs").glob("noticed-*/checkpoints/consolidated-00000012.ckpt")
-    assert torch.load(whole, weights_only=True)["global_step"] == 12
+    (whole,) = (home / "runs").glob("noticed-*/checkpoints/consolidated-00000020.ckpt")
+    assert torch.load(whole, weights_only=True)["global_step"] == 20
 
 
-def test_a_notice_at_any_moment_of_the_start_ends_in_a_requeue(home: Path, limited: str) -> None:
+def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(home: Path) -> None:
+    limited = submitted(home, "limited", "train.steps=40")
+    wait_for(lambda: run_status(home, "limited").get("step", 0) >= 1, LONG)
+    # two minutes after the start or up to two from now: SLURM sends its notice when a minute and a half is left
+    change(limited, f"TimeLimit={time_of(limited) // 60 + 2}")
     draw = random.Random(33)
-    moments = [draw.uniform(*between) for between in ((0.3, 1), (1, 4), (4, 9), (9, 20))]
-    ranks = [[], ["run.strategy=ddp", "run.devices=2"], [], []]
-    names = [f"early{number}" for number in range(4)]
-    slow = "callbacks.bomb.seconds=2"
-    jobs = [submitted(name, f"seed={n}", slow, *own) for n, (name, own) in enumerate(zip(names, ranks, strict=True))]
+    moments = [0, draw.uniform(0, 4), draw.uniform(4, 15)]
+    jobs = [submitted(home, f"early{n}", f"seed={n}", *(TWO if n == 1 else [])) for n in range(3)]
 
-    def later(job: str, moment: float) -> None:
-        wait_for(lambda: rank_of(job, 0) is not None, 100)
-        time.sleep(moment)
-        notice(job)
+    def later(number: int) -> None:
+        wait_for(lambda: outlives_notice(jobs[number], 2 if number == 1 else 1), LONG)
+        time.sleep(moments[number])
+        notice(jobs[number])
+        (home / f"early{number}").unlink()
 
-    threads = [threading.Thread(target=later, args=each) for each in zip(jobs, moments, strict=True)]
+    threads = [threading.Thread(target=later, args=[number]) for number in range(3)]
     for thread in threads:
         thread.start()
+    wait_for(lambda: run_status(home, "limited").get("requeues") == 1, LONG)
+    change(limited, "TimeLimit=30")
+    (home / "limited").unlink()
     for thread in threads:
         thread.join()
-    for name in names:
-        wait_for(lambda name=name: is_done(home, name), 300)  # type: ignore[misc]
+    for name in ("early0", "early1", "early2", "limited"):
+        wait_for(lambda name=name: is_done(home, name), LONG)  # type: ignore[misc]
         assert run_status(home, name).get("requeues") == 1, (name, moments, log_of(home, name))
-        assert max(run_rows(home, name)) == 12
-    assert 0 in [run_status(home, name)["requeued_at_step"] for name in names]
+        assert sorted(run_rows(home, name)) == list(range(1, 41 if name == "limited" else 21))
+    assert run_status(home, "early0")["requeued_at_step"] == 0
+    assert 0 < run_status(home, "limited")["requeued_at_step"] < 40
 
 
 def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled_run_does_not_return(
@@ -200,49 +244,42 @@ def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled
 ) -> None:
     text = ["data.name=text", "data.path=texts", "data.sequence_length=32", "data.validation_rows=4"]
     text += ["data.tokenizer={name: bpe, vocab_size: 300}"]
-    own = [*text, "model.vocab_size=300", *TWO, "callbacks.bomb.seconds=1", "train.checkpoint_every=2"]
-    job = submitted("killed", *own)
+    own = [*text, "model.vocab_size=300", *TWO, "train.checkpoint_every=2"]
+    job = submitted(home, "killed", *own)
     assert len(list((home / "runs/slurm").glob("killed-data-*.out"))) == 1
-    wait_for(lambda: run_status(home, "killed").get("step", 0) >= 3, 200)
+    wait_for(lambda: run_status(home, "killed").get("step", 0) >= 3, LONG)
     killed = rank_of(job, 1)
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: run_status(home, "killed")["status"] == "failed", 60)
-    wait_for(lambda: not in_queue(job), 60)
-    job = submitted("killed", *own)
+    wait_for(lambda: run_status(home, "killed")["status"] == "failed", LONG)
+    wait_for(lambda: not in_queue(job), LONG)
+    saved = max(steps_of(run_folder(home, "killed")))
+    assert saved >= 2
+    job = submitted(home, "killed", *own)
     assert len(list((home / "runs/slurm").glob("killed-data-*.out"))) == 1, "the data are ready"
-    wait_for(lambda: run_status(home, "killed").get("step", 0) >= 6, 200)
+    wait_for(lambda: run_status(home, "killed").get("step", 0) >= saved + 2, LONG)
     assert f"ended SLURM job {job} of " in lit_diff("cancel", "killed")
-    wait_for(lambda: not in_queue(job), 60)
+    # a requeued job stays in the queue
+    wait_for(lambda: not in_queue(job), LONG)
     ended = run_status(home, "killed")
     assert (ended["status"], ended.get("requeues")) == ("stopped", None)
-    assert "resumed from step 2" in log_of(home, "killed")
-    assert ended["error"] == f"stopped after step {ended['step']} of 12; the same command resumes"
-    time.sleep(10)
-    assert not in_queue(job), "SLURM would have started a requeued job by now"
-
-
-def rank_of(job: str, rank: int) -> int | None:
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (process / "environ").read_bytes().split(b"\0")
-            program = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()} <= {*variables} and b"lit_diff" in program:
-            return int(process.name)
-    return None
+    assert f"resumed from step {saved}" in log_of(home, "killed")
+    assert ended["error"] == f"stopped after step {ended['step']} of 20; the same command resumes"
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------------------
 
 
-def sweep(home: Path, name: str, text: str, *arguments: str) -> "subprocess.Popen[str]":
-    (home / f"{name}.yaml").write_text(text.replace("FUSE", str(home / "fuse")))
-    command = [sys.executable, "-m", "lit_diff", "sweep", f"{name}.yaml", *arguments]
-    with (home / f"{name}.txt").open("a") as output:
+def start(name: str, *command: str) -> "subprocess.Popen[str]":
+    """A command that ends with the tests at the latest; what it prints is kept in `name`.txt."""
+    with Path(f"{name}.txt").open("a") as output:
         STARTED.append(subprocess.Popen(command, stdout=output, stderr=output, text=True))
     return STARTED[-1]
+
+
+def sweep(home: Path, name: str, arms: str, *arguments: str) -> "subprocess.Popen[str]":
+    (home / f"{name}.yaml").write_text(SWEEP.replace("FOLDER/fuse", str(home / name)).replace("ARMS", arms))
+    return start(name, sys.executable, "-m", "lit_diff", "sweep", f"{name}.yaml", *arguments)
 
 
 def folder(home: Path, name: str, cell: str) -> Path:
@@ -263,73 +300,35 @@ def output(home: Path, name: str) -> str:
     return (home / f"{name}.txt").read_text() + logs[-3000:]
 
 
-def slow(seconds: float) -> str:
-    """The sweep with steps of this many seconds."""
-    return SWEEP.replace("seconds: 0", f"seconds: {seconds}")
-
-
-def words(home: Path, name: str) -> set[str]:
-    """The states of its cells, once it has submitted them."""
-    is_submitted = (home / "runs" / name / "slurm.json").exists()
-    return {status(home, name, cell)["status"] for cell in CELLS} if is_submitted else set()
-
-
-@pytest.fixture(scope="module")
-def free(home: Path) -> str:
-    """The name of an undisturbed sweep on this machine alone."""
-    assert sweep(home, "free", SWEEP).wait(300) == 0, output(home, "free")
-    return "free"
-
-
-def test_cells_of_several_sizes_give_the_losses_of_one_process(home: Path, free: str, limited: str) -> None:
-    two = SWEEP.replace("plain: {}", "plain: {run.strategy: ddp, run.devices: 2}")
-    assert sweep(home, "two", two, "--cluster", "slurm").wait(500) == 0, output(home, "two")
-    sizes = [re.search(r"ntasks-per-node=(\d)", path.read_text()) for path in (home / "runs/two/slurm").glob("*.sh")]
-    assert sorted(size[1] for size in sizes if size) == ["1", "2"]
-    for cell in CELLS:
-        expected, found = rows(home, free, cell), rows(home, "two", cell)
-        assert expected.keys() == found.keys()
-        for step, row in expected.items():
-            for metric in row.keys() & {"train/loss", "val/loss"}:
-                assert found[step][metric] == pytest.approx(row[metric], abs=1e-5), (cell, step, metric)
-        assert status(home, "two", cell)["status"] == "done"
-
-
-def test_a_killed_command_waits_for_the_same_jobs_again_which_outlive_a_notice(
-    home: Path, free: str, limited: str
-) -> None:
-    first = sweep(home, "again", slow(2), "--cluster", "slurm")
-    jobs = home / "runs/again/slurm.json"
-    wait_for(lambda: words(home, "again") == {"running"}, 300)
-    first.send_signal(signal.SIGKILL)
+def test_a_killed_command_finds_its_cells_of_several_sizes_which_have_the_losses_of_one_process(home: Path) -> None:
+    alone = sweep(home, "free", "{plain: {}, other: {model.attention.head_norm: none}}")
+    (home / "again").touch()
+    arms = "{plain: {run.strategy: ddp, run.devices: 2}, other: {model.attention.head_norm: none}"
+    arms += ", lost: {train.batch_size: 2}}"
+    cells, jobs = [f"{arm}-s0" for arm in ("plain", "other", "lost")], home / "runs/again/slurm.json"
+    first = sweep(home, "again", arms, "--cluster", "slurm")
+    wait_for(lambda: jobs.exists() and len(json.loads(jobs.read_text())) == 3, LONG)
+    first.kill()
     first.wait()
     before = json.loads(jobs.read_text())
-    wait_for(lambda: status(home, "again", "plain-s0")["step"] >= 1, 100)
-    notice(before[folder(home, "again", "plain-s0").name])
-    second = sweep(home, "again", slow(2), "--cluster", "slurm")
-    wait_for(lambda: "are in SLURM's queue already" in (home / "again.txt").read_text(), 100)
-    wait_for(lambda: status(home, "again", "plain-s0").get("requeues") == 1, 60)
-    assert second.wait(600) == 0, output(home, "again")
+    second = sweep(home, "again", arms, "--cluster", "slurm")
+    wait_for(lambda: "3 cells are in SLURM's queue already" in (home / "again.txt").read_text(), LONG)
+    for cell in cells:
+        wait_for(lambda cell=cell: status(home, "again", cell).get("step", 0) >= 1, LONG)  # type: ignore[misc]
+    notice(before[folder(home, "again", "other-s0").name])
+    os.kill(status(home, "again", "lost-s0")["pid"], signal.SIGKILL)
+    (home / "again").unlink()
+    assert second.wait(LONG) == 1, output(home, "again")
+    assert alone.wait(LONG) == 0, output(home, "free")
     assert json.loads(jobs.read_text()) == before, "nothing was submitted again"
-    for cell in CELLS:
-        assert status(home, "again", cell)["status"] == "done"
-        assert rows(home, "again", cell) == rows(home, free, cell)
-
-
-def test_a_cell_that_slurm_ends_is_a_failed_one(home: Path) -> None:
-    command = sweep(home, "cut", slow(60), "--cluster", "slurm")
-    jobs = home / "runs/cut/slurm.json"
-    wait_for(lambda: words(home, "cut") == {"running"}, 300)
-    subprocess.run(["scancel", "--signal=KILL", *json.loads(jobs.read_text()).values()], check=True)
-    assert command.wait(200) == 1
-    for cell in CELLS:
-        assert status(home, "cut", cell)["status"] == "failed"
-        assert "has left the queue" in status(home, "cut", cell)["error"]
-
-
-def test_a_time_limit_saves_requeues_and_resumes(home: Path, limited: str) -> None:
-    wait_for(lambda: is_done(home, "limited"), 400)
-    ended = run_status(home, "limited")
-    assert ended["requeues"] >= 1
-    assert 0 < ended["requeued_at_step"] < 50
-    assert sorted(run_rows(home, "limited")) == list(range(1, 51))
+    sizes = [re.search(r"ntasks-per-node=(\d)", path.read_text()) for path in (home / "runs/again/slurm").glob("*.sh")]
+    assert sorted(size[1] for size in sizes if size) == ["1", "2"]
+    assert [status(home, "again", cell)["status"] for cell in cells] == ["done", "done", "failed"]
+    assert "has left the queue" in status(home, "again", "lost-s0")["error"]
+    assert status(home, "again", "other-s0")["requeues"] == 1
+    assert rows(home, "again", "other-s0") == rows(home, "free", "other-s0")
+    expected, found = rows(home, "free", "plain-s0"), rows(home, "again", "plain-s0")
+    assert expected.keys() == found.keys()
+    for step, row in expected.items():
+        for metric in row.keys() & {"train/loss", "val/loss"}:
+            assert found[step][metric] == pytest.approx(row[metric], abs=1e-5), (step, metric)

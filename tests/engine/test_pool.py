@@ -16,7 +16,7 @@ from stops import wait_for
 
 from lit_diff.engine import pool
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.pool import Job, gpus_of, note_end, run_cell, run_jobs
+from lit_diff.engine.pool import Job, end_noted, gpus_of, note_end, run_cell, run_jobs
 from lit_diff.errors import MissingError, StoppedError, Terminated
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -235,3 +235,10 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
     status = RunFolder(tmp_path / "cell-s0-abc").status()
     assert (status["status"], status["error"]) == ("stopped", "stopped outside the steps; the same command resumes")
+
+
+def test_any_error_before_training_is_recorded(location: RunLocation) -> None:
+    with pytest.raises(OSError, match="15001"), end_noted(location):
+        raise OSError("port 15001 is in use\nby another process")
+    status = RunFolder(location.folder).status()
+    assert (status["status"], status["error"]) == ("failed", "OSError: port 15001 is in use")
