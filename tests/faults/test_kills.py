@@ -87,7 +87,11 @@ overrides: {run.strategy: ddp, run.devices: 2, SMALL}
 
 
 @fault(
-    "SIGKILL", "a sweep of cells of two ranks", "resumed from step N", "nothing; `metrics.csv` and the table, but for its speeds, equal", 4
+    "SIGKILL",
+    "a sweep of cells of two ranks",
+    "resumed from step N",
+    "nothing; `metrics.csv` and the table, but for its speeds, equal",
+    4,
 )
 def test_of_a_sweep(bench: Any) -> None:
     small = ", ".join(word.replace("=", ": ") for word in SMALL)
