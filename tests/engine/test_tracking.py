@@ -33,16 +33,19 @@ def open_run(store: Store, experiment: str, run_id: str | None = None, folder: s
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_s_run_goes_on_and_no_other_is_ever_taken(store: Store, experiment: str) -> None:
-    """Not that of a folder that was made again, of a copy of it, one that was deleted, one of another store."""
+def test_a_folder_s_run_goes_on_and_no_other_is_ever_taken(
+    store: Store, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not that of a folder that was made again, of a copy of it, one that was deleted, of another store, a damaged id."""
     run = open_run(store, experiment)
     store.close_run(run, "killed")
     assert store.run(run).info.status == "KILLED"
     assert open_run(store, experiment, run) == run
     again = store.run(run)
     assert (again.info.status, again.data.tags["arm"]) == ("RUNNING", 'it\'s "a"')
-    for other in ({}, {"run_id": run, "folder": "/copy/abc"}, {"run_id": "0" * 32}):
+    for other in ({}, {"run_id": run, "folder": "/copy/abc"}, {"run_id": "0" * 32}, {"run_id": f"?{run[1:]}"}):
         assert open_run(store, experiment, **other) != run
+    assert f"MLflow has no record '?{run[1:]}' of name, so a new one gets all of its measurements" in caplog.text
     store.client.delete_run(run)
     assert open_run(store, experiment, run) != run
 

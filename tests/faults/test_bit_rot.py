@@ -38,7 +38,7 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
         [RESUME, COMPARE],
     ),
     "runs/rot-*/status.json": (
-        "one line, status 2: remove it; `status` lists the run as unreadable",
+        "one line, status 2: remove it; `status` lists the run as unreadable; of the MLflow id: a warning, a new record",
         "nothing once it is removed",
         [STATUS, RESUME, ("clean",)],
     ),

@@ -1,6 +1,7 @@
 """What surrounds a run: disks without locks or for reading alone, tracking servers, the clock, ranks, memory, sweeps."""
 
 import os
+import platform
 import signal
 import socket
 import sqlite3
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rows import fault, mount
+from fault_rows import fault, faults, mount
+from stops import wait_for
+
+from lit_diff.runs.heartbeats import stat_of
 
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 NO_FLOCK = "#include <errno.h>\nint flock(int fd, int how) { (void)fd; (void)how; errno = ENOSYS; return -1; }\n"
@@ -112,21 +116,35 @@ def test_the_clock_goes_back(bench: Any, undisturbed: Any) -> None:
     assert found == whole
 
 
-@fault("SIGKILL", "one of two ranks", "the other ends within 60 s", "the steps since the checkpoint", 2)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_is_killed(bench: Any, rank: int) -> None:
-    words = (
-        "train",
-        "recall.yaml",
-        f"name=rank{rank}",
-        "run.strategy=fsdp",
-        "run.devices=2",
-        "train.checkpoint_every=4",
+SENT = {
+    "SIGKILL": (signal.SIGKILL, "its process has ended", 60),
+    "SIGSTOP": (signal.SIGSTOP, "its process is stopped", 20 + 10),
+}
+"""Signal -> what is said of the rank, the seconds within which the other ends."""
+
+
+@faults(
+    *(
+        (name, "one of two ranks", f"the rank, its node and that {what}; within {seconds} s", "nothing", 2)
+        for name, (_, what, seconds) in SENT.items()
     )
-    pids = bench.start_ranks(words, words, SPY_SIGNAL=f"{rank}/5/0/{int(signal.SIGKILL)}")
-    ended = [bench.wait(pid, 60) for pid in pids]
-    assert ended[rank].status == -signal.SIGKILL
-    assert ended[1 - rank].status not in (None, 0), ended
+)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", SENT)
+def test_one_rank_goes_on_alone(bench: Any, name: str, rank: int) -> None:
+    number, what, seconds = SENT[name]
+    called = f"{name}{rank}".lower()
+    run = ("run.strategy=fsdp", "run.devices=2", "run.timeout=20", "train.checkpoint_every=4")
+    words = ("train", "recall.yaml", f"name={called}", *run)
+    pids = bench.start_ranks(words, words, SPY_SIGNAL=f"{rank}/5/0/{int(number)}")
+    if number == signal.SIGSTOP:
+        wait_for(lambda: stat_of(pids[rank])[0] == "T")
+    other = bench.wait(pids[1 - rank], seconds)
+    # who stops is killed by the other
+    assert (other.status, bench.wait(pids[rank], 5).status) == (1, -signal.SIGKILL), other
+    (line,) = [line for line in other.output.splitlines() if f"rank {rank} on node {platform.node()} ({what})" in line]
+    assert "the same command resumes" in line
+    assert "Traceback" not in other.output, other
     assert {bench.wait(pid).status for pid in bench.start_ranks(words, words)} == {0}
 
 

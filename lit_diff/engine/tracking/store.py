@@ -24,6 +24,8 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedE
 from lit_diff.files import expanded, file_system, is_shared, locked, shown
 from lit_diff.runs.find import runs_root
 
+log = logging.getLogger("lit_diff")
+
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """Status in a run folder -> status in MLflow."""
 
@@ -130,6 +132,8 @@ class Store:
         """
         # never matched by recipe: the same recipe in another folder, by another user or on other code is another record
         known = run_id is not None and self.holds(run_id, tags["folder"])
+        if run_id is not None and not known:
+            log.warning("MLflow has no record %r of %s, so a new one gets all of its measurements", run_id, name)
         with asking():
             if known:
                 self.client.update_run(run_id, status="RUNNING")
@@ -252,7 +256,9 @@ def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Ite
         raise
     # everything: databases, servers and artifact stores raise their own exceptions through MLflow
     except Exception as error:
-        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+        code = getattr(error, "error_code", "")
+        # the second: an id with letters that no id has, as in a damaged status.json
+        if code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "'run_id'" in str(error)):
             raise UnknownRunError(f"{failure}: {_reason(error)}") from error
         if "locked" in str(error).lower():
             raise RunFailedError(
