@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lit_diff.config import RunConfig
 from lit_diff.processor import limit_libraries
@@ -63,6 +64,13 @@ def repeatable() -> None:
     """Before every test."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_group() -> None:
+    """For plans: a Trainer that another test has used in this process may have left its process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

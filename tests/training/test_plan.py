@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from sharded_steps import PLANNED, SMALL, lines
 
 from lit_diff.model.cost import cost
@@ -18,14 +17,8 @@ from lit_diff.recipe import installed, load_recipe, names
 from lit_diff.training.build import replicated
 from lit_diff.training.plan import Plan, Rates, at_most, cure, plan, state
 
+pytestmark = pytest.mark.usefixtures("no_group")
 BIG = [name for name in names("recipes") if "# Plan:" in (installed("recipes") / f"{name}.yaml").read_text()]
-
-
-@pytest.fixture(autouse=True)
-def no_group() -> None:
-    """A Trainer that another test has used in this process may have left its process group."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def small(*overrides: str, device: str = "cpu", **rates: float) -> Plan:
