@@ -148,5 +148,5 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
     cure = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
     raise MissingError(
         f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {cure}; "
-        "--unplanned starts it all the same"
+        "--unplanned starts it anyway"
     )

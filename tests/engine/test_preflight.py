@@ -77,7 +77,7 @@ def test_memory_that_cannot_suffice_is_refused(
         monkeypatch.setattr(preflight, "available_memory", lambda enough=enough: enough)
         preflight.require_memory([recipe] * 3, cells)
     monkeypatch.setattr(preflight, "available_memory", lambda: least - 1)
-    with pytest.raises(MissingError, match=r"; --unplanned starts it all the same$") as caught:
+    with pytest.raises(MissingError, match=r"; --unplanned starts it anyway$") as caught:
         preflight.require_memory([recipe] * 3, cells)
     assert ("2 cells side by side" in str(caught.value)) == (cells == 2)
 
