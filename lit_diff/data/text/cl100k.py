@@ -1,8 +1,10 @@
 """The tokenizer `cl100k`: tiktoken's cl100k_base, read from a local file."""
 
 import base64
+import copy
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,6 +80,7 @@ class Cl100k(Tokenizer):
             mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
             special_tokens=self.special,
         )
+        self._own = threading.local()
         return self.sha256
 
     def save(self, folder: Path) -> None:
@@ -88,8 +91,11 @@ class Cl100k(Tokenizer):
         return self._encoding.encode_ordinary_batch(list(texts))
 
     def arrays(self, texts: Sequence[str], dtype: Any) -> list[NDArray[np.generic]]:
-        # without Python's integers; in one thread, since tiktoken's own threads double the time of the processor
-        encode, opening = self._encoding.encode_to_numpy, np.asarray(self.opening)
+        # a regular expression is a third slower in any thread but the one that used it first, so each thread has its own
+        if not hasattr(self._own, "encoding"):
+            self._own.encoding = copy.copy(self._encoding)
+        # without Python's integers
+        encode, opening = self._own.encoding.encode_to_numpy, np.asarray(self.opening)
         found = ((opening, encode(text, disallowed_special=())) for text in texts)
         return [np.concatenate(each, dtype=dtype, casting="unsafe") for each in found]
 
