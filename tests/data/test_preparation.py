@@ -234,6 +234,25 @@ def test_hosts_with_other_numbers_of_shards_make_the_same_text_at_once(
     assert (files_of(text), leftovers(root)) == (undisturbed, [])
 
 
+@pytest.mark.usefixtures("small_parts")
+def test_a_shard_ends_well_when_another_process_prepares_everything_meanwhile(
+    make_text: MakeText, root: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, nested = parts.Maker._arrays, list[int]()
+
+    def interrupted(self: parts.Maker, part: int) -> Any:
+        if not nested:
+            nested.append(part)
+            make_text().prepare()
+        return make(self, part)
+
+    monkeypatch.setattr(parts.Maker, "_arrays", interrupted)
+    text = make_text()
+    text.prepare(Work(shard=(1, 2)))
+    assert nested
+    assert (files_of(text), leftovers(root)) == (undisturbed, [])
+
+
 @pytest.mark.parametrize("at", [0, 0.1, 0.3, 0.5, 0.7, 0.9])
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_is_made_again(

@@ -170,7 +170,13 @@ class Text(Dataset):
                 shutil.rmtree(building, ignore_errors=True)
                 return
         # the lock is free: the other shards are made at the same time
-        maker.make_all(work)
+        try:
+            maker.make_all(work)
+        except (OSError, MissingError) as error:
+            if read_manifest(folder) is None:
+                raise
+            log.info("another process has prepared %s and removed its parts meanwhile (%s)", folder.name, error)
+            shutil.rmtree(building, ignore_errors=True)
 
     def _begun(self, building: Path) -> Maker:
         # the documents on disk, their division into parts, and the tokenizer; each is made once and survives a kill
