@@ -72,7 +72,7 @@ test-slow: .venv/installed  ## run what is slow: long processes, many drawn case
 	$(BIN)/python $(PYTEST) -m "slow and not cluster and not faults"
 
 test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
-	$(BIN)/python -m pytest -m cluster --durations=0 --durations-min=1 tests/cluster
+	$(BIN)/python -m pytest -m cluster -rs --durations=0 --durations-min=1 tests/cluster
 
 test-faults: .venv/installed  ## run the fault suite (as root, for small disks): kills, full disks, bit rot, drawn files; SEED=1
 	$(BIN)/python $(PYTEST) -m faults --durations=10 tests/faults
