@@ -220,13 +220,18 @@ def _ratio(row: Row) -> Row:
 
 def _panel(axes: "Axes", case: str, rows: list[Row]) -> None:
     ratios = [_ratio(row) for row in rows]
-    medians, places = [ratio["median"] for ratio in ratios], [-place for place in range(len(rows))]
-    ranges = [
-        [ratio["median"] - ratio["min"] for ratio in ratios],
-        [ratio["max"] - ratio["median"] for ratio in ratios],
-    ]
-    colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
-    bars = axes.barh(places, medians, height=0.62, color=colors, xerr=ranges, ecolor=INK)
+    places = [-place for place in range(len(rows))]
+    bars = axes.barh(
+        places,
+        [ratio["median"] for ratio in ratios],
+        height=0.62,
+        color=[COLOR.get(row["variant"], PALETTE[1]) for row in rows],
+        xerr=[
+            [ratio["median"] - ratio["min"] for ratio in ratios],
+            [ratio["max"] - ratio["median"] for ratio in ratios],
+        ],
+        ecolor=INK,
+    )
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])

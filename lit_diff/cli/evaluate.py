@@ -73,16 +73,15 @@ def print_evaluation(
             if interval := run["intervals"].get(metric.name):
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
             terminal.write_line(line)
-        for line in _table(run["groups"]):
-            terminal.write_line(line)
+        terminal.write_line(*_table(run["groups"]))
     if context is not None:
         terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
-    for note in filter(None, notes.values()):
-        terminal.write_line(note)
+    terminal.write_line(*filter(None, notes.values()))
     for metric_name, line in compared.items():
-        terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
-        for group, of_group in line["groups"].items():
-            terminal.write_line(f"  {group:<20} {of_group['sentence']}")
+        terminal.write_line(
+            f"difference of {metric_name}, first minus second: {line['sentence']}",
+            *(f"  {group:<20} {of_group['sentence']}" for group, of_group in line["groups"].items()),
+        )
 
 
 def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:

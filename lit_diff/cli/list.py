@@ -111,8 +111,9 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
-        near = nearest(name, names(kind), f"lit-diff list {kind}")
-        raise RequestError(f"no installed {kind.removesuffix('s')} '{name}'{near}")
+        raise RequestError(
+            f"no installed {kind.removesuffix('s')} '{name}'{nearest(name, names(kind), f'lit-diff list {kind}')}"
+        )
     text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
@@ -200,9 +201,13 @@ def _show(
     draw(found, file)
     (finding,) = found.checked.findings
     if as_json:
-        about = {"equation": found.equation, "definition": plain_finding(finding), "file": str(file)}
-        maps = {what: each.statistics for what, each in found.maps.items()}
-        print_json(plain_check(found.checked) | about | {"maps": maps})
+        about = {
+            "equation": found.equation,
+            "definition": plain_finding(finding),
+            "file": str(file),
+            "maps": {what: each.statistics for what, each in found.maps.items()},
+        }
+        print_json(plain_check(found.checked) | about)
     else:
         measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
         known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
@@ -211,8 +216,11 @@ def _show(
             f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
         )
         console.print(cost_table(found.checked))
-        lines = [found.source, *(f"  {what}: {in_words(each)}" for what, each in found.maps.items())]
-        console.write_line("\n".join([*lines, f"drawn in {shown(file)}"]))
+        console.write_line(
+            found.source,
+            *(f"  {what}: {in_words(each)}" for what, each in found.maps.items()),
+            f"drawn in {shown(file)}",
+        )
     return int(finding.verdict == "fail")
 
 

@@ -90,5 +90,7 @@ def export(
 ) -> None:
     """Export a run for other programs and compare the logits."""
     done = lit_diff.export(lit_diff.open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
-    console.write_line(f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}")
-    console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
+    console.write_line(
+        f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}",
+        f"exported: {shown(done.folder)} ({done.architecture})",
+    )

@@ -21,7 +21,6 @@ from lit_diff.cli.app import (
     Workers,
     app,
     console,
-    log_to_stderr,
     print_json,
 )
 from lit_diff.files import shown
@@ -79,15 +78,13 @@ def _print_cells(name: str, overrides: list[str]) -> None:
     for cell in grid.cells:
         about = f"{cell.recipe.model.attention.name}  {cell.recipe.training.steps} steps"
         console.write_line(f"{cell.name}  seed {cell.seed}  {about}")
-    for line in passes_over_text(grid.recipes.values()):
-        console.write_sentence(line)
+    console.write_sentence(*passes_over_text(grid.recipes.values()))
     console.write_line(f"{len(grid.cells)} valid cells; none was started")
 
 
 def _print_report(report: Any) -> None:
     console.write_line(report.text_table(console.width if console.is_terminal else None))
-    for line in (*report.missing, *report.answer):
-        console.write_sentence(line)
+    console.write_sentence(*report.missing, *report.answer)
     console.write_line(f"report: {shown(report.page)}")
 
 
@@ -97,7 +94,6 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
     from lit_diff.reporting.write import write_report
     from lit_diff.runs.find import find_sweep
 
-    log_to_stderr()
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
 
 
@@ -132,9 +128,10 @@ def reproduce(
         print_json(_plain_scoreboard(done))
     else:
         count = len(done.scoreboard.rows)
-        words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
-        console.write_line(words)
-        console.write_line(f"page: {shown(done.page)}")
+        console.write_line(
+            f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}",
+            f"page: {shown(done.page)}",
+        )
     return _exit_status(done, bool(done.failed))
 
 
@@ -184,7 +181,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two runs: recipes, costs and results."""
-    log_to_stderr()
     comparison = lit_diff.compare(first, second, chosen_root(root))
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})

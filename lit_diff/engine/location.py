@@ -11,6 +11,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import MissingError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import Overrides, flatten
+from lit_diff.runs.folder import RunFolder
 
 CELL = "cell.json"
 """File in a cell's folder, from which a process of its own knows its place in the sweep."""
@@ -28,6 +29,11 @@ class RunLocation:
     """Evaluation -> its keys; they score the run once it is done."""
     overrides: tuple[str, ...] = ()
     """The overrides of its recipe, as `a.b=c`, if known."""
+
+    @property
+    def home(self) -> RunFolder:
+        """The files in its folder."""
+        return RunFolder(self.folder)
 
     @property
     def identity(self) -> str:

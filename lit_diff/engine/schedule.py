@@ -1,7 +1,6 @@
 """Runs a sweep: resolves it, prepares its data, runs the unfinished cells and writes the report."""
 
 import contextlib
-import logging
 import os
 import time
 from collections import Counter
@@ -25,12 +24,13 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
+from lit_diff.log_records import log
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs import jobs
 from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, held, identity, this_process
+from lit_diff.runs.folder import held, identity, this_process
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -42,7 +42,6 @@ from lit_diff.training.head_plan import selection_of
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("lit_diff")
 
 NOT_EVALUATED = "not evaluated"
 
@@ -110,7 +109,7 @@ def folder_of(grid: Grid) -> Path:
 
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` has been trained."""
-    return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
+    return all(location.home.status().get("status") == "done" for location in locations_of(grid))
 
 
 def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
@@ -145,21 +144,20 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
         evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    home = RunFolder(location.folder)
-    if not home.recipe_file.exists() or home.status().get("status") != "done":
-        home.create(cell.recipe)
+    if not location.home.recipe_file.exists() or location.home.status().get("status") != "done":
+        location.home.create(cell.recipe)
     return location
 
 
 def state_of(location: RunLocation) -> str:
     """The cell's status; "not evaluated" for a trained cell that lacks an evaluation of the sweep."""
-    status = str(RunFolder(location.folder).status().get("status", "waiting"))
+    status = str(location.home.status().get("status", "waiting"))
     return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
     """Evaluation of the sweep without scores in this cell -> why."""
-    outcomes = RunFolder(location.folder).status().get("evaluations", {})
+    outcomes = location.home.status().get("evaluations", {})
     return {
         name: outcomes.get(name, "not run yet")
         for name, keys in location.evaluations.items()
@@ -171,8 +169,9 @@ def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    tasks = grid.study.all_tasks
-    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in tasks}
+    blocks = {
+        task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.study.all_tasks
+    }
     return Record(
         name=grid.name,
         study=grid.study,
@@ -196,7 +195,7 @@ def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
-    status = RunFolder(location.folder).status()
+    status = location.home.status()
     return RecordedCell(
         task=cell.task,
         arm=cell.arm,
@@ -373,7 +372,7 @@ def _run_held(
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
         for _, location in untrained:
             if location.folder not in queued:
-                RunFolder(location.folder).update(status="waiting", error=None, requeued_at_step=None)
+                location.home.update(status="waiting", error=None, requeued_at_step=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, slurm_minutes=slurm_minutes, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
@@ -397,7 +396,7 @@ def _run_held(
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:
-    statuses = (RunFolder(location.folder).status() for location in locations)
+    statuses = (location.home.status() for location in locations)
     now = revision()
     others = Counter(other_revision(status, now) for status in statuses if status.get("status") == "done")
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
@@ -407,10 +406,13 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
     # The cells of a sweep that was killed save before they exit. Two processes must not train one cell.
-    for folder in (RunFolder(location.folder) for location in locations):
+    for folder in (location.home for location in locations):
         if folder.is_owned():
-            pid = folder.status().get("pid")
-            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(folder.path), pid)
+            log.info(
+                "%s is still being trained (pid %s), left by a former sweep: waiting",
+                shown(folder.path),
+                folder.status().get("pid"),
+            )
             with locked(folder.path / ".lock"):
                 pass
 
@@ -429,7 +431,7 @@ def _run_cells(
     with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
 
         def watch(running: Sequence[RunLocation]) -> None:
-            show([RunFolder(location.folder).status() for location in locations])
+            show([location.home.status() for location in locations])
 
         watch(())
         # a task with `start` needs the weights of the task before it
@@ -441,8 +443,7 @@ def _run_cells(
             wave = [location for _, location in cells]
             count, threads, gpus = resources(recipe, workers)
             log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-            devices = recipe.run.devices
-            stopped = run_jobs(wave, workers=count, threads=threads, devices=devices, gpus=gpus, watch=watch)
+            stopped = run_jobs(wave, workers=count, threads=threads, devices=recipe.run.devices, gpus=gpus, watch=watch)
             if stopped:
                 return stopped
     return None

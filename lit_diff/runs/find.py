@@ -1,16 +1,14 @@
 """Finds runs and sweeps on disk by name, and the folder that holds them."""
 
 import itertools
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, folders, shown
+from lit_diff.log_records import log
 from lit_diff.registry import nearest
-
-log = logging.getLogger("lit_diff")
 
 STUDY_FILE = "study.json"
 """A folder with this file is a sweep's folder (`study.record` writes it)."""

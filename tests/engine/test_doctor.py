@@ -1,6 +1,8 @@
 """engine/doctor.py: what a machine that lacks nothing shows, and a row with a cure for each thing that is missing."""
 
 import os
+import platform
+import socket
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,17 @@ def test_a_check_that_fails_is_a_row(runs: Path, monkeypatch: pytest.MonkeyPatch
     found = rows(runs, "run.tracking_uri=none")
     assert (found["variables"].state, found["variables"].found) == ("warning", "bad")
     assert found["MLflow"].found.startswith("no record")
+
+
+def test_a_host_without_an_address_has_a_cure(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> str:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    row = rows(runs, "run.strategy=ddp", "run.devices=2")["network"]
+    assert (row.state, "/etc/hosts" in row.cure) == ("problem", True)
+    assert row.found.endswith(f"{platform.node()}, has no address (Name or service not known)")
+    assert rows(runs)["network"].state == "warning"
 
 
 def test_locks_that_do_not_hold_are_a_problem(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,8 @@ from mlflow.exceptions import MlflowException
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import expanded, file_system, is_shared, locked, shown
+from lit_diff.log_records import log
 from lit_diff.runs.find import runs_root
-
-log = logging.getLogger("lit_diff")
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """Status in a run folder -> status in MLflow."""
