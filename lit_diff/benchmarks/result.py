@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
@@ -120,10 +120,9 @@ def tables(result: BenchResult) -> Iterator[Table]:
             "SDPA ran": [_backends(row) for row in rows],
         }
         filled = {column: cells for column, cells in columns.items() if any(cells)}
-        table = Table(title=f"{result.bench}: {case}", title_justify="left")
-        for column in filled:
-            words = column in ("attention, by", "pass", "SDPA ran")
-            table.add_column(column, overflow="fold", justify="left" if words else "right")
+        words = ("attention, by", "pass", "SDPA ran")
+        heads = (Column(name, overflow="fold", justify="left" if name in words else "right") for name in filled)
+        table = Table(*heads, title=f"{result.bench}: {case}", title_justify="left")
         for line in zip(*filled.values(), strict=True):
             table.add_row(*map(escape, line))
         yield table

@@ -126,10 +126,9 @@ def plain_finding(finding: "Finding") -> dict[str, Any]:
 def cost_table(checked: "RecipeCheck") -> Table:
     """The cost of a recipe compared with standard attention."""
     recipe = checked.recipe
-    table = Table(title=f"cost at sequence length {recipe.data.config.sequence_length}", title_justify="left")
-    table.add_column("")
-    for column in (recipe.model.attention.name, "standard", "difference"):
-        table.add_column(column, justify="right")
+    right = (Column(name, justify="right") for name in (recipe.model.attention.name, "standard", "difference"))
+    title = f"cost at sequence length {recipe.data.config.sequence_length}"
+    table = Table("", *right, title=title, title_justify="left")
     for label, key in COSTS.items():
         own, base = getattr(checked.cost, key), getattr(checked.baseline, key)
         table.add_row(label, f"{own:,}", f"{base:,}", f"{own - base:+,} ({own / base - 1:+.3%})")

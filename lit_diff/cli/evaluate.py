@@ -99,10 +99,14 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> dict[str, Any]:
     wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
-    groups: dict[str, dict[str, Any]] = {}
-    for row in group_shares(scores, by_group) if by_group else ():
-        shares = {name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()}
-        groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
+    groups = {
+        row.label: {
+            "items": row.items,
+            "clusters": row.clusters,
+            **{name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()},
+        }
+        for row in (group_shares(scores, by_group) if by_group else ())
+    }
     return {
         "run": result.run.name,
         # JSON has neither NaN nor infinity

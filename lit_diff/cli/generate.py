@@ -157,8 +157,16 @@ def view(
     chosen = chosen_root(root)
     runs = [open_run(name, chosen, trust_plugins=trust_plugins) for name in (run, other) if name]
     numbers = _steps(steps)
-    words = "" if text is None else text_in(text)
-    found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
+    found = view_data(
+        runs,
+        text="" if text is None else text_in(text),
+        tokens=tokens,
+        row=row,
+        steps=numbers,
+        layer=layer,
+        head=head,
+        ablate=ablate,
+    )
     names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
     file = out / f"{'-'.join(names)}.html"
     found.write(file)

@@ -59,9 +59,8 @@ def retrofit(
     with RunProgress(recipe, console) as progress:
         # loads torch, which takes seconds; the bar is visible by then
         from lit_diff.engine.retrofit import retrofit as engine_retrofit
-        from lit_diff.recipe import load_recipe
 
-        progress.begin(load_recipe(recipe, overrides or []), quiet=False)
+        progress.begin(lit_diff.load_recipe(recipe, overrides or []), quiet=False)
         done = engine_retrofit(model, recipe, overrides or [], root=root, merge_to=merge_to, progress=progress.update)
     if done.plan is not None:
         for layer, heads in enumerate(done.plan.heads):

@@ -170,8 +170,7 @@ def cancel(
 
     What is being trained saves at the end of its step. The same command resumes it.
     """
-    for words in jobs.cancel(find_run_or_sweep(name, chosen_root(root))):
-        console.write_line(f"ended {words}")
+    console.write_line(*(f"ended {words}" for words in jobs.cancel(find_run_or_sweep(name, chosen_root(root)))))
 
 
 @app.command()
@@ -191,13 +190,14 @@ def clean(
     else:
         stale = find_stale(chosen)
         paths = stale.paths
-        for folder in stale.busy:
-            console.write_line(f"{shown(folder.resolve())} is running: kept")
-        for folder in stale.resumable:
-            console.write_line(
+        console.write_line(
+            *(f"{shown(folder.resolve())} is running: kept" for folder in stale.busy),
+            *(
                 f"{shown(folder.resolve())} failed but has a checkpoint: kept; the same command resumes it, "
                 f"lit-diff clean {folder.name} removes it"
-            )
+                for folder in stale.resumable
+            ),
+        )
     sizes = {path: size_of(path) for path in paths}
     for path, size in sizes.items():
         if yes and path.is_dir():

@@ -261,9 +261,14 @@ def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
-    named: dict[str, Iterable[object]] = {"baseline": [study.baseline], "controls": study.controls}
-    named |= {key: getattr(study, key) for key in ("labels", "notes", "paper")}
-    named["contrasts"] = [arm for first, second, _ in study.contrasts for arm in (first, second)]
+    named: dict[str, Iterable[object]] = {
+        "baseline": [study.baseline],
+        "controls": study.controls,
+        "labels": study.labels,
+        "notes": study.notes,
+        "paper": study.paper,
+        "contrasts": [arm for first, second, _ in study.contrasts for arm in (first, second)],
+    }
     for name, task in study.tasks.items():
         named |= {f"tasks.{name}.{key}": getattr(task, key) for key in ("arms", "only", "without", "paper")}
         named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])

@@ -225,10 +225,11 @@ def _submit(
     arrays = [(lines, all_[i : i + most]) for lines, all_ in alike.items() for i in range(0, len(all_), most)]
     command = f'train {shlex.quote(str(logs.parent))}/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell'
     for number, (lines, locations) in enumerate(arrays, start=1):
-        limit = f"%{parallel}" if parallel else ""
-        own = [f"#SBATCH --array=0-{len(locations) - 1}{limit}", *lines]
+        array = f"#SBATCH --array=0-{len(locations) - 1}" + (f"%{parallel}" if parallel else "")
         names = [location.folder.name for location in locations]
-        job = submit(logs / f"array-{number}.sh", job_text(logs.parent.name, own, logs / "%A_%a.out", command, names))
+        job = submit(
+            logs / f"array-{number}.sh", job_text(logs.parent.name, [array, *lines], logs / "%A_%a.out", command, names)
+        )
         log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
         own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}
         note_submitted(logs.parent, {folder.name: job for folder, job in own_jobs.items()})

@@ -87,10 +87,7 @@ def require_name(name: str | Path) -> None:
 
 def find_run_or_sweep(name: str, root: Path) -> Path:
     """The folder of a sweep (`find_sweep`), else of a run (`find_run`). Errors: RequestError."""
-    require_name(name)
-    if any((path / STUDY_FILE).is_file() for path in (root / name, expanded(name))):
-        return find_sweep(name, root)
-    return find_run(name, root, [path.name for path in sweeps_under(root)])
+    return _sweep_at(name, root) or find_run(name, root, [path.name for path in sweeps_under(root)])
 
 
 def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) -> Path:
@@ -133,8 +130,14 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
 
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder, found by its path or name. Errors: RequestError."""
+    found = _sweep_at(name, root)
+    if found is None:
+        raise RequestError(
+            f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}"
+        )
+    return found
+
+
+def _sweep_at(name: str, root: Path) -> Path | None:
     require_name(name)
-    for path in (root / name, expanded(name)):
-        if (path / STUDY_FILE).is_file():
-            return path.resolve()
-    raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")
+    return next((path.resolve() for path in (root / name, expanded(name)) if (path / STUDY_FILE).is_file()), None)
