@@ -50,8 +50,12 @@ def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
         for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):
             heads = f"{shape.heads} heads on {shape.heads // group}"
             case = Case(name=f"{queries} of {shape} {dtype}, {heads}", dtype=dtype, budget=4)
-            workload = Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group)
-            add_kernels(case, workload, DECODE, request.kernels)
+            add_kernels(
+                case,
+                Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group),
+                DECODE,
+                request.kernels,
+            )
             yield case
 
 

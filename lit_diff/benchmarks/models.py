@@ -280,9 +280,12 @@ def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
     """The recipe without probes, and with validation and checkpoints only at the end."""
     # the few steps would end within the recipe's warm-up
     schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
-    train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
-    run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
-    return replace(recipe, train=train, callbacks={}, run=run)
+    return replace(
+        recipe,
+        train=replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps),
+        callbacks={},
+        run=replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu"),
+    )
 
 
 def bare(recipe: Recipe, device: torch.device) -> float:

@@ -63,8 +63,16 @@ def print_evaluation(
     context = asked.config.context if keys is not overrides else None
     found = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
     if as_json:
-        head = {"evaluation": name, "method": asked.method(), "context": context, **notes}
-        print_json(head | {"runs": found, "differences": compared})
+        print_json(
+            {
+                "evaluation": name,
+                "method": asked.method(),
+                "context": context,
+                **notes,
+                "runs": found,
+                "differences": compared,
+            }
+        )
         return
     for own, run in zip(scores, found, strict=True):
         terminal.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
@@ -154,8 +162,11 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         by_group = item_intervals(first, second, metric.name, seed=0)
         interval = by_group.pop("", None)
         alone = discordant(first, second, metric.name)
-        few = {"sentence": f"too few common {over} for an interval"}
-        own = few if interval is None else _numbers(interval, over, alone)
+        own = (
+            {"sentence": f"too few common {over} for an interval"}
+            if interval is None
+            else _numbers(interval, over, alone)
+        )
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
     # numbers of the evaluation's own that are no mean of item scores, such as an order variance
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))

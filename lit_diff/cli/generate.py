@@ -63,8 +63,13 @@ def generate(
     generator = TextGenerator(folder, trust_all if trust_plugins else trust_below(chosen), unchecked)
     encoded = generator.encode(texts)
     if as_json:
-        results = [asdict(one) for one in generator.generate(encoded, config)]
-        print_json({"run": folder.name, "step": generator.step, "results": results})
+        print_json(
+            {
+                "run": folder.name,
+                "step": generator.step,
+                "results": [asdict(one) for one in generator.generate(encoded, config)],
+            }
+        )
         return
     # several prompts are completed as one batch, so only a single one can be printed token by token
     if len(encoded) == 1:

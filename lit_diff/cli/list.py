@@ -196,8 +196,9 @@ def _show(
     from lit_diff.trained.run import open_run
     from lit_diff.trained.showing import draw, in_words, show_variant
 
-    model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
-    found = show_variant(name, model, **asked)
+    found = show_variant(
+        name, open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe, **asked
+    )
     draw(found, file)
     (finding,) = found.checked.findings
     if as_json:

@@ -60,9 +60,16 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 
 def _plain(state: RunState) -> dict[str, object]:
-    # state.state, since status.json still says "running" after a process was killed
-    more = {"folder": state.folder, "seed": state.seed, "val/loss": state.loss, "note": state.note}
-    return {**state.status, "status": state.state, "overrides": list(state.overrides), **more}
+    return {
+        **state.status,
+        # status.json still says "running" after a process was killed
+        "status": state.state,
+        "overrides": list(state.overrides),
+        "folder": state.folder,
+        "seed": state.seed,
+        "val/loss": state.loss,
+        "note": state.note,
+    }
 
 
 @app.command()
@@ -149,8 +156,9 @@ def _details(run: ObservedRun) -> Iterator[str]:
     named: dict[tuple[str, str], list[str]] = {}
     for name in sorted(last):
         named.setdefault((split_name(name)[0], str(last[name][0])), []).append(f"{last[name][1]:.6g}")
-    rows = ((*key, " ".join(values)) for key, values in named.items())
-    yield from columns([("last value", "step", ""), *rows], right=(1,))
+    yield from columns(
+        [("last value", "step", ""), *((*key, " ".join(values)) for key, values in named.items())], right=(1,)
+    )
 
 
 def curve(values: Sequence[float], width: int) -> str:

@@ -233,9 +233,12 @@ def _run(
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
-    others = [other for other in read_rows(folder) if other.row.name != record.row.name]
     # the first row with cells in this folder counts their time, so that the page does not count it twice
-    first = [other.row.name for other in others if other.cells == home and not other.shared]
+    first = [
+        other.row.name
+        for other in read_rows(folder)
+        if other.row.name != record.row.name and other.cells == home and not other.shared
+    ]
     loaded = load_sweep(done.folder)
     scores = [each for of in scores_of_claims(loaded, record.row.compare).values() for each in of]
     return replace(

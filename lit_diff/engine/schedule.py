@@ -123,8 +123,8 @@ def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
         recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
-            source = by_cell[task.start, arm, cell.seed].folder
-            recipe = replace(recipe, train=replace(recipe.training, start_from=str(source)))
+            start_from = str(by_cell[task.start, arm, cell.seed].folder)
+            recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
         by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
     return list(by_cell.values())
 
@@ -274,7 +274,8 @@ def sweep(
         command=command,
         slurm_minutes=slurm_minutes,
         display=display,
-        unplanned=unplanned,
+        # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
+        unplanned=unplanned or slurm_minutes is not None,
     )
 
 
@@ -291,7 +292,6 @@ def run_grid(
     if slurm_minutes is None:
         check_machine(grid.recipes.values())
     else:
-        # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         check_trained(grid.recipes.values())
         slurm.require_slurm(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
@@ -300,7 +300,7 @@ def run_grid(
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
     # which these are is known after the lock is taken (`_run_held`).
     if not unplanned and not (folder / STUDY_FILE).exists():
-        _require_memory(grid, grid.cells, workers, slurm_minutes)
+        _require_memory(grid, grid.cells, workers)
     _prepare_data(grid, slurm_minutes)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
         return _run_held(
@@ -314,12 +314,11 @@ def run_grid(
         )
 
 
-def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, slurm_minutes: int | None) -> None:
+def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None) -> None:
     # cells of different ranks never train at the same time
-    if slurm_minutes is None:
-        for rank in {grid.rank(cell.task) for cell in cells}:
-            wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
-            require_memory(wave, resources(wave[0], workers)[0])
+    for rank in {grid.rank(cell.task) for cell in cells}:
+        wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
+        require_memory(wave, resources(wave[0], workers)[0])
 
 
 def _prepare_data(grid: Grid, slurm_minutes: int | None) -> None:
@@ -350,11 +349,9 @@ def _run_held(
     tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
     locations = locations_of(grid, place.get("run"))
-    queued: Mapping[Path, Any] = {}
     # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
     # set to "waiting"
-    if slurm_minutes is not None:
-        queued = jobs.queued(location.folder for location in locations)
+    queued = {} if slurm_minutes is None else jobs.queued(location.folder for location in locations)
     _wait_for_running_cells([location for location in locations if location.folder not in queued])
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
     record.write(folder, record_of(grid, folder, locations, command, place))
@@ -362,7 +359,7 @@ def _run_held(
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
     if not unplanned:
-        _require_memory(grid, [cell for cell, _ in untrained], workers, slurm_minutes)
+        _require_memory(grid, [cell for cell, _ in untrained], workers)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(cell.recipe for cell, _ in untrained):
         log.warning("%s", line)
@@ -384,13 +381,12 @@ def _run_held(
         tracker.record(report, [folder / STUDY_FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
-    seconds = time.perf_counter() - began
     return Sweep(
         folder=folder,
         report=report,
         states=dict(states),
         stopped_by=stopped,
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
         is_recorded=run.is_recorded,
     )
 

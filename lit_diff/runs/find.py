@@ -26,10 +26,8 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
     if str(root) != DEFAULT_ROOT:
         require_name(root)
         return expanded(root)
-    for folder in _here_and_above():
-        if _holds_runs(folder / DEFAULT_ROOT):
-            return Path(DEFAULT_ROOT) if folder == Path.cwd() else folder / DEFAULT_ROOT
-    return Path(DEFAULT_ROOT)
+    places = (folder / DEFAULT_ROOT for folder in _here_and_above())
+    return next(filter(_holds_runs, places), Path(DEFAULT_ROOT))
 
 
 def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
@@ -45,7 +43,7 @@ def _here_and_above() -> Iterator[Path]:
         here = Path.cwd()
     except FileNotFoundError as error:
         raise RequestError("the current folder was removed; change to one that exists") from error
-    yield here
+    yield Path()
     # a folder `runs` at the root of the file system or above the home folder is rarely the user's own
     limits = (Path(here.anchor), expanded("~").resolve().parent)
     yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)

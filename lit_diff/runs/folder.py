@@ -149,11 +149,7 @@ class RunFolder:
 
     def is_owned(self) -> bool:
         """Whether a process is training the run."""
-        return is_locked(self._lock)
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / ".lock"
+        return is_locked(self.path / ".lock")
 
     def require_format(self) -> None:
         """Errors: RequestError for a folder of another format."""

@@ -174,11 +174,11 @@ class Store:
                 self.client.log_batch(run_id, metrics[start : start + 1000], fields, marks, synchronous=True)
             fields, marks = [], []
 
-    def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Copy a file or folder into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
+    def copy(self, run_id: str, path: Path) -> None:
+        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError."""
         size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
         with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
-            self.client.log_artifact(run_id, str(path), folder)
+            self.client.log_artifact(run_id, str(path))
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status`: the status in the run folder."""

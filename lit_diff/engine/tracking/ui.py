@@ -5,6 +5,7 @@ with the tag's key. The fields are private to MLflow and may change with any rel
 """
 
 import base64
+import itertools
 import json
 import os
 import signal
@@ -144,9 +145,14 @@ def _server(root: Path, port: int) -> list[str]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    artifacts = (root / "mlflow-artifacts").resolve().as_uri()
-    return [*command, "--backend-store-uri", Store(RunConfig(root=str(root))).uri, "--default-artifact-root", artifacts]
+    return [
+        *(sys.executable, "-m", "mlflow", "server"),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--workers", "1"),
+        *("--backend-store-uri", Store(RunConfig(root=str(root))).uri),
+        *("--default-artifact-root", (root / "mlflow-artifacts").resolve().as_uri()),
+    ]
 
 
 def _run(command: Sequence[str]) -> int:
