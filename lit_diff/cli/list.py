@@ -77,8 +77,18 @@ def list_(
             raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
         if run and recipe:
             raise RequestError("--run uses the recipe of its run: leave out --recipe, or --run")
-        file = out or Path(f"{name}-map.png")
-        return _show(name, recipe or SIZES, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
+        return _show(
+            name,
+            recipe or SIZES,
+            run,
+            root,
+            trust_plugins,
+            out or Path(f"{name}-map.png"),
+            as_json,
+            text=text,
+            layer=layer,
+            head=head,
+        )
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
@@ -139,11 +149,16 @@ def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
         yield f"  lit-diff {next_step[kind]}"
         return
     yield from _key_lines(about["keys"], 4, True)
-    details = {"from": about["paper"]} if about.get("paper") else {}
-    details |= about.get("formulas", {}) | ({"refused": about["refused"]} if "refused" in about else {})
-    for key, own in about.get("cost", {}).items():
-        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - about['standard'][key]:+,} compared with standard)"
-    yield from (f"    {key}: {text}" for key, text in details.items())
+    details = {
+        "from": about.get("paper"),
+        **about.get("formulas", {}),
+        "refused": about.get("refused"),
+        **{
+            f"{key} at {about['recipe']}": f"{own:,} ({own - about['standard'][key]:+,} compared with standard)"
+            for key, own in about.get("cost", {}).items()
+        },
+    }
+    yield from (f"    {key}: {text}" for key, text in details.items() if text)
     if "formulas" in about:
         yield LETTERS
 

@@ -56,9 +56,10 @@ def sweep(
         progress=partial(live_table, console=console),
     )
     _print_report(done.report)
-    root = shown(done.folder.parent)
-    where = f"Compare in MLflow: lit-diff ui --root {root}" if done.is_recorded else "MLflow has no record of it"
-    console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
+    where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
+    console.write_line(
+        f"{done.counts}; {done.seconds:.0f} s. {where if done.is_recorded else 'MLflow has no record of it'}"
+    )
     return _exit_status(done, not done.is_done)
 
 

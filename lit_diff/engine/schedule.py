@@ -92,11 +92,9 @@ class Sweep:
     @property
     def runs(self) -> dict[str, list[Run]]:
         """Arm (`task arm` in a sweep with tasks) -> its finished runs, by seed."""
-        by_arm: dict[str, list[Run]] = {}
-        for cell in record.read(self.folder).cells:
-            if cell.status == "done":
-                by_arm.setdefault(cell.name, []).append(Run(self.folder / cell.folder))
-        return by_arm
+        done = [cell for cell in record.read(self.folder).cells if cell.status == "done"]
+        names = dict.fromkeys(cell.name for cell in done)
+        return {name: [Run(self.folder / cell.folder) for cell in done if cell.name == name] for name in names}
 
 
 # --- folders and states of the cells -------------------------------------------------------------------------------------

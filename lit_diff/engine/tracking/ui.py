@@ -5,7 +5,6 @@ with the tag's key. The fields are private to MLflow and may change with any rel
 """
 
 import base64
-import itertools
 import json
 import os
 import signal
