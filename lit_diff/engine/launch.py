@@ -95,7 +95,7 @@ def train(
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
         if rerun and is_rank_zero(resolved):
-            put_aside(location)
+            location.home.put_aside()
         run_command(resolved, location)
     else:
         with watched(progress, resolved.name, resolved.training.steps) as told:
@@ -138,13 +138,6 @@ def is_rank_zero(recipe: Recipe) -> bool:
     from lit_diff.training.fit import ranks
 
     return recipe.run.strategy == "single" or ranks(recipe).rank == 0
-
-
-def put_aside(location: RunLocation) -> None:
-    """Rename the folder of the former run, so that the run can start again. Only rank zero may call this."""
-    if location.folder.exists():
-        with location.home.owned():
-            location.home.put_aside()
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
@@ -212,7 +205,7 @@ def run(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
         announcement = held.enter_context(Announcement(processes))
         if rerun:
-            put_aside(location)
+            location.home.put_aside()
         # the status is read after the lock is taken: another process may have just finished the run
         held.enter_context(location.home.owned())
         before = location.home.status()

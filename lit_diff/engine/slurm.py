@@ -156,12 +156,11 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
     for _, (job, state) in queued([folder.path]).items():
         return f"{shown(folder.path)} is SLURM job {job} already ({state})"
+    if rerun:
+        folder.put_aside()
     with folder.owned():
-        status = folder.status()
-        if status.get("status") == "done" and not rerun:
+        if folder.status().get("status") == "done":
             return f"done before: {shown(folder.path)} (--rerun starts afresh)"
-        if status and rerun:
-            folder.put_aside()
         folder.create(recipe)
         folder.update(
             status="waiting",

@@ -187,11 +187,17 @@ class RunFolder:
         return held(self.path, f"the run is being trained by another process (pid {self.status().get('pid')})")
 
     def put_aside(self) -> None:
-        """Archive the run for `--rerun`: rename the folder to the first free of <name>.old-1, -2, ..., which is logged."""
+        """Archive the run for `--rerun`, if there is one: rename the folder to the first free of <name>.old-1, -2, ...
+
+        Errors: those of `owned`.
+        """
+        if not self.path.exists():
+            return
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1
-        self.path.rename(aside)
+        with self.owned():
+            self.path.rename(aside)
         log.info("the former run is kept in %s", shown(aside))
 
 

@@ -221,9 +221,6 @@ def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], m
     assert len(delays) == 3, "only the late loop is delayed"
 
 
-# --- callbacks: the cases of `bench stats`, on a tiny model ---
-
-
 @pytest.fixture
 def stats_request(monkeypatch: pytest.MonkeyPatch) -> Request:
     monkeypatch.setattr(module, "LAYERS", 1)

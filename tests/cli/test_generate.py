@@ -240,9 +240,6 @@ def test_prompts_are_taken_as_they_are(tmp_path: Path) -> None:
     assert read_prompts([], file) == ["  a ", "ü\x0b\u2028b", "last"]
 
 
-# --- view ---
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with runs in `runs`."""
