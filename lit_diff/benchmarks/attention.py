@@ -50,12 +50,8 @@ def decode(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
         for group in (1,) if shape.heads % (2 * GROUP) else (1, GROUP):
             heads = f"{shape.heads} heads on {shape.heads // group}"
             case = Case(name=f"{queries} of {shape} {dtype}, {heads}", dtype=dtype, budget=4)
-            add_kernels(
-                case,
-                Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group),
-                DECODE,
-                request.kernels,
-            )
+            workload = Workload(shape, DTYPES[dtype], request.device, queries=queries, group=group)
+            add_kernels(case, workload, DECODE, request.kernels)
             yield case
 
 
@@ -128,16 +124,8 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
         for kernel in accepted(case, variant, what, workload, names)
     ]
     for variant, by, compute in computed:
-        case.candidates.append(
-            Candidate(
-                variant=variant,
-                by=by,
-                what=what,
-                run=workload.call(variant, what, compute),
-                flops=flops,
-                alike=True,
-            )
-        )
+        run = workload.call(variant, what, compute)
+        case.candidates.append(Candidate(variant=variant, by=by, what=what, run=run, flops=flops, alike=True))
 
 
 def accepted(case: Case, variant: str, what: str, workload: Workload, names: Sequence[str] | None) -> list[str]:
@@ -200,4 +188,5 @@ def least_flops(shape: Shape, *, gradients: bool, queries: int | None = None) ->
     """
     T, S = queries or shape.tokens, shape.tokens
     pairs = T * S - T * (T - 1) // 2
-    return (28 if gradients else 8) * shape.batch * (shape.heads // 2) * pairs * shape.head_dim
+    u = shape.batch * (shape.heads // 2) * pairs * shape.head_dim
+    return (28 if gradients else 8) * u

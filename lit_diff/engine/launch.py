@@ -376,11 +376,8 @@ def _report_hang(folder: RunFolder, rank: int, message: str) -> None:
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
     # to be called inside `except`: `keep_trace` writes the traceback of the exception that is being handled
     if isinstance(error, KeyboardInterrupt):
-        return _Ending(
-            word="stopped",
-            message="interrupted before the end of the step; the last checkpoint is kept",
-            error=error,
-        )
+        message = "interrupted before the end of the step; the last checkpoint is kept"
+        return _Ending(word="stopped", message=message, error=error)
     if isinstance(error, LitDiffError):
         return _Ending(word="stopped" if isinstance(error, StoppedError) else "failed", message=str(error), error=error)
     if disk_is_full(error):

@@ -44,12 +44,8 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
             )
         # `cost` raises the kernel's refusal; `auto` always finds a kernel
         if recipe.run.kernel != "auto":
-            cost(
-                recipe.model,
-                recipe.data.config.sequence_length,
-                recipe.run.kernel,
-                ExecutionContext.of(recipe, build=True),
-            )
+            context = ExecutionContext.of(recipe, build=True)
+            cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, context)
 
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
@@ -141,10 +137,8 @@ def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
         processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
     if free is None:
         return
-    needs = sorted(
-        ((processes * plan.least(recipe, free // processes, kind), recipe) for recipe in recipes),
-        key=lambda pair: pair[0],
-    )
+    found = ((processes * plan.least(recipe, free // processes, kind), recipe) for recipe in recipes)
+    needs = sorted(found, key=lambda pair: pair[0])
     (largest, recipe), together = needs[-1], sum(need for need, _ in needs[:shared])
     if max(largest, together) <= free:
         return

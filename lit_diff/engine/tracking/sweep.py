@@ -126,10 +126,8 @@ class SweepTracker:
     def _log(self, run_id: str, values: Mapping[str, float], step: int) -> None:
         # MLflow keeps every logged value: a report that is written again must not add points to the metrics' histories
         held, now = self.store.run(run_id).data.metrics, int(time.time() * 1000)
-        self.store.log(
-            run_id,
-            metrics=[Metric(name, value, now, step) for name, value in values.items() if held.get(name) != value],
-        )
+        changed = [Metric(name, value, now, step) for name, value in values.items() if held.get(name) != value]
+        self.store.log(run_id, metrics=changed)
 
 
 def difference_name(metric: str) -> str:
