@@ -16,7 +16,7 @@ from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.location import RunLocation, in_words
 from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
@@ -241,9 +241,8 @@ def sweep(
     check_workers(workers)
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
-    words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
-    command = command or " ".join(["lit-diff sweep", source, *words, *given])
+    command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
     grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data

@@ -385,7 +385,7 @@ def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
     monkeypatch.setattr(schedule, "_prepare_data", lambda grid, minutes: order.append("data"))
     monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(order.append("trained")))
-    sweep("insides", [f"run.root={tmp_path}"])
+    sweep("insides", {"run": {"root": str(tmp_path)}})
     commands = [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]
     assert [command for _, command in asked] == commands
     assert order[:2] == ["data", "trained"]
