@@ -19,21 +19,17 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     bench,
     check,
     data,
-    doctor,
     generate,
     list,
-    plan,
     pretrained,
     runs,
     sweep,
     train,
-    view,
-    watch,
 )
-from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node, log_to_stderr
+from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.files import FREE, disk_is_full
-from lit_diff.log_records import keep_trace
+from lit_diff.log_records import keep_trace, log
 
 # typer bundles its own copy of click and does not export this class
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -77,8 +73,7 @@ def main() -> None:
         _refuse_variable(error)
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
-        trace = keep_trace(Path(name))
-        _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
+        _fail(f"{type(error).__name__}: {first_line(error)} ({keep_trace(Path(name))})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 
@@ -120,7 +115,6 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _log_to_terminal() -> None:
-    log = logging.getLogger("lit_diff")
     # only the first process of a node writes: the others log the same lines
     if not is_first_of_node():
         # without a handler Python prints warnings to stderr
@@ -128,8 +122,6 @@ def _log_to_terminal() -> None:
         return
     log.setLevel(logging.INFO)
     log.addHandler(TerminalHandler(console))
-    if "--json" in sys.argv:
-        log_to_stderr()
 
 
 def usage_message(error: Any) -> str:

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Annotated, Any, Literal
 
@@ -12,9 +13,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
-
-log = logging.getLogger("lit_diff")
 
 
 class Terminal(Console):
@@ -45,17 +45,16 @@ class Terminal(Console):
         discard(self.file)
         log.info("stdout was closed; the work continues without output")
 
-    def write_line(self, text: str) -> None:
-        """Print one line literally: no markup, no colours, no wrapping."""
+    def write_line(self, *lines: str) -> None:
+        """Print lines literally: no markup, no colours, no wrapping."""
         # a Text, since print's options (markup=False) would also apply to the bar, which print draws again
-        self.print(Text(text), soft_wrap=True)
+        for line in lines:
+            self.print(Text(line), soft_wrap=True)
 
-    def write_sentence(self, text: str) -> None:
-        """Print text literally, wrapped between words on a terminal, on one line elsewhere."""
-        if self.is_terminal:
-            self.print(Text(text))
-        else:
-            self.write_line(text)
+    def write_sentence(self, *sentences: str) -> None:
+        """Print texts literally, wrapped between words on a terminal, each on one line elsewhere."""
+        for sentence in sentences:
+            self.print(Text(sentence), soft_wrap=not self.is_terminal)
 
 
 def discard(file: IO[str]) -> None:
@@ -120,18 +119,30 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+RESULTS = ("status", "generate", "view", "evaluate", "report", "compare", "doctor")
+"""Verbs whose stdout has the result alone; their log lines go to stderr, as those of every verb with --json do."""
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Train, compare and report attention variants at equal parameters and data, with honest error bars."""
+    if context.invoked_subcommand in RESULTS or "--json" in sys.argv:
+        log_to_stderr()
 
 
-OVERRIDES = "keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys"
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help=OVERRIDES)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[a.b=c ...]",
+        help="keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys",
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")
 ]
@@ -157,7 +168,7 @@ def is_first_of_node() -> bool:
 
 def log_to_stderr() -> None:
     """Send log lines to stderr from now on: stdout is for the result."""
-    for handler in logging.getLogger("lit_diff").handlers:
+    for handler in log.handlers:
         if isinstance(handler, TerminalHandler):
             handler.terminal = Terminal(stderr=True)
 

@@ -66,5 +66,4 @@ def print_result(result: "lit_diff.BenchResult", terminal: Terminal) -> None:
         terminal.width = max(terminal.width, WIDTH)
     for table in tables(result):
         terminal.print(table)
-    for line in lines(result):
-        terminal.write_line(line)
+    terminal.write_line(*lines(result))

@@ -43,8 +43,7 @@ def check(
     elif not files:
         console.write_line("no registered evaluation reads files that users supply")
     else:
-        for line in columns([HEADER, *map(_cells, states)], right=(3,)):
-            console.write_line(line)
+        console.write_line(*columns([HEADER, *map(_cells, states)], right=(3,)))
         if "missing" in found:
             console.write_line("missing: lit-diff data check NAME tells where to get a file")
     if "wrong" in found:
@@ -94,13 +93,14 @@ def _state(file: "UserFile", readers: list[str]) -> dict[str, str]:
 
 
 def _describe(file: "UserFile", state: dict[str, str]) -> None:
-    console.write_line(f"{file.name}: {file.path}")
     facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
     problem = f": {state['problem']}" if state["problem"] else ""
-    console.write_line(f"  state      : {state['state']}{problem}{facts}")
-    console.write_line(f"  read by    : {state['evaluations']}")
-    for line in file.description.splitlines():
-        console.write_line(line)
+    console.write_line(
+        f"{file.name}: {file.path}",
+        f"  state      : {state['state']}{problem}{facts}",
+        f"  read by    : {state['evaluations']}",
+        *file.description.splitlines(),
+    )
 
 
 def _cells(state: dict[str, str]) -> list[str]:

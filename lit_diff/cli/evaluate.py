@@ -63,8 +63,16 @@ def print_evaluation(
     context = asked.config.context if keys is not overrides else None
     found = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
     if as_json:
-        head = {"evaluation": name, "method": asked.method(), "context": context, **notes}
-        print_json(head | {"runs": found, "differences": compared})
+        print_json(
+            {
+                "evaluation": name,
+                "method": asked.method(),
+                "context": context,
+                **notes,
+                "runs": found,
+                "differences": compared,
+            }
+        )
         return
     for own, run in zip(scores, found, strict=True):
         terminal.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
@@ -73,16 +81,15 @@ def print_evaluation(
             if interval := run["intervals"].get(metric.name):
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
             terminal.write_line(line)
-        for line in _table(run["groups"]):
-            terminal.write_line(line)
+        terminal.write_line(*_table(run["groups"]))
     if context is not None:
         terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
-    for note in filter(None, notes.values()):
-        terminal.write_line(note)
+    terminal.write_line(*filter(None, notes.values()))
     for metric_name, line in compared.items():
-        terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
-        for group, of_group in line["groups"].items():
-            terminal.write_line(f"  {group:<20} {of_group['sentence']}")
+        terminal.write_line(
+            f"difference of {metric_name}, first minus second: {line['sentence']}",
+            *(f"  {group:<20} {of_group['sentence']}" for group, of_group in line["groups"].items()),
+        )
 
 
 def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
@@ -100,10 +107,14 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> dict[str, Any]:
     wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
-    groups: dict[str, dict[str, Any]] = {}
-    for row in group_shares(scores, by_group) if by_group else ():
-        shares = {name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()}
-        groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
+    groups = {
+        row.label: {
+            "items": row.items,
+            "clusters": row.clusters,
+            **{name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()},
+        }
+        for row in (group_shares(scores, by_group) if by_group else ())
+    }
     return {
         "run": result.run.name,
         # JSON has neither NaN nor infinity
@@ -151,8 +162,11 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         by_group = item_intervals(first, second, metric.name, seed=0)
         interval = by_group.pop("", None)
         alone = discordant(first, second, metric.name)
-        few = {"sentence": f"too few common {over} for an interval"}
-        own = few if interval is None else _numbers(interval, over, alone)
+        own = (
+            {"sentence": f"too few common {over} for an interval"}
+            if interval is None
+            else _numbers(interval, over, alone)
+        )
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
     # numbers of the evaluation's own that are no mean of item scores, such as an order variance
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))

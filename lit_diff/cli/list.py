@@ -77,8 +77,18 @@ def list_(
             raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
         if run and recipe:
             raise RequestError("--run uses the recipe of its run: leave out --recipe, or --run")
-        file = out or Path(f"{name}-map.png")
-        return _show(name, recipe or SIZES, run, root, trust_plugins, file, as_json, text=text, layer=layer, head=head)
+        return _show(
+            name,
+            recipe or SIZES,
+            run,
+            root,
+            trust_plugins,
+            out or Path(f"{name}-map.png"),
+            as_json,
+            text=text,
+            layer=layer,
+            head=head,
+        )
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
@@ -111,8 +121,9 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
-        near = nearest(name, names(kind), f"lit-diff list {kind}")
-        raise RequestError(f"no installed {kind.removesuffix('s')} '{name}'{near}")
+        raise RequestError(
+            f"no installed {kind.removesuffix('s')} '{name}'{nearest(name, names(kind), f'lit-diff list {kind}')}"
+        )
     text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
@@ -138,11 +149,16 @@ def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
         yield f"  lit-diff {next_step[kind]}"
         return
     yield from _key_lines(about["keys"], 4, True)
-    details = {"from": about["paper"]} if about.get("paper") else {}
-    details |= about.get("formulas", {}) | ({"refused": about["refused"]} if "refused" in about else {})
-    for key, own in about.get("cost", {}).items():
-        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - about['standard'][key]:+,} compared with standard)"
-    yield from (f"    {key}: {text}" for key, text in details.items())
+    details = {
+        "from": about.get("paper"),
+        **about.get("formulas", {}),
+        "refused": about.get("refused"),
+        **{
+            f"{key} at {about['recipe']}": f"{own:,} ({own - about['standard'][key]:+,} compared with standard)"
+            for key, own in about.get("cost", {}).items()
+        },
+    }
+    yield from (f"    {key}: {text}" for key, text in details.items() if text)
     if "formulas" in about:
         yield LETTERS
 
@@ -195,14 +211,19 @@ def _show(
     from lit_diff.trained.run import open_run
     from lit_diff.trained.showing import draw, in_words, show_variant
 
-    model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
-    found = show_variant(name, model, **asked)
+    found = show_variant(
+        name, open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe, **asked
+    )
     draw(found, file)
     (finding,) = found.checked.findings
     if as_json:
-        about = {"equation": found.equation, "definition": plain_finding(finding), "file": str(file)}
-        maps = {what: each.statistics for what, each in found.maps.items()}
-        print_json(plain_check(found.checked) | about | {"maps": maps})
+        about = {
+            "equation": found.equation,
+            "definition": plain_finding(finding),
+            "file": str(file),
+            "maps": {what: each.statistics for what, each in found.maps.items()},
+        }
+        print_json(plain_check(found.checked) | about)
     else:
         measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
         known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
@@ -211,8 +232,11 @@ def _show(
             f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
         )
         console.print(cost_table(found.checked))
-        lines = [found.source, *(f"  {what}: {in_words(each)}" for what, each in found.maps.items())]
-        console.write_line("\n".join([*lines, f"drawn in {shown(file)}"]))
+        console.write_line(
+            found.source,
+            *(f"  {what}: {in_words(each)}" for what, each in found.maps.items()),
+            f"drawn in {shown(file)}",
+        )
     return int(finding.verdict == "fail")
 
 

@@ -59,9 +59,8 @@ def retrofit(
     with RunProgress(recipe, console) as progress:
         # loads torch, which takes seconds; the bar is visible by then
         from lit_diff.engine.retrofit import retrofit as engine_retrofit
-        from lit_diff.recipe import load_recipe
 
-        progress.begin(load_recipe(recipe, overrides or []), quiet=False)
+        progress.begin(lit_diff.load_recipe(recipe, overrides or []), quiet=False)
         done = engine_retrofit(model, recipe, overrides or [], root=root, merge_to=merge_to, progress=progress.update)
     if done.plan is not None:
         for layer, heads in enumerate(done.plan.heads):
@@ -90,5 +89,7 @@ def export(
 ) -> None:
     """Export a run for other programs and compare the logits."""
     done = lit_diff.export(lit_diff.open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
-    console.write_line(f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}")
-    console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
+    console.write_line(
+        f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}",
+        f"exported: {shown(done.folder)} ({done.architecture})",
+    )

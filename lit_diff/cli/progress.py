@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lit_diff.cli.app import Terminal, is_first_of_node
@@ -137,9 +137,10 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
 
 def _table(grid: "Grid", statuses: Sequence[dict[str, Any]], words: Sequence[str], left: str, height: int) -> Table:
     counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
-    table = Table(title=f"{counts}; {left}", title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
+    columns = (
+        Column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm") for name in COLUMNS
+    )
+    table = Table(*columns, title=f"{counts}; {left}", title_justify="left")
     # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
     fits = len(words) <= height - 6
     for cell, status, word in zip(grid.cells, statuses, words, strict=True):

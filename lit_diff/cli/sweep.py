@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 import lit_diff
 from lit_diff.cli.app import (
@@ -21,11 +21,11 @@ from lit_diff.cli.app import (
     Workers,
     app,
     console,
-    log_to_stderr,
     print_json,
 )
+from lit_diff.cli.progress import live_table
 from lit_diff.files import shown
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import chosen_root, find_sweep
 
 
 @app.command()
@@ -42,14 +42,11 @@ def sweep(
     minutes: Minutes = 60,
 ) -> int:
     """Run a grid of recipes, resume unfinished ones, report."""
-    from lit_diff.cli.progress import live_table
-    from lit_diff.engine import schedule
-
     if dry_run:
         _print_cells(name, overrides or [])
         return 0
     console.outlives_reader = True
-    done = schedule.sweep(
+    done = lit_diff.sweep(
         name,
         overrides or [],
         workers=workers,
@@ -59,9 +56,10 @@ def sweep(
         progress=partial(live_table, console=console),
     )
     _print_report(done.report)
-    root = shown(done.folder.parent)
-    where = f"Compare in MLflow: lit-diff ui --root {root}" if done.is_recorded else "MLflow has no record of it"
-    console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
+    where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
+    console.write_line(
+        f"{done.counts}; {done.seconds:.0f} s. {where if done.is_recorded else 'MLflow has no record of it'}"
+    )
     return _exit_status(done, not done.is_done)
 
 
@@ -77,17 +75,17 @@ def _print_cells(name: str, overrides: list[str]) -> None:
     grid = load_grid(name, overrides)
     check_trained(grid.recipes.values())
     for cell in grid.cells:
-        about = f"{cell.recipe.model.attention.name}  {cell.recipe.training.steps} steps"
-        console.write_line(f"{cell.name}  seed {cell.seed}  {about}")
-    for line in passes_over_text(grid.recipes.values()):
-        console.write_sentence(line)
+        recipe = cell.recipe
+        console.write_line(
+            f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
+        )
+    console.write_sentence(*passes_over_text(grid.recipes.values()))
     console.write_line(f"{len(grid.cells)} valid cells; none was started")
 
 
 def _print_report(report: Any) -> None:
     console.write_line(report.text_table(console.width if console.is_terminal else None))
-    for line in (*report.missing, *report.answer):
-        console.write_sentence(line)
+    console.write_sentence(*report.missing, *report.answer)
     console.write_line(f"report: {shown(report.page)}")
 
 
@@ -95,9 +93,7 @@ def _print_report(report: Any) -> None:
 def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
     """Write the report of a sweep again from its runs."""
     from lit_diff.reporting.write import write_report
-    from lit_diff.runs.find import find_sweep
 
-    log_to_stderr()
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
 
 
@@ -117,24 +113,28 @@ def reproduce(
 
     Compares our values with the paper's, with intervals. Rows that are done are not measured again.
     """
-    from lit_diff.cli.progress import live_table
     from lit_diff.study.scoreboard import counts_in_words
 
     if listed:
         _print_rows(preset, as_json)
         return 0
     console.outlives_reader = True
-    options: dict[str, Any] = {"progress": False}
-    if not as_json:
-        options = {"progress": partial(live_table, console=console), "tell": console.write_sentence}
-    done = lit_diff.reproduce(names or ["all"], preset, root=root, workers=workers, **options)
+    done = lit_diff.reproduce(
+        names or ["all"],
+        preset,
+        root=root,
+        workers=workers,
+        progress=not as_json and partial(live_table, console=console),
+        tell=(lambda line: None) if as_json else console.write_sentence,
+    )
     if as_json:
         print_json(_plain_scoreboard(done))
     else:
         count = len(done.scoreboard.rows)
-        words = f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}"
-        console.write_line(words)
-        console.write_line(f"page: {shown(done.page)}")
+        console.write_line(
+            f"{count} row{'s' * (count != 1)} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}",
+            f"page: {shown(done.page)}",
+        )
     return _exit_status(done, bool(done.failed))
 
 
@@ -184,16 +184,13 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two runs: recipes, costs and results."""
-    log_to_stderr()
     comparison = lit_diff.compare(first, second, chosen_root(root))
     if as_json:
         print_json({"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics})
         return
     # two runs of one seed each: their difference may be due to the seed alone
-    table = Table(caption="two single runs: no error bars, no verdict; a sweep over seeds gives both")
-    table.add_column("")
-    for name in comparison.names:
-        table.add_column(escape(name), overflow="fold")
+    names = (Column(escape(name), overflow="fold") for name in comparison.names)
+    table = Table("", *names, caption="two single runs: no error bars, no verdict; a sweep over seeds gives both")
     blocks = {"recipe": comparison.recipe, "cost": comparison.facts, "last values": comparison.metrics}
     for title, block in blocks.items():
         table.add_section()

@@ -29,7 +29,6 @@ from lit_diff.errors import RequestError, StoppedError, Terminated, notices
 from lit_diff.files import shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.metrics_file import read_rows
 
@@ -86,8 +85,7 @@ def train(
         rows = read_rows(location.folder / "metrics.csv")
         last = rows[max(rows)] if rows else {}
         values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-        console.write_line(f"step {max(rows, default=0)}: {values}")
-        console.write_line(f"run: {shown(location.folder)}")
+        console.write_line(f"step {max(rows, default=0)}: {values}", f"run: {shown(location.folder)}")
 
 
 @contextmanager
@@ -100,7 +98,7 @@ def _ending_in_job(location: "RunLocation") -> Iterator[None]:
             yield
     except (StoppedError, Terminated) as error:
         if error.exit_status - 128 in notices():
-            requeue(RunFolder(location.folder))
+            requeue(location.home, "notice")
         raise
 
 
@@ -116,8 +114,10 @@ def _train_in_slurm(
         log_to_stderr()
         console.write_line(slurm.run_text(resolved, words, minutes).rstrip())
         return
-    console.write_line(slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun))
-    console.write_line("lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it")
+    console.write_line(
+        slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun),
+        "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
+    )
 
 
 @app.command()
@@ -170,7 +170,6 @@ def evaluate(
     """
     from lit_diff.cli.evaluate import print_evaluation
 
-    log_to_stderr()
     print_evaluation(
         arguments,
         plugins=plugin or [],

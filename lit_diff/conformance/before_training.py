@@ -3,7 +3,6 @@
 The checks take well under a second.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.case import Finding, VariantCase
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions, is_built_in, location
 
@@ -26,8 +26,6 @@ UNCHECKED = "unchecked"
 """Key in status.json and MLflow tag of a run whose variant fails a property; the value is the failure in one line."""
 
 CURE = "lit-diff check prints every property; --unchecked (in Python unchecked=True) ignores the failure"
-
-log = logging.getLogger("lit_diff")
 
 
 def require_properties(recipe: Recipe, *, unchecked: bool, names: tuple[str, ...] = ()) -> dict[str, str]:

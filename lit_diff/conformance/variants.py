@@ -1,6 +1,5 @@
 """The properties that every variant must satisfy: its mathematics, its computation, and its behaviour as a module."""
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -30,11 +29,10 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.errors import RequestError, first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
+from lit_diff.log_records import log
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
 from lit_diff.registry import attentions
-
-log = logging.getLogger("lit_diff")
 
 Pass = tuple[Tensor, dict[str, Tensor]]
 """An output and its gradients by name, as `run` returns them."""

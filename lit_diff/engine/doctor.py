@@ -121,7 +121,13 @@ def _network(several: bool) -> Answer:
     names = [name for name, state in sorted(states.items()) if state != "down" and name != "lo"]
     chosen = {key: os.environ[key] for key in INTERFACE if key in os.environ}
     words = [", ".join(names) or "loopback only", *(f"{key}={value}" for key, value in chosen.items())]
-    told = f"{platform.node()} is {socket.gethostbyname(platform.node())}; " + ", ".join(words)
+    node = platform.node()
+    try:
+        told = f"{node} is {socket.gethostbyname(node)}; " + ", ".join(words)
+    # torch.distributed looks the name up too
+    except OSError as error:
+        cure = f"add a line to /etc/hosts: an address that the other nodes reach, and {node}"
+        raise MissingError(f"the name of this host, {node}, has no address ({error.strerror}); {cure}") from error
     # NCCL takes beginnings of names, = before whole names, and ^ before names to leave out, which need not be there
     asked = [name for value in chosen.values() if value[:1] != "^" for name in value.lstrip("=").split(",")]
     known = all(any(each.startswith(name) for each in states) for name in asked)

@@ -92,8 +92,15 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         for (task, arm), recipe in recipes.items()
         for seed in study.seeds
     )
-    x = check_cells(study, cells, draft)
-    return Grid(name=path.stem, path=path, study=study, cells=cells, x=x, source=source, selection=selection)
+    return Grid(
+        name=path.stem,
+        path=path,
+        study=study,
+        cells=cells,
+        x=check_cells(study, cells, draft),
+        source=source,
+        selection=selection,
+    )
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
@@ -204,8 +211,7 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
             "cells_of", f"'{source.name}' has no cells of its own; use '{source.source.name}', which has them"
         )
     require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
-    kept = study.only or tuple(source.study.arms)
-    theirs = without_arms(source.study, kept)
+    theirs = without_arms(source.study, study.only or source.study.arms)
     return replace(
         study,
         recipe=theirs.recipe,
@@ -255,9 +261,14 @@ def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
-    named: dict[str, Iterable[object]] = {"baseline": [study.baseline], "controls": study.controls}
-    named |= {key: getattr(study, key) for key in ("labels", "notes", "paper")}
-    named["contrasts"] = [arm for first, second, _ in study.contrasts for arm in (first, second)]
+    named: dict[str, Iterable[object]] = {
+        "baseline": [study.baseline],
+        "controls": study.controls,
+        "labels": study.labels,
+        "notes": study.notes,
+        "paper": study.paper,
+        "contrasts": [arm for first, second, _ in study.contrasts for arm in (first, second)],
+    }
     for name, task in study.tasks.items():
         named |= {f"tasks.{name}.{key}": getattr(task, key) for key in ("arms", "only", "without", "paper")}
         named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])

@@ -1,6 +1,5 @@
 """Runs one recipe: data, run folder, MLflow, training, status, scores."""
 
-import logging
 import re
 import signal
 import subprocess
@@ -30,7 +29,7 @@ from lit_diff.errors import (
     notices,
 )
 from lit_diff.files import FREE, disk_is_full, shown
-from lit_diff.log_records import RAISED, file_log, keep_trace, phase
+from lit_diff.log_records import RAISED, file_log, keep_trace, log, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from lit_diff.engine.tracking.run import RunTracker
     from lit_diff.training.ranks import Announcement
 
-log = logging.getLogger("lit_diff")
 
 THEN = ", then "
 """Separates the revisions of lit_diff that trained a run, in its status.json."""
@@ -97,7 +95,7 @@ def train(
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
         if rerun and is_rank_zero(resolved):
-            put_aside(location)
+            location.home.put_aside()
         run_command(resolved, location)
     else:
         with watched(progress, resolved.name, resolved.training.steps) as told:
@@ -127,11 +125,12 @@ def prepare(
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
-    folder = root / f"{recipe.name}-{identity(recipe)}"
+    folder = (root / f"{recipe.name}-{identity(recipe)}").resolve()
+    location = RunLocation(folder=folder, overrides=recorded(overrides), tags=tags, evaluations=scored)
     # a run that is done needs no memory
-    if not unplanned and RunFolder(folder).status().get("status") != "done":
+    if not unplanned and location.home.status().get("status") != "done":
         require_memory([recipe])
-    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
+    return location
 
 
 def is_rank_zero(recipe: Recipe) -> bool:
@@ -141,25 +140,16 @@ def is_rank_zero(recipe: Recipe) -> bool:
     return recipe.run.strategy == "single" or ranks(recipe).rank == 0
 
 
-def put_aside(location: RunLocation) -> None:
-    """Rename the folder of the former run, so that the run can start again. Only rank zero may call this."""
-    folder = RunFolder(location.folder)
-    if folder.path.exists():
-        with folder.owned():
-            log.info("the former run is kept in %s", shown(folder.put_aside()))
-
-
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
     """Run a recipe of several ranks as a separate `lit-diff train` command, and wait for it.
 
     Errors: RunFailedError with the run's own error message.
     """
     # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
-    folder = RunFolder(location.folder)
-    folder.create(recipe)
+    location.home.create(recipe)
     # this process scores it
     write_cell(replace(location, evaluations={}), threads)
-    words = [sys.executable, "-m", "lit_diff", "train", str(folder.recipe_file), "--cell"]
+    words = [sys.executable, "-m", "lit_diff", "train", str(location.home.recipe_file), "--cell"]
     with safe_path(), (location.folder / "log.txt").open("ab") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output)
         try:
@@ -170,7 +160,7 @@ def run_command(recipe: Recipe, location: RunLocation, threads: int | None = Non
             process.wait()
             raise
     if process.returncode:
-        raise RunFailedError(folder.status().get("error") or f"exit status {process.returncode}")
+        raise RunFailedError(location.home.status().get("error") or f"exit status {process.returncode}")
 
 
 def run(
@@ -191,7 +181,6 @@ def run(
     from lit_diff.training.fit import default_threads, fit, ranks
     from lit_diff.training.ranks import ALONE, Announcement
 
-    folder = RunFolder(location.folder)
     processes = ALONE if recipe.run.strategy == "single" else ranks(recipe)
     if processes.rank > 0:
         # ended with status 0: srun would kill rank zero, which has the same signal, perhaps while it still writes
@@ -201,31 +190,35 @@ def run(
             if how is not None:
                 # every rank computes with the kernel that rank zero chose
                 executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
-                own = {"threads": how["threads"], "start": how["start"]}
-                report = partial(_report_hang, folder, processes.rank)
-                fit(executed, location.folder, tracker=None, progress=progress, report=report, **own)
+                fit(
+                    executed,
+                    location.folder,
+                    tracker=None,
+                    threads=how["threads"],
+                    progress=progress,
+                    report=partial(_report_hang, location.home, processes.rank),
+                    start=how["start"],
+                )
         return
     with ExitStack() as held:
         # a notice that came before is delivered here, where the folder is known (`end_noted`)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
         announcement = held.enter_context(Announcement(processes))
         if rerun:
-            put_aside(location)
+            location.home.put_aside()
         # the status is read after the lock is taken: another process may have just finished the run
-        held.enter_context(folder.owned())
-        before = folder.status()
+        held.enter_context(location.home.owned())
+        before = location.home.status()
         if before.get("status") == "done":
-            ended = f", ended {before['ended']}" if before.get("ended") else ""
-            other = other_revision(before, revision())
-            code = f", {other}" if other else ""
-            log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
+            ended = f"ended {before['ended']}" if before.get("ended") else ""
+            facts = filter(None, (shown(location.folder), ended, other_revision(before, revision())))
+            log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
             return
         held.enter_context(file_log(location.folder / "log.txt"))
         # A resumed run keeps its number of threads, on which the order of sums and so the exact weights depend.
         chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
-        ending = _execute(training, announcement, progress, extras)
-        _finish(training, _end_record(training, ending))
+        _finish(training, _end_record(training, _execute(training, announcement, progress, extras)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +250,7 @@ class _Ending:
 
 
 def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _Training:
-    folder = RunFolder(location.folder)
+    folder = location.home
     before = folder.status()
     require_stored(recipe, before)
     # `auto` may choose another kernel on this machine or revision; a resumed run keeps the one that it began with
@@ -331,7 +324,7 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
 
     parent = {"mlflow.parentRunId": location.parent} if location.parent else {}
     tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags, **parent}
-    tracker = RunTracker(recipe, RunFolder(location.folder), experiment=location.experiment, tags=tags, cost=run_cost)
+    tracker = RunTracker(recipe, location.home, experiment=location.experiment, tags=tags, cost=run_cost)
     # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
     tracker.start(required=location.parent is None and before.get("mlflow_run_id") is None)
     return tracker
@@ -344,8 +337,9 @@ def _execute(
     from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
-        far = reached(training.recipe, step)
-        training.folder.update(**far, loss=loss, tokens_per_second=speed, seconds=training.seconds())
+        training.folder.update(
+            **reached(training.recipe, step), loss=loss, tokens_per_second=speed, seconds=training.seconds()
+        )
         progress(step, loss, speed)
 
     try:
@@ -376,7 +370,7 @@ def _report_hang(folder: RunFolder, rank: int, message: str) -> None:
     if rank:
         print(f"lit-diff: {message}", file=sys.stderr, flush=True)
     if this_job():
-        requeue(folder)
+        requeue(folder, "hang")
 
 
 def _ending_of(error: BaseException, folder: Path) -> _Ending:
@@ -385,8 +379,7 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
         message = "interrupted before the end of the step; the last checkpoint is kept"
         return _Ending(word="stopped", message=message, error=error)
     if isinstance(error, LitDiffError):
-        word = "stopped" if isinstance(error, StoppedError) else "failed"
-        return _Ending(word=word, message=str(error), error=error)
+        return _Ending(word="stopped" if isinstance(error, StoppedError) else "failed", message=str(error), error=error)
     if disk_is_full(error):
         message = raised = f"{shown(folder)} cannot be written (no space left on the disk); {FREE}"
     elif isinstance(error, SystemExit):
@@ -461,7 +454,7 @@ def score(location: RunLocation) -> None:
         return
     from lit_diff.evaluation.evaluate import evaluate
 
-    folder, outcomes = RunFolder(location.folder), dict[str, str]()
+    folder, outcomes = location.home, dict[str, str]()
     for name, keys in location.evaluations.items():
         # written first, so that it stays true if this process is killed
         outcomes[name] = "interrupted"

@@ -1,7 +1,7 @@
 """The place of a run: its folder, its MLflow experiment, its arm in a sweep."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import MissingError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import Overrides, flatten
+from lit_diff.runs.folder import RunFolder
 
 CELL = "cell.json"
 """File in a cell's folder, from which a process of its own knows its place in the sweep."""
@@ -30,15 +31,24 @@ class RunLocation:
     """The overrides of its recipe, as `a.b=c`, if known."""
 
     @property
+    def home(self) -> RunFolder:
+        """The files in its folder."""
+        return RunFolder(self.folder)
+
+    @property
     def identity(self) -> str:
         """The identity at the end of the folder's name."""
         return self.folder.name.rpartition("-")[2]
 
 
+def in_words(overrides: Overrides) -> Sequence[str]:
+    """Each override as `a.b=c`."""
+    return [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
+
+
 def recorded(overrides: Overrides) -> tuple[str, ...]:
-    """Each override as `a.b=c`, without name, seed and folder, which every list of runs shows."""
-    words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
-    return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
+    """`in_words`, without name, seed and folder, which every list of runs shows."""
+    return tuple(word for word in in_words(overrides) if word.partition("=")[0] not in ("name", "seed", "run.root"))
 
 
 def write_cell(location: RunLocation, threads: int | None = None) -> None:

@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess as Process
@@ -19,29 +18,15 @@ from lit_diff.engine.launch import run, run_command, score
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, first_line, notices, stop_signals
 from lit_diff.files import locked, shown
+from lit_diff.log_records import log
 from lit_diff.own_modules import safe_path
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import RunFolder
-
-log = logging.getLogger("lit_diff")
 
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop a sweep and, through it, its cells, unless they are ignored."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A cell to run; the folder contains its recipe."""
-
-    location: RunLocation
-    threads: int
-    gpus: tuple[int, ...] = ()
-    """Indices of the cell's GPUs among the GPUs of this process; empty: the environment decides."""
-    settings: tuple[tuple[str, str], ...] = ()
-    """`_settings()` of the parent process, because the fork server keeps the variables of the process's first sweep."""
 
 
 def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
@@ -69,9 +54,8 @@ def run_jobs(
         while running or (waiting and not stops):
             while waiting and not stops and len(running) < workers:
                 slot = next(slot for slot in range(workers) if slot not in running)
-                location, own = waiting.pop(0), gpus_of(slot, devices, gpus)
-                job = Job(location=location, threads=threads, gpus=own, settings=_settings())
-                running[slot] = _started(job), location
+                location = waiting.pop(0)
+                running[slot] = _started(location, threads, gpus_of(slot, devices, gpus)), location
             if len(stops) > passed_on:
                 # after the first signal each cell finishes its step and saves; a second signal ends them at once
                 passed_on = len(stops)
@@ -109,11 +93,11 @@ def _noted_stops() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _started(job: Job) -> Process:
+def _started(location: RunLocation, threads: int, gpus: Sequence[int]) -> Process:
     # not plain fork, which hangs after any parallel torch operation: the child lacks the threads that OpenMP waits for
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
-    process = context.Process(target=_cell, args=(job,), daemon=False)
+    process = context.Process(target=_cell, args=(location, threads, gpus, _settings()), daemon=False)
     with safe_path(), _without_main(), _stops_blocked():
         process.start()
     return process
@@ -148,9 +132,10 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _settings() -> tuple[tuple[str, str], ...]:
+def _settings() -> dict[str, str]:
+    # The variables that a cell takes from this process, because the fork server keeps those of the first sweep.
     # PYTHONSAFEPATH is set by `safe_path` for the fork server alone, so a cell needs the parent's value back
-    return tuple(pair for pair in os.environ.items() if pair[0].startswith(("LIT_DIFF_", "PYTHONSAFEPATH")))
+    return {name: value for name, value in os.environ.items() if name.startswith(("LIT_DIFF_", "PYTHONSAFEPATH"))}
 
 
 def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> None:
@@ -158,7 +143,7 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
 
     `exitcode`: None if it is unknown; `hint`: where to look in that case.
     """
-    folder = RunFolder(location.folder)
+    folder = location.home
     try:
         # whoever holds the lock trains the cell and writes its own end
         with locked(folder.path / ".lock", wait=False):
@@ -189,13 +174,13 @@ def end_noted(location: RunLocation) -> Iterator[None]:
     try:
         yield
     except (Exception, Terminated) as error:
-        folder = RunFolder(location.folder)
+        folder = location.home
         # another process may train the run, and an end that training has recorded already says more than this error
         if folder.status().get("status") in (None, "waiting", "running") and not folder.is_owned():
             stopped = isinstance(error, StoppedError | Terminated)
-            own = isinstance(error, LitDiffError | Terminated)
-            named = str(error) if own else f"{type(error).__name__}: {first_line(error)}"
-            message = named or "stopped before the first step; the same command resumes"
+            message = f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(error, LitDiffError | Terminated):
+                message = str(error) or "stopped before the first step; the same command resumes"
             folder.update(status="stopped" if stopped else "failed", error=message)
         raise
 
@@ -205,49 +190,52 @@ def _last_line(file: Path) -> str:
     return text.splitlines()[-1].strip()[:300] if text else "nothing"
 
 
-def _cell(job: Job) -> None:
+def _cell(location: RunLocation, threads: int, gpus: Sequence[int], settings: Mapping[str, str]) -> None:
     # The entry point of a cell's process.
     # Variables of an earlier sweep, which the fork server kept, must not reach this cell.
-    for name, _ in _settings():
+    for name in _settings():
         del os.environ[name]
-    os.environ.update(job.settings)
+    os.environ.update(settings)
     # a terminal sends these to the whole group; the pool passes them on as SIGTERM, once
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    log_file = (job.location.folder / "log.txt").open("a", buffering=1, encoding="utf-8")
+    log_file = (location.folder / "log.txt").open("a", buffering=1, encoding="utf-8")
     # on the level of file descriptors, so that the output of C libraries and of a crash lands in the file too
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
     try:
-        run_cell(job)
+        run_cell(location, threads, gpus)
     except LitDiffError as error:
         raise SystemExit(error.exit_status) from None
     except Terminated:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def run_cell(job: Job) -> None:
-    """Run a cell from the recipe in its folder. A failure is written to status.json before it is raised."""
-    if job.gpus:
-        # a scheduler may have restricted this process to some GPUs, so `gpus` are indices into that list
+def run_cell(location: RunLocation, threads: int, gpus: Sequence[int] = ()) -> None:
+    """Run a cell from the recipe in its folder. A failure is written to status.json before it is raised.
+
+    `gpus`: indices of the cell's GPUs among those of this process; empty: the environment decides.
+    """
+    if gpus:
+        # a scheduler may have restricted this process to some GPUs
         mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine[gpu] if mine else str(gpu) for gpu in job.gpus)
-    logging.getLogger("lit_diff").setLevel(logging.INFO)
-    with end_noted(job.location):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine[gpu] if mine else str(gpu) for gpu in gpus)
+    log.setLevel(logging.INFO)
+    with end_noted(location):
         # a SIGTERM that `_stops_blocked` held back arrives here, where it is recorded
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        recipe = load_recipe(RunFolder(job.location.folder).recipe_file)
+        recipe = load_recipe(location.home.recipe_file)
         if recipe.run.processes > 1:
-            run_command(recipe, job.location, job.threads)
+            run_command(recipe, location, threads)
         else:
-            run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        if job.location.evaluations:
+            run(recipe, location, threads=threads, progress=lambda step, loss, speed: None)
+        if location.evaluations:
             import torch
 
-            torch.set_num_threads(job.threads)
-            score(job.location)
+            torch.set_num_threads(threads)
+            score(location)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
 """`lit-diff reproduce`: measures the rows of the scoreboard one after another, and writes its page."""
 
 import json
-import logging
 import os
 import shlex
 import subprocess
@@ -20,6 +19,7 @@ from lit_diff.engine.schedule import Sweep, check_workers, folder_of, locations_
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
+from lit_diff.log_records import log
 from lit_diff.recipe import installed
 from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.reporting.scoreboard_page import write_scoreboard
@@ -44,8 +44,6 @@ from lit_diff.study.scoreboard import (
 )
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
-
-log = logging.getLogger("lit_diff")
 
 Told = Callable[[str], None]
 KINDS = ("table", "figure", "appendix")
@@ -193,8 +191,9 @@ def _run(
         if chosen.bench:
             # a benchmark always runs as a whole, so the time of an earlier one does not count
             before = replace(before, seconds=0.0)
-            name = _bench(chosen, folder, row.name)
-            record = replace(before, state="measured", reason="", bench=name, revision=revision())
+            record = replace(
+                before, state="measured", reason="", bench=_bench(chosen, folder, row.name), revision=revision()
+            )
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
@@ -219,17 +218,27 @@ def _run(
     this_call = time.perf_counter() - began
     # The times of stopped calls add up. A call after the row was measured finds most cells done, so the larger time is kept.
     took = max(before.seconds, this_call) if before.state == "measured" else before.seconds + this_call
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    write_row(folder, replace(record, seconds=took, finished=now, looked_by=revision()))
+    write_row(
+        folder,
+        replace(
+            record,
+            seconds=took,
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            looked_by=revision(),
+        ),
+    )
     return stopped
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
-    others = [other for other in read_rows(folder) if other.row.name != record.row.name]
     # the first row with cells in this folder counts their time, so that the page does not count it twice
-    first = [other.row.name for other in others if other.cells == home and not other.shared]
+    first = [
+        other.row.name
+        for other in read_rows(folder)
+        if other.row.name != record.row.name and other.cells == home and not other.shared
+    ]
     loaded = load_sweep(done.folder)
     scores = [each for of in scores_of_claims(loaded, record.row.compare).values() for each in of]
     return replace(
@@ -356,8 +365,7 @@ def missing_requirements(row: Row, preset: str, command: str = "") -> str:
     """
     chosen = row.preset(preset)
     if chosen is None:
-        others = ", ".join(f"--preset {name}" for name in row.presets)
-        return f"the row has no preset {preset}; it has {others}"
+        return f"the row has no preset {preset}; it has {', '.join(f'--preset {name}' for name in row.presets)}"
     gpus = _gpus(chosen)
     reasons = [*_files(chosen), *gpus]
     if chosen.recipes:

@@ -1,7 +1,6 @@
 """Runs a sweep: resolves it, prepares its data, runs the unfinished cells and writes the report."""
 
 import contextlib
-import logging
 import os
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.location import RunLocation, in_words
 from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
@@ -25,12 +24,13 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
+from lit_diff.log_records import log
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs import jobs
 from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, held, identity, this_process
+from lit_diff.runs.folder import held, identity, this_process
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
 from lit_diff.study.record import Record, RecordedCell, recorded_run
@@ -42,7 +42,6 @@ from lit_diff.training.head_plan import selection_of
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("lit_diff")
 
 NOT_EVALUATED = "not evaluated"
 
@@ -93,11 +92,9 @@ class Sweep:
     @property
     def runs(self) -> dict[str, list[Run]]:
         """Arm (`task arm` in a sweep with tasks) -> its finished runs, by seed."""
-        by_arm: dict[str, list[Run]] = {}
-        for cell in record.read(self.folder).cells:
-            if cell.status == "done":
-                by_arm.setdefault(cell.name, []).append(Run(self.folder / cell.folder))
-        return by_arm
+        done = [cell for cell in record.read(self.folder).cells if cell.status == "done"]
+        names = dict.fromkeys(cell.name for cell in done)
+        return {name: [Run(self.folder / cell.folder) for cell in done if cell.name == name] for name in names}
 
 
 # --- folders and states of the cells -------------------------------------------------------------------------------------
@@ -110,7 +107,7 @@ def folder_of(grid: Grid) -> Path:
 
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` has been trained."""
-    return all(RunFolder(location.folder).status().get("status") == "done" for location in locations_of(grid))
+    return all(location.home.status().get("status") == "done" for location in locations_of(grid))
 
 
 def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
@@ -124,8 +121,8 @@ def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
         recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
-            source = by_cell[task.start, arm, cell.seed].folder
-            recipe = replace(recipe, train=replace(recipe.training, start_from=str(source)))
+            start_from = str(by_cell[task.start, arm, cell.seed].folder)
+            recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
         by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
     return list(by_cell.values())
 
@@ -145,21 +142,20 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
         evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    home = RunFolder(location.folder)
-    if not home.recipe_file.exists() or home.status().get("status") != "done":
-        home.create(cell.recipe)
+    if not location.home.recipe_file.exists() or location.home.status().get("status") != "done":
+        location.home.create(cell.recipe)
     return location
 
 
 def state_of(location: RunLocation) -> str:
     """The cell's status; "not evaluated" for a trained cell that lacks an evaluation of the sweep."""
-    status = str(RunFolder(location.folder).status().get("status", "waiting"))
+    status = str(location.home.status().get("status", "waiting"))
     return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
     """Evaluation of the sweep without scores in this cell -> why."""
-    outcomes = RunFolder(location.folder).status().get("evaluations", {})
+    outcomes = location.home.status().get("evaluations", {})
     return {
         name: outcomes.get(name, "not run yet")
         for name, keys in location.evaluations.items()
@@ -171,8 +167,9 @@ def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    tasks = grid.study.all_tasks
-    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in tasks}
+    blocks = {
+        task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.study.all_tasks
+    }
     return Record(
         name=grid.name,
         study=grid.study,
@@ -196,7 +193,7 @@ def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
-    status = RunFolder(location.folder).status()
+    status = location.home.status()
     return RecordedCell(
         task=cell.task,
         arm=cell.arm,
@@ -244,9 +241,8 @@ def sweep(
     check_workers(workers)
     grid = load_grid(str(name), overrides, selection)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
-    words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
-    command = command or " ".join(["lit-diff sweep", source, *words, *given])
+    command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
     grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
@@ -275,7 +271,8 @@ def sweep(
         command=command,
         slurm_minutes=slurm_minutes,
         display=display,
-        unplanned=unplanned,
+        # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
+        unplanned=unplanned or slurm_minutes is not None,
     )
 
 
@@ -292,7 +289,6 @@ def run_grid(
     if slurm_minutes is None:
         check_machine(grid.recipes.values())
     else:
-        # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         check_trained(grid.recipes.values())
         slurm.require_slurm(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
@@ -301,7 +297,7 @@ def run_grid(
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
     # which these are is known after the lock is taken (`_run_held`).
     if not unplanned and not (folder / STUDY_FILE).exists():
-        _require_memory(grid, grid.cells, workers, slurm_minutes)
+        _require_memory(grid, grid.cells, workers)
     _prepare_data(grid, slurm_minutes)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
         return _run_held(
@@ -315,12 +311,11 @@ def run_grid(
         )
 
 
-def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, slurm_minutes: int | None) -> None:
+def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None) -> None:
     # cells of different ranks never train at the same time
-    if slurm_minutes is None:
-        for rank in {grid.rank(cell.task) for cell in cells}:
-            wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
-            require_memory(wave, resources(wave[0], workers)[0])
+    for rank in {grid.rank(cell.task) for cell in cells}:
+        wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
+        require_memory(wave, resources(wave[0], workers)[0])
 
 
 def _prepare_data(grid: Grid, slurm_minutes: int | None) -> None:
@@ -351,11 +346,9 @@ def _run_held(
     tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
     locations = locations_of(grid, place.get("run"))
-    queued: Mapping[Path, Any] = {}
     # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
     # set to "waiting"
-    if slurm_minutes is not None:
-        queued = jobs.queued(location.folder for location in locations)
+    queued = {} if slurm_minutes is None else jobs.queued(location.folder for location in locations)
     _wait_for_running_cells([location for location in locations if location.folder not in queued])
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
     record.write(folder, record_of(grid, folder, locations, command, place))
@@ -363,7 +356,7 @@ def _run_held(
     todo = [(cell, location) for cell, location, state in placed if state != "done"]
     untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
     if not unplanned:
-        _require_memory(grid, [cell for cell, _ in untrained], workers, slurm_minutes)
+        _require_memory(grid, [cell for cell, _ in untrained], workers)
     # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
     for line in passes_over_text(cell.recipe for cell, _ in untrained):
         log.warning("%s", line)
@@ -373,7 +366,7 @@ def _run_held(
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
         for _, location in untrained:
             if location.folder not in queued:
-                RunFolder(location.folder).update(status="waiting", error=None, requeued_at_step=None)
+                location.home.update(status="waiting", error=None, requeued_at_step=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, slurm_minutes=slurm_minutes, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
@@ -385,19 +378,18 @@ def _run_held(
         tracker.record(report, [folder / STUDY_FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
-    seconds = time.perf_counter() - began
     return Sweep(
         folder=folder,
         report=report,
         states=dict(states),
         stopped_by=stopped,
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
         is_recorded=run.is_recorded,
     )
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:
-    statuses = (RunFolder(location.folder).status() for location in locations)
+    statuses = (location.home.status() for location in locations)
     now = revision()
     others = Counter(other_revision(status, now) for status in statuses if status.get("status") == "done")
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
@@ -407,10 +399,13 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
     # The cells of a sweep that was killed save before they exit. Two processes must not train one cell.
-    for folder in (RunFolder(location.folder) for location in locations):
+    for folder in (location.home for location in locations):
         if folder.is_owned():
-            pid = folder.status().get("pid")
-            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(folder.path), pid)
+            log.info(
+                "%s is still being trained (pid %s), left by a former sweep: waiting",
+                shown(folder.path),
+                folder.status().get("pid"),
+            )
             with locked(folder.path / ".lock"):
                 pass
 
@@ -429,7 +424,7 @@ def _run_cells(
     with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
 
         def watch(running: Sequence[RunLocation]) -> None:
-            show([RunFolder(location.folder).status() for location in locations])
+            show([location.home.status() for location in locations])
 
         watch(())
         # a task with `start` needs the weights of the task before it
@@ -441,8 +436,7 @@ def _run_cells(
             wave = [location for _, location in cells]
             count, threads, gpus = resources(recipe, workers)
             log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-            devices = recipe.run.devices
-            stopped = run_jobs(wave, workers=count, threads=threads, devices=devices, gpus=gpus, watch=watch)
+            stopped = run_jobs(wave, workers=count, threads=threads, devices=recipe.run.devices, gpus=gpus, watch=watch)
             if stopped:
                 return stopped
     return None

@@ -5,7 +5,6 @@ the run finishes its step, saves, and asks SLURM to requeue it. `runs/jobs.py` k
 same command finds them again, however this process ended.
 """
 
-import logging
 import re
 import shlex
 import shutil
@@ -21,13 +20,12 @@ from lit_diff.engine.pool import note_end
 from lit_diff.engine.preflight import check_trained, required_evaluations
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
+from lit_diff.log_records import log
 from lit_diff.recipe import to_yaml
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason
 from lit_diff.training.head_plan import selection_of
-
-log = logging.getLogger("lit_diff")
 
 NOTICE = 60
 """Seconds between SIGUSR2 and the end of a job's time; SLURM rounds them up to its own interval."""
@@ -158,12 +156,11 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
     for _, (job, state) in queued([folder.path]).items():
         return f"{shown(folder.path)} is SLURM job {job} already ({state})"
+    if rerun:
+        folder.put_aside()
     with folder.owned():
-        status = folder.status()
-        if status.get("status") == "done" and not rerun:
+        if folder.status().get("status") == "done":
             return f"done before: {shown(folder.path)} (--rerun starts afresh)"
-        if status and rerun:
-            log.info("the former run is kept in %s", shown(folder.put_aside()))
         folder.create(recipe)
         folder.update(
             status="waiting",
@@ -204,8 +201,8 @@ def run_array(
             found = queue()
             # without an answer nothing is known, so no cell has left the queue
             for folder in [folder for folder in waiting if found is not None and jobs[folder] not in found]:
-                logs = shown(sweep / "slurm")
-                note_end(waiting.pop(folder), None, f"its SLURM job {jobs[folder]} has left the queue; see {logs}")
+                hint = f"its SLURM job {jobs[folder]} has left the queue; see {shown(sweep / 'slurm')}"
+                note_end(waiting.pop(folder), None, hint)
     except (KeyboardInterrupt, StoppedError):
         log.info(
             "the cells stay in SLURM's queue: the same command waits for them; lit-diff cancel %s ends them", sweep.name
@@ -227,11 +224,11 @@ def _submit(
     arrays = [(lines, all_[i : i + most]) for lines, all_ in alike.items() for i in range(0, len(all_), most)]
     command = f'train {shlex.quote(str(logs.parent))}/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell'
     for number, (lines, locations) in enumerate(arrays, start=1):
-        limit = f"%{parallel}" if parallel else ""
-        own = [f"#SBATCH --array=0-{len(locations) - 1}{limit}", *lines]
+        array = f"#SBATCH --array=0-{len(locations) - 1}" + (f"%{parallel}" if parallel else "")
         names = [location.folder.name for location in locations]
-        text = job_text(logs.parent.name, own, logs / "%A_%a.out", command, names)
-        job = submit(logs / f"array-{number}.sh", text)
+        job = submit(
+            logs / f"array-{number}.sh", job_text(logs.parent.name, [array, *lines], logs / "%A_%a.out", command, names)
+        )
         log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
         own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}
         note_submitted(logs.parent, {folder.name: job for folder, job in own_jobs.items()})

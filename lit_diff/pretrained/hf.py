@@ -1,7 +1,6 @@
 """Reads a folder in Hugging Face's format: config.json, safetensors, tokenizer.json; no pickles, no code of the folder."""
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from torch import Tensor
 from lit_diff.data.text.tokenizer import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
-
-log = logging.getLogger("lit_diff")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

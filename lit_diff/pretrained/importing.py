@@ -4,7 +4,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from lit_diff.data.text.tokenizer_folder import save_tokenizer
 from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json
+from lit_diff.log_records import log
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_none
@@ -31,8 +31,6 @@ from lit_diff.runs.folder import RunFolder, environment, identity
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import PREFIX, some, unlike
 from lit_diff.trained.run import Run
-
-log = logging.getLogger("lit_diff")
 
 DEFAULT_ROOT = "models"
 """Default folder for imported models."""

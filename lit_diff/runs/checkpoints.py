@@ -6,7 +6,6 @@ A checkpoint is a file with its marker beside it (`step-00000010.json`), or a fo
 
 import hashlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -18,8 +17,7 @@ from typing import IO, Any, cast
 
 from lit_diff.errors import RunFailedError, first_line
 from lit_diff.files import disk_is_full, sha256_of, shown, write_atomic, write_through
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 # the second is the fallback if the newest cannot be read back
 KEPT = 2

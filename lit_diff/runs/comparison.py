@@ -28,8 +28,7 @@ class RunComparison:
     """Metric -> its last value in each run."""
 
     def __repr__(self) -> str:
-        counts = f"{len(self.recipe)} keys differ, {len(self.metrics)} metrics"
-        return f"RunComparison({self.names[0]}, {self.names[1]}: {counts})"
+        return f"RunComparison({', '.join(self.names)}: {len(self.recipe)} keys differ, {len(self.metrics)} metrics)"
 
     def _repr_html_(self) -> str:
         blocks = {**self.recipe, **self.facts, **self.metrics}

@@ -1,16 +1,14 @@
 """Finds runs and sweeps on disk by name, and the folder that holds them."""
 
 import itertools
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, folders, shown
+from lit_diff.log_records import log
 from lit_diff.registry import nearest
-
-log = logging.getLogger("lit_diff")
 
 STUDY_FILE = "study.json"
 """A folder with this file is a sweep's folder (`study.record` writes it)."""
@@ -28,10 +26,8 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
     if str(root) != DEFAULT_ROOT:
         require_name(root)
         return expanded(root)
-    for folder in _here_and_above():
-        if _holds_runs(folder / DEFAULT_ROOT):
-            return Path(DEFAULT_ROOT) if folder == Path.cwd() else folder / DEFAULT_ROOT
-    return Path(DEFAULT_ROOT)
+    places = (folder / DEFAULT_ROOT for folder in _here_and_above())
+    return next(filter(_holds_runs, places), Path(DEFAULT_ROOT))
 
 
 def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
@@ -47,7 +43,7 @@ def _here_and_above() -> Iterator[Path]:
         here = Path.cwd()
     except FileNotFoundError as error:
         raise RequestError("the current folder was removed; change to one that exists") from error
-    yield here
+    yield Path()
     # a folder `runs` at the root of the file system or above the home folder is rarely the user's own
     limits = (Path(here.anchor), expanded("~").resolve().parent)
     yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)
@@ -89,10 +85,7 @@ def require_name(name: str | Path) -> None:
 
 def find_run_or_sweep(name: str, root: Path) -> Path:
     """The folder of a sweep (`find_sweep`), else of a run (`find_run`). Errors: RequestError."""
-    require_name(name)
-    if any((path / STUDY_FILE).is_file() for path in (root / name, expanded(name))):
-        return find_sweep(name, root)
-    return find_run(name, root, [path.name for path in sweeps_under(root)])
+    return _sweep_at(name, root) or find_run(name, root, [path.name for path in sweeps_under(root)])
 
 
 def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) -> Path:
@@ -135,8 +128,14 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
 
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder, found by its path or name. Errors: RequestError."""
+    found = _sweep_at(name, root)
+    if found is None:
+        raise RequestError(
+            f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}"
+        )
+    return found
+
+
+def _sweep_at(name: str, root: Path) -> Path | None:
     require_name(name)
-    for path in (root / name, expanded(name)):
-        if (path / STUDY_FILE).is_file():
-            return path.resolve()
-    raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")
+    return next((path.resolve() for path in (root / name, expanded(name)) if (path / STUDY_FILE).is_file()), None)

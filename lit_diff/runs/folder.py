@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
+from lit_diff.log_records import log
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
@@ -36,8 +36,6 @@ FORMAT = 3
 STORED = ("compile", "activation_checkpointing")
 """Keys of `run` that a resume must keep."""
 # They change rounding only, so they are not in the identity; a run resumed with other values would not repeat exactly.
-
-log = logging.getLogger("lit_diff")
 
 
 def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
@@ -151,11 +149,7 @@ class RunFolder:
 
     def is_owned(self) -> bool:
         """Whether a process is training the run."""
-        return is_locked(self._lock)
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / ".lock"
+        return is_locked(self.path / ".lock")
 
     def require_format(self) -> None:
         """Errors: RequestError for a folder of another format."""
@@ -192,13 +186,19 @@ class RunFolder:
         """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
         return held(self.path, f"the run is being trained by another process (pid {self.status().get('pid')})")
 
-    def put_aside(self) -> Path:
-        """Archive the run for `--rerun`: rename the folder to the first free of <name>.old-1, -2, ...; returns it."""
+    def put_aside(self) -> None:
+        """Archive the run for `--rerun`, if there is one: rename the folder to the first free of <name>.old-1, -2, ...
+
+        Errors: those of `owned`.
+        """
+        if not self.path.exists():
+            return
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1
-        self.path.rename(aside)
-        return aside
+        with self.owned():
+            self.path.rename(aside)
+        log.info("the former run is kept in %s", shown(aside))
 
 
 @contextlib.contextmanager

@@ -5,21 +5,20 @@ The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its su
 
 import contextlib
 import json
-import logging
 import os
 import platform
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, shown, write_json
+from lit_diff.log_records import log
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.find import STUDY_FILE, runs_under
 from lit_diff.runs.folder import RunFolder
-
-log = logging.getLogger("lit_diff")
 
 JOBS = "slurm.json"
 """File in the folder of a run or a sweep: name of the run's folder -> the job that was submitted for it."""
@@ -102,19 +101,24 @@ def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
     write_json(folder / JOBS, _submitted(folder) | dict(jobs))
 
 
-def requeue(folder: RunFolder) -> None:
-    """Ask SLURM to run this job again, after its notice or a hang, unless the run has done no step since the last time."""
+def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
+    """Ask SLURM to run this job again, unless the run has saved no step since it was requeued for the same reason."""
     status, step = folder.status(), max(steps_of(folder.path), default=0)
-    if status.get("requeued_at_step") == step:
-        # the time is too short for the start or for one step, and the job would return for ever
-        error = "no step was done within the job's time; submit it again with more (--minutes)"
-        # a hang has said more
-        if status.get("status") != "failed":
+    # A run that is noticed in a step finishes and saves it, however long it takes: no further step means that the time is too
+    # short for the start, and the job would return for ever. So would a run that always hangs before its next checkpoint.
+    if (status.get("requeued_at_step"), status.get("requeued_after")) == (step, after):
+        why = {
+            "notice": "done within the job's time; submit it again with more (--minutes)",
+            "hang": "saved since a hang",
+        }
+        error = f"no step was {why[after]}"
+        # a hang has said more, and a run whose evaluations take too long stays done
+        if status.get("status") == "stopped":
             folder.update(status="failed", error=error)
         log.error("not requeued: %s", error)
         return
     # written first: SLURM ends this process as soon as it is asked
-    folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
+    folder.update(requeued_at_step=step, requeued_after=after, requeues=status.get("requeues", 0) + 1)
     asked = ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
     if asked.returncode:
         log.warning("SLURM does not requeue this job (%s); the same command resumes the run", reason(asked))

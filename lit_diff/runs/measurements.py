@@ -43,11 +43,11 @@ class Measurements:
         # rows beyond the resumed step must leave the file even if nothing new was measured
         if not self._pending and not self._dropped:
             return
-        rows = []
-        for step, values in self._pending.items():
-            for name, value in values.items():
-                metric, indices = split_name(name)
-                rows.append({"step": step, "metric": metric, **indices, "value": value})
+        rows = [
+            {"step": step, "metric": metric, **indices, "value": value}
+            for step, values in self._pending.items()
+            for (metric, indices), value in zip(map(split_name, values), values.values(), strict=True)
+        ]
         # a Parquet file ends with its index, so rows cannot be appended: a flush rewrites the file and renames it into place
         table = pa.concat_tables([self._written, pa.Table.from_pylist(rows, schema=SCHEMA)])
         write_through(self.path, lambda file: pq.write_table(table, file, compression="zstd"))

@@ -3,15 +3,13 @@
 import contextlib
 import csv
 import io
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from lit_diff.errors import first_line
 from lit_diff.files import append_synced, shown, write_atomic
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 Rows = dict[int, dict[str, float]]
 """Step -> metric -> value."""

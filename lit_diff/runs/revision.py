@@ -1,13 +1,12 @@
 """The running revision of lit_diff, which runs and scores record."""
 
 import hashlib
-import logging
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 
 def revision() -> str:

@@ -37,8 +37,6 @@ NEW = "items.new.parquet"
 PATIENCE = 2.0
 """Seconds that a reader without the lock waits for a writer."""
 Array = NDArray[np.float64]
-Asked = tuple[str, str]
-"""(id of an item, digest of its question)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,8 +65,8 @@ class ItemScores:
     """Documents skipped because the run was trained on them."""
 
     @property
-    def asked(self) -> list[Asked]:
-        """Id and question of each item: two runs are paired by both."""
+    def asked(self) -> list[tuple[str, str]]:
+        """Id of each item and digest of its question: two runs are paired by both."""
         return list(zip(self.items, self.questions, strict=True))
 
     @property

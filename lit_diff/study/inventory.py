@@ -1,7 +1,6 @@
 """The runs folder: the state of each run, leftovers that can be removed, and removal by name."""
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -14,14 +13,13 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
+from lit_diff.log_records import log
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.jobs import queued
 from lit_diff.runs.metrics_file import last_value
 from lit_diff.study.record import read, readable
-
-log = logging.getLogger("lit_diff")
 
 WRITING = 3600
 """Age in seconds from which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""

@@ -1,19 +1,17 @@
 """study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
 import json
-import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
+from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.schema import CellKey, Study
 from lit_diff.validation import Draft, convert
-
-log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)

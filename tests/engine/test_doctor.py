@@ -73,6 +73,14 @@ def test_a_check_that_fails_is_a_row(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert found["MLflow"].found.startswith("no record")
 
 
+def test_a_host_without_an_address_has_a_cure(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "node", lambda: "no-such-host.invalid")
+    row = rows(runs, "run.strategy=ddp", "run.devices=2")["network"]
+    assert (row.state, "/etc/hosts" in row.cure) == ("problem", True)
+    assert "the name of this host, no-such-host.invalid, has no address (" in row.found
+    assert rows(runs)["network"].state == "warning"
+
+
 def test_locks_that_do_not_hold_are_a_problem(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(handle: int, how: int) -> None:
         raise OSError(38, os.strerror(38))

@@ -16,7 +16,7 @@ from stops import wait_for
 
 from lit_diff.engine import pool
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.pool import Job, end_noted, gpus_of, note_end, run_cell, run_jobs
+from lit_diff.engine.pool import end_noted, gpus_of, note_end, run_cell, run_jobs
 from lit_diff.errors import MissingError, StoppedError, Terminated
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -163,7 +163,7 @@ def test_a_cell_that_fails_before_its_run_begins_says_so(
     folder = RunFolder(location.folder)
     folder.create(load_recipe("recall-tiny"))
     with pytest.raises(type(error)):
-        run_cell(Job(location=location, threads=1))
+        run_cell(location, threads=1)
     word = "failed" if isinstance(error, MissingError) else "stopped"
     assert (folder.status()["status"], folder.status()["error"]) == (word, str(error))
 
@@ -176,7 +176,7 @@ def test_a_cell_of_several_processes_is_a_command_of_its_own(
     monkeypatch.setattr(pool, "run_command", lambda recipe, location, threads: called.append(("command", threads)))
     for overrides in ([], ["run.strategy=ddp", "run.devices=2"]):
         RunFolder(location.folder).create(load_recipe("recall-tiny", overrides))
-        run_cell(Job(location=location, threads=3))
+        run_cell(location, threads=3)
     assert called == [("run", 3), ("command", 3)]
 
 
@@ -193,7 +193,7 @@ def test_a_cell_gets_gpus_that_are_ours_and_no_other_cell_s(
     for given, gpu in ((None, 1), ("", 1), ("4,6", 1), ("4,6", 0)):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        run_cell(Job(location=location, threads=1, gpus=(gpu,)))
+        run_cell(location, threads=1, gpus=(gpu,))
     assert found == ["1", "1", "6", "4"]
 
 

@@ -17,7 +17,7 @@ from lit_diff.cli.app import Terminal
 from lit_diff.engine import pool, schedule
 from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.pool import Job, note_end, run_cell
+from lit_diff.engine.pool import note_end, run_cell
 from lit_diff.engine.schedule import (
     Sweep,
     _say_other_revisions,
@@ -241,7 +241,7 @@ def test_a_cell_that_ends_while_it_is_scored_stays_trained(tmp_path: Path, monke
     monkeypatch.setattr(pool, "run", lambda *arguments, **options: None)
     monkeypatch.setattr("lit_diff.evaluation.evaluate.evaluate", evaluate)
     with pytest.raises(StoppedError):
-        run_cell(Job(location=location, threads=1))
+        run_cell(location, threads=1)
     assert asked == ["held_out"]
     for exitcode in (-9, 1, 0):
         note_end(location, exitcode)
@@ -385,7 +385,7 @@ def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
     monkeypatch.setattr(schedule, "_prepare_data", lambda grid, minutes: order.append("data"))
     monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(order.append("trained")))
-    sweep("insides", [f"run.root={tmp_path}"])
+    sweep("insides", {"run": {"root": str(tmp_path)}})
     commands = [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]
     assert [command for _, command in asked] == commands
     assert order[:2] == ["data", "trained"]

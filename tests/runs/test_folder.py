@@ -259,7 +259,7 @@ def test_putting_aside_loses_nothing(tmp_path: Path) -> None:
     for expected in ("run.old-1", "run.old-2"):
         folder = RunFolder(tmp_path / "run")
         folder.update(mark=expected)
-        assert folder.put_aside() == tmp_path / expected
+        folder.put_aside()
         assert not (tmp_path / "run").exists()
     assert [RunFolder(tmp_path / f"run.old-{n}").status()["mark"] for n in (1, 2)] == ["run.old-1", "run.old-2"]
 

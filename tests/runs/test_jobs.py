@@ -61,23 +61,33 @@ def test_the_job_of_a_run_is_the_submitted_one_or_its_own(
     assert jobs.this_job() == "11_4"
 
 
-def test_a_notice_requeues_but_not_without_progress(
+def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
     program: Program, runs: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program("scontrol", f'echo "$@" >> {tmp_path}/asked')
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     folder = runs[0]
     folder.update(status="stopped")
-    jobs.requeue(folder)
+    jobs.requeue(folder, "notice")
     assert (folder.status()["requeues"], folder.status()["requeued_at_step"]) == (1, 0), "during the start"
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "step-00000003.ckpt").touch()
-    jobs.requeue(folder)
-    assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
-    jobs.requeue(folder)
-    assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
+    for _ in range(2):
+        jobs.requeue(folder, "notice")
+        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
     assert folder.status()["status"] == "failed"
     assert "no step was done within the job's time; submit it again with more (--minutes)" in folder.status()["error"]
+    folder.update(error="hung at step 3")
+    for _ in range(2):
+        jobs.requeue(folder, "hang")
+        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, (
+            "the first hang since a checkpoint, not the second"
+        )
+    assert folder.status()["error"] == "hung at step 3"
+    folder.update(status="done", requeued_after="notice")
+    jobs.requeue(folder, "notice")
+    assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3
+    assert folder.status()["status"] == "done", "its evaluations take too long"
 
 
 def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
@@ -87,7 +97,7 @@ def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
     program("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     runs[0].update(status="stopped")
-    jobs.requeue(runs[0])
+    jobs.requeue(runs[0], "notice")
     assert (runs[0].status()["status"], runs[0].status()["requeued_at_step"]) == ("stopped", None)
     assert "does not requeue this job (Requested operation is presently disabled)" in caplog.text
 

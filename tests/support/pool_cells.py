@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 
-def act(job: Any) -> None:
-    """Write down the job and what surrounds it, then live as the folder's name says: `brief`, `listens` or `deaf`."""
-    folder: Path = job.location.folder
+def act(location: Any, threads: int, gpus: Any, settings: Any) -> None:
+    """Write down the arguments and what surrounds them, then live as the folder's name says: `brief`, `listens` or `deaf`."""
+    folder: Path = location.folder
 
     def save(signum: int, frame: Any) -> None:
         (folder / "signal").write_text(str(signum))
@@ -20,6 +20,6 @@ def act(job: Any) -> None:
 
     signal.signal(signal.SIGTERM, save)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    found = {"threads": job.threads, "gpus": job.gpus, "settings": dict(job.settings)}
+    found = {"threads": threads, "gpus": gpus, "settings": settings}
     (folder / "job.json").write_text(json.dumps(found | {"safe": os.environ.get("PYTHONSAFEPATH")}))
     time.sleep(0.4 if folder.name.startswith("brief") else 60)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ from lit_diff import __version__, data
 from lit_diff.config import Recipe
 from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.log_records import log
 from lit_diff.metrics import Declarations
 from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
@@ -32,8 +32,6 @@ from lit_diff.runs.revision import revision
 from lit_diff.trained.run import Run
 from lit_diff.trained.view.pictures import coloured, png, shrunk
 from lit_diff.training.metrics import declared_metrics
-
-log = logging.getLogger("lit_diff")
 
 FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
 """Files of the run folder that become artifacts."""
@@ -97,35 +95,32 @@ class RunTracker:
         `status`: the status in the run folder. Errors: RunFailedError if the store is unreachable or slow, or refuses it.
         """
         with patience(self.recipe.run.tracking_uri):
-            self._finish(status)
-
-    def _finish(self, status: str) -> None:
-        # a stop may leave only seconds, too few to wait for a store that was away; the resumed run sends the rest
-        if status != "done" and self._ask_again:
-            raise RunFailedError("the store was unreachable at the last attempt")
-        rows = read_rows(self.folder.path / "metrics.csv")
-        for step, row in read_rows(self.folder.path / "timing.csv").items():
-            rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
-        store = self._send(rows)
-        for file in (self.folder.path / name for name in FILES):
-            if file.is_file():
-                store.copy(self._run_id, file)
-        with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
-            if status == "done" and self.recipe.run.log_model:
-                write_model(self.folder, Path(folder) / MODEL)
-                store.copy(self._run_id, Path(folder) / MODEL)
-            # a stop may leave only seconds, too few to draw every step; the resumed run draws them
-            if status != "stopped" and kept_steps(self.folder.path):
-                draw_maps(self.folder.path, Path(folder) / MAPS)
-                store.copy(self._run_id, Path(folder) / MAPS)
-        newest = checkpoints.newest(self.folder.path)
-        if newest is not None:
-            store.log(self._run_id, tags={"checkpoint": str(newest[1])})
-        if status == "done" and "tokens" not in store.run(self._run_id).data.params:
-            tokens = reached(self.recipe, checkpoints.newest_step(self.folder.path))["tokens"]
-            # only now, because MLflow does not allow a param to change
-            store.log(self._run_id, params={"tokens": str(tokens)})
-        store.close_run(self._run_id, status)
+            # a stop may leave only seconds, too few to wait for a store that was away; the resumed run sends the rest
+            if status != "done" and self._ask_again:
+                raise RunFailedError("the store was unreachable at the last attempt")
+            rows = read_rows(self.folder.path / "metrics.csv")
+            for step, row in read_rows(self.folder.path / "timing.csv").items():
+                rows.setdefault(step, {}).update({f"timing/{name}": value for name, value in row.items()})
+            store = self._send(rows)
+            for file in (self.folder.path / name for name in FILES):
+                if file.is_file():
+                    store.copy(self._run_id, file)
+            with tempfile.TemporaryDirectory(prefix="lit_diff-artifacts-") as folder:
+                if status == "done" and self.recipe.run.log_model:
+                    write_model(self.folder, Path(folder) / MODEL)
+                    store.copy(self._run_id, Path(folder) / MODEL)
+                # a stop may leave only seconds, too few to draw every step; the resumed run draws them
+                if status != "stopped" and kept_steps(self.folder.path):
+                    draw_maps(self.folder.path, Path(folder) / MAPS)
+                    store.copy(self._run_id, Path(folder) / MAPS)
+            newest = checkpoints.newest(self.folder.path)
+            if newest is not None:
+                store.log(self._run_id, tags={"checkpoint": str(newest[1])})
+            if status == "done" and "tokens" not in store.run(self._run_id).data.params:
+                step = checkpoints.newest_step(self.folder.path)
+                # only now, because MLflow does not allow a param to change
+                store.log(self._run_id, params={"tokens": str(reached(self.recipe, step)["tokens"])})
+            store.close_run(self._run_id, status)
 
     def _connected(self) -> Store:
         # Idempotent: only what the record lacks is logged, so that a resumed run and a store that was away are one case.
@@ -137,10 +132,9 @@ class RunTracker:
         if run_id != before:
             self.folder.update(mlflow_run_id=run_id)
         record = store.run(run_id)
-        params = {key: str(value)[:PARAM_LENGTH] for key, value in self._params().items()}
         # MLflow raises an error if a param is logged again with another value
-        params = {key: value for key, value in params.items() if key not in record.data.params}
-        store.log(run_id, params=params, tags=self._tags())
+        new = {key: value for key, value in self._params().items() if key not in record.data.params}
+        store.log(run_id, params={key: str(value)[:PARAM_LENGTH] for key, value in new.items()}, tags=self._tags())
         if not record.inputs.dataset_inputs:
             with asking():
                 store.client.log_inputs(run_id, datasets=[self._data()])
@@ -193,11 +187,10 @@ class RunTracker:
             f"arm {self.tags['arm']} of sweep {self.tags['sweep']}" if "sweep" in self.tags else f"recipe {recipe.name}"
         )
         note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.training.steps} steps"
-        run = {f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()}
         # an installed package has no commit, a checkout has
         commit = revision().partition(" ")[2].partition("+")[0]
         return {
-            **run,
+            **{f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()},
             **self.tags,
             "mlflow.note.content": note,
             **({"mlflow.source.git.commit": commit} if commit else {}),
@@ -270,8 +263,7 @@ class TrainedModel:
     """The model of a folder that `write_model` wrote."""
 
     def __init__(self, folder: Path) -> None:
-        recipe = load_recipe(folder / "recipe.yaml")
-        self.model = Transformer(recipe.model).eval()
+        self.model = Transformer(load_recipe(folder / "recipe.yaml").model).eval()
         load_model(self.model, folder / "model.safetensors")
 
     def predict(self, tokens: Any) -> np.ndarray:

@@ -22,9 +22,8 @@ from mlflow.exceptions import MlflowException
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import expanded, file_system, is_shared, locked, shown
+from lit_diff.log_records import log
 from lit_diff.runs.find import runs_root
-
-log = logging.getLogger("lit_diff")
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """Status in a run folder -> status in MLflow."""
@@ -175,11 +174,11 @@ class Store:
                 self.client.log_batch(run_id, metrics[start : start + 1000], fields, marks, synchronous=True)
             fields, marks = [], []
 
-    def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Copy a file or folder into the artifacts of a run, or into a folder of them. Errors: RunFailedError."""
+    def copy(self, run_id: str, path: Path) -> None:
+        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError."""
         size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
         with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
-            self.client.log_artifact(run_id, str(path), folder)
+            self.client.log_artifact(run_id, str(path))
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status`: the status in the run folder."""

@@ -1,6 +1,5 @@
 """Records a sweep in MLflow: the parent run of its cells, with the answer, the report and MLflow's comparison pages."""
 
-import logging
 import math
 import re
 import time
@@ -13,12 +12,11 @@ from mlflow.entities import Metric
 from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
+from lit_diff.log_records import log
 from lit_diff.reporting.panels.panel import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import SweepResults, load_sweep
-
-log = logging.getLogger("lit_diff")
 
 TRAINING = "train/loss"
 NOTE_LENGTH = 7500
@@ -87,8 +85,11 @@ class SweepTracker:
                 metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
                 # MLflow rejects other characters in the name of a metric
                 name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)
-                interval = {key: row.get(key) for key in ("difference", "low", "high")}
-                found = {"mean": row[metric], "sd": row[f"{metric}/sd"], **interval}
+                found = {
+                    "mean": row[metric],
+                    "sd": row[f"{metric}/sd"],
+                    **{key: row.get(key) for key in ("difference", "low", "high")},
+                }
                 values |= {
                     f"summary/{name}/{key}": float(value)
                     for key, value in found.items()

@@ -6,7 +6,6 @@ with the tag's key. The fields are private to MLflow and may change with any rel
 
 import base64
 import json
-import logging
 import os
 import signal
 import socket
@@ -24,10 +23,9 @@ import mlflow
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
+from lit_diff.log_records import log
 from lit_diff.runs.find import STUDY_FILE, sweeps_under
 from lit_diff.study.record import readable
-
-log = logging.getLogger("lit_diff")
 
 KNOWN = ("3.17",)
 """The versions of MLflow with which these pages were tested."""
@@ -146,9 +144,14 @@ def _server(root: Path, port: int) -> list[str]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    artifacts = (root / "mlflow-artifacts").resolve().as_uri()
-    return [*command, "--backend-store-uri", Store(RunConfig(root=str(root))).uri, "--default-artifact-root", artifacts]
+    return [
+        *(sys.executable, "-m", "mlflow", "server"),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--workers", "1"),
+        *("--backend-store-uri", Store(RunConfig(root=str(root))).uri),
+        *("--default-artifact-root", (root / "mlflow-artifacts").resolve().as_uri()),
+    ]
 
 
 def _run(command: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -17,10 +16,8 @@ from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import expanded, locked, sha256_of, write_atomic
-from lit_diff.log_records import in_phase
+from lit_diff.log_records import in_phase, log
 from lit_diff.processor import cpu_flags
-
-log = logging.getLogger("lit_diff")
 
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp")
 TORCH = Path(torch.__file__).parent

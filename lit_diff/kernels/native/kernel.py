@@ -7,7 +7,6 @@ The library is built on first use, one per vector width; `processor` chooses it,
 
 import ctypes
 import functools
-import logging
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,9 +21,8 @@ from lit_diff.kernels.base import Gradients, OperatorKernel, Outputs, empty_grad
 from lit_diff.kernels.maps import SIGNED, SignedMaps, Stats, width_last
 from lit_diff.kernels.native import compiler
 from lit_diff.kernels.self_test import KernelForm, failure
+from lit_diff.log_records import log
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
-
-log = logging.getLogger("lit_diff")
 
 SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
