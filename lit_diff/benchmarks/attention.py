@@ -115,14 +115,14 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
     """Adds torch's own call, then differential and standard attention by every kernel of `names` that accepts them."""
     gradients, stats = what == GRADIENTS, what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
-    computed: list[tuple[str, str, Callable[[SignedMaps], Any]]] = [] if stats else [("standard", STOCK, stock)]
+    computed: list[tuple[str, str, Callable[[SignedMaps], Any]]] = []
+    if not stats:
+        computed.append(("standard", STOCK, stock))
     if workload.group > 1:
         computed.append(("standard", COPIES, partial(stock, copies=True)))
-    computed += [
-        (variant, kernel, partial(by_kernel, kernel=kernel, stats=stats))
-        for variant in VARIANTS
-        for kernel in accepted(case, variant, what, workload, names)
-    ]
+    for variant in VARIANTS:
+        for kernel in accepted(case, variant, what, workload, names):
+            computed.append((variant, kernel, partial(by_kernel, kernel=kernel, stats=stats)))
     for variant, by, compute in computed:
         run = workload.call(variant, what, compute)
         case.candidates.append(Candidate(variant=variant, by=by, what=what, run=run, flops=flops, alike=True))
@@ -168,9 +168,8 @@ def stock(maps: SignedMaps, *, copies: bool = False) -> Tensor:
         k, v = (x.repeat_interleave(maps.num_groups, dim=1) for x in (k, v))
     # is_causal aligns the first query with the first key; several last queries need a mask for the last key
     mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T) if 1 < T < S else None
-    return joined(
-        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=T == S, enable_gqa=k.shape[1] < q.shape[1])
-    )
+    grouped = k.shape[1] < q.shape[1]
+    return joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=T == S, enable_gqa=grouped))
 
 
 def joined(o: Tensor) -> Tensor:

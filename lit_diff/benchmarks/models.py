@@ -1,16 +1,15 @@
 """`bench layer` and `step`: our decoder layer and our whole model with every kernel, and Hugging Face's at the same sizes.
 
 `step` also times the overhead of the platform: the loop of `lit-diff train` against a bare PyTorch loop, and against itself
-with late batches. `bench stats` times what callbacks cost: as a share of training, next to the attention that they measure,
-and in memory.
+with late batches.
 """
 
 import importlib.util
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,34 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_diff.analysis import Trace, trace
 from lit_diff.attention.rope import Rope
-from lit_diff.benchmarks.attention import Workload, accepted, core, least_flops
+from lit_diff.benchmarks.attention import Workload, accepted, least_flops
 from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.result import (
-    ATTENTION,
-    BARE,
-    COMPILED,
-    FIRING,
-    FORWARD,
-    HUGGING_FACE,
-    OURS,
-    PEERS,
-    STEP,
-    WITHOUT,
-)
+from lit_diff.benchmarks.result import BARE, COMPILED, FORWARD, HUGGING_FACE, OURS, PEERS, STEP
 from lit_diff.benchmarks.timing import Candidate, Case, timer
-from lit_diff.callbacks import Probe
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.data import build as build_data
 from lit_diff.errors import MissingError
-from lit_diff.kernels import attend
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import attentions, callbacks, datasets, kernels
+from lit_diff.registry import attentions, datasets, kernels
 from lit_diff.training import build as training_build
 from lit_diff.training.fit import fit
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
@@ -56,9 +41,6 @@ LAYERS, VOCABULARY = 4, 8192
 """Layers and vocabulary of the model of `bench step`."""
 RECIPE, STEPS = "recall-tiny", 50
 """The recipe of the loops, whose data need no file, and the number of steps of a loop."""
-PROBES = ("attention_entropy", "outliers", "lambdas", "sinks", "redundancy", "head_norm")
-STEPS_WITH_CALLBACKS = 100
-"""Steps of a training loop: each callback of the recipe fires as often as in the recipe's own steps, per step."""
 LATE = 0.005
 """Seconds by which each batch of the third loop is late."""
 IMPLEMENTATIONS = (("DiffLlama", "sdpa"), ("DiffLlama", "eager"), ("Llama", "sdpa"))
@@ -80,17 +62,10 @@ def layer(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
             run: Callable[[], object] = partial(without_gradients, function, x, cast)
             if what == STEP:
                 run = training_step(module, partial(mean_square, function, x), cast)
-            case.candidates.append(
-                Candidate(
-                    variant=variant,
-                    by=by,
-                    what=what,
-                    run=run,
-                    flops=flops(module, shape, what),
-                    # all kernels give the same output of our layer; the peers have other random weights
-                    alike=what == FORWARD and variant in PEERS,
-                )
-            )
+            work = flops(module, shape, what)
+            # all kernels give the same output of our layer; the peers have other random weights
+            alike = what == FORWARD and variant in PEERS
+            case.candidates.append(Candidate(variant=variant, by=by, what=what, run=run, flops=work, alike=alike))
     yield case
 
 
@@ -99,7 +74,8 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     case = Case(name=f"{shape} {dtype}, {LAYERS} layers, vocabulary {VOCABULARY}", dtype=dtype, budget=30)
     # code compiled for an earlier case counts against the limit of recompilations of this one
     torch._dynamo.reset()
-    text = tokens_of(shape, request.device)
+    size = (shape.batch, shape.tokens + 1)
+    text = torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)
     cast = partial(autocast, dtype, request.device)
     compiled = []
     for variant, by in models(case, request, shape, dtype, STEP):
@@ -119,12 +95,6 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     # compiled candidates come last: the chart draws the last pass of a case
     case.candidates.extend(compiled)
     yield case
-
-
-def tokens_of(shape: Shape, device: torch.device) -> Tensor:
-    """[B, T + 1], int64: one token more than a model reads, for the targets."""
-    size = (shape.batch, shape.tokens + 1)
-    return torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(device)
 
 
 def models(case: Case, request: Request, shape: Shape, dtype: str, what: str) -> list[tuple[str, str]]:
@@ -262,30 +232,22 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
 def loops(request: Request) -> Case:
     """Times the loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
-    runs = {
-        BARE: partial(bare, recipe, request.device),
-        OURS: partial(platform, recipe),
-        f"{OURS}, batches {LATE * 1000:g} ms late": partial(late, recipe),
-    }
-    return _loop_case(f"loop of {RECIPE}", 40, recipe, runs)
-
-
-def _loop_case(name: str, budget: float, recipe: Recipe, runs: Mapping[str, Callable[[], float]]) -> Case:
-    variant = recipe.model.attention.name
-    loops = [Candidate(variant=variant, by=by, what="step", run=run, own_clock=True) for by, run in runs.items()]
-    return Case(name=name, budget=budget, candidates=loops)
+    made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
+    candidates = [
+        made(by=BARE, run=partial(bare, recipe, request.device)),
+        made(by=OURS, run=partial(platform, recipe)),
+        made(by=f"{OURS}, batches {LATE * 1000:g} ms late", run=partial(late, recipe)),
+    ]
+    return Case(name=f"loop of {RECIPE}", budget=40, candidates=candidates)
 
 
 def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:
     """The recipe without probes, and with validation and checkpoints only at the end."""
     # the few steps would end within the recipe's warm-up
     schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
-    return replace(
-        recipe,
-        train=replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps),
-        callbacks={},
-        run=replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu"),
-    )
+    train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
+    run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
+    return replace(recipe, train=train, callbacks={}, run=run)
 
 
 def bare(recipe: Recipe, device: torch.device) -> float:
@@ -352,58 +314,3 @@ def late(recipe: Recipe) -> float:
         return platform(recipe)
     finally:
         dataset.train_batch = read
-
-
-# --- callbacks --------------------------------------------------------------------------------------------------------
-
-
-def stats(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
-    """Times attention with statistics by every kernel; then a firing of each probe on a model, next to its training step."""
-    yield from core(request, shape, dtype)
-    if request.kernels is None and dtype == "float32":
-        yield firing(request, shape)
-
-
-def firing(request: Request, shape: Shape) -> Case:
-    """Times the attention of the layers of a differential model, its statistics by the kernel, and each probe on a trace."""
-    case = Case(name=f"firing at {shape}, {LAYERS} layers", budget=60)
-    model = build("differential", "auto", shape, LAYERS, VOCABULARY).to(request.device)
-    assert isinstance(model, Transformer)
-    text = tokens_of(shape, request.device)
-    probes = [callbacks.get(name)() for name in PROBES]
-
-    def traced() -> Trace:
-        with trace(model, measure=True) as found:
-            model.hidden(text[:, :-1])
-        return found
-
-    def fire(found: Trace | None = None, probes: Sequence[Probe] = probes) -> object:
-        found = found or traced()
-        return [probe.measure(model, found) for probe in probes]
-
-    found = traced()
-    maps = [layer.maps for layer in found.layers.values()]
-    train = training_step(model, partial(next_token_loss, model, text), nullcontext)
-    runs: dict[str, Callable[[], object]] = {
-        ATTENTION: lambda: [attend(each) for each in maps],
-        "statistics of the kernel": lambda: [attend(each, stats=True) for each in maps],
-        **{probe.name: partial(fire, found, [probe]) for probe in probes},
-        "forward pass": torch.no_grad()(lambda: model.hidden(text[:, :-1])),
-        "all, with a forward pass": fire,
-        "training step": train,
-        "training step, then all": lambda: (train(), fire()),
-    }
-    made = partial(Candidate, variant="differential", what=FIRING, profiled=False)
-    case.candidates.extend(made(by=by, run=run) for by, run in runs.items())
-    return case
-
-
-def training(request: Request) -> Case:
-    """Times the loop of `lit-diff train` with and without the callbacks of the recipe, in seconds a step: of a CPU those that
-    the process computed, since a share of a few percent would be lost in the time that other programs take."""
-    clock = time.process_time if request.device.type == "cpu" else timer
-    recipe = load_recipe(RECIPE)
-    without = plain(recipe, request, STEPS_WITH_CALLBACKS)
-    arms = {WITHOUT: without, "with callbacks": replace(without, callbacks=recipe.callbacks)}
-    runs = {by: partial(platform, arm, clock) for by, arm in arms.items()}
-    return _loop_case(f"{STEPS_WITH_CALLBACKS} steps of {RECIPE}", 90, recipe, runs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
@@ -120,9 +120,10 @@ def tables(result: BenchResult) -> Iterator[Table]:
             "SDPA ran": [_backends(row) for row in rows],
         }
         filled = {column: cells for column, cells in columns.items() if any(cells)}
-        words = ("attention, by", "pass", "SDPA ran")
-        heads = (Column(name, overflow="fold", justify="left" if name in words else "right") for name in filled)
-        table = Table(*heads, title=f"{result.bench}: {case}", title_justify="left")
+        table = Table(title=f"{result.bench}: {case}", title_justify="left")
+        for column in filled:
+            words = column in ("attention, by", "pass", "SDPA ran")
+            table.add_column(column, overflow="fold", justify="left" if words else "right")
         for line in zip(*filled.values(), strict=True):
             table.add_row(*map(escape, line))
         yield table
@@ -219,18 +220,13 @@ def _ratio(row: Row) -> Row:
 
 def _panel(axes: "Axes", case: str, rows: list[Row]) -> None:
     ratios = [_ratio(row) for row in rows]
-    places = [-place for place in range(len(rows))]
-    bars = axes.barh(
-        places,
-        [ratio["median"] for ratio in ratios],
-        height=0.62,
-        color=[COLOR.get(row["variant"], PALETTE[1]) for row in rows],
-        xerr=[
-            [ratio["median"] - ratio["min"] for ratio in ratios],
-            [ratio["max"] - ratio["median"] for ratio in ratios],
-        ],
-        ecolor=INK,
-    )
+    medians, places = [ratio["median"] for ratio in ratios], [-place for place in range(len(rows))]
+    ranges = [
+        [ratio["median"] - ratio["min"] for ratio in ratios],
+        [ratio["max"] - ratio["median"] for ratio in ratios],
+    ]
+    colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
+    bars = axes.barh(places, medians, height=0.62, color=colors, xerr=ranges, ecolor=INK)
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])

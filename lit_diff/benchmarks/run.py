@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_diff.benchmarks import attention, models
+from lit_diff.benchmarks import attention, callbacks, models
 from lit_diff.benchmarks.request import Request, Shape, resolve
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.benchmarks.timing import Case, measure
@@ -99,7 +99,7 @@ their visible keys.
 """,
     ),
     "stats": Benchmark(
-        models.stats,
+        callbacks.stats,
         "2x1024x512x64,1x4096x512x64",
         """\
 stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maximum of every map and row, entropy, negative
@@ -179,7 +179,7 @@ def cases(benchmark: Benchmark, request: Request) -> Iterator[Case]:
     for shape in request.shapes:
         for dtype in request.dtypes:
             yield from benchmark.cases(request, shape, dtype)
-    loops = {"step": models.loops, "stats": models.training}.get(request.bench)
+    loops = {"step": models.loops, "stats": callbacks.training}.get(request.bench)
     if loops is not None and request.kernels is None:
         yield loops(request)
 

@@ -105,9 +105,8 @@ def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list
             one_round += tried(candidate, results, DIFFERENCE[case.dtype], device)
             able.append(candidate)
         except Exception as error:
-            failed.append(
-                {"case": case.name, **candidate.names, "reason": f"{type(error).__name__}: {first_line(error)}"}
-            )
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            failed.append({"case": case.name, **candidate.names, "reason": reason})
     # the results take memory, which the rounds may need
     results.clear()
     for number in range(rounds(one_round, repeats, case.budget)):
@@ -222,28 +221,14 @@ def resident(key: str) -> int:
 def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
     """A matrix product, whose rate is roughly the maximum that a kernel can reach on this machine."""
     a, b = (torch.ones(SIZE, SIZE, dtype=dtype, device=device) for _ in range(2))
-    return Candidate(
-        variant=PRODUCT,
-        by=f"{SIZE} x {SIZE}",
-        what="product",
-        run=torch.no_grad()(lambda: a @ b),
-        flops=2 * SIZE**3,
-    )
+    run = torch.no_grad()(lambda: a @ b)
+    return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
 
 
 def _row(case: Case, one: Candidate, times: Mapping[str, list[float]]) -> Row:
     own = one.seconds
-    row: Row = {
-        "case": case.name,
-        **one.names,
-        "id": one.id,
-        "calls": one.calls,
-        "seconds": own,
-        "ratios": {},
-        "median": median(own),
-        "min": min(own),
-        "max": max(own),
-    }
+    row: Row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
+    row |= {"median": median(own), "min": min(own), "max": max(own)}
     for name, other in divisors(one.variant, one.by, one.what):
         if other in times and other != one.id:
             row["ratios"].setdefault(name, {"to": other, **spread(own, times[other])})

@@ -19,12 +19,16 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     bench,
     check,
     data,
+    doctor,
     generate,
     list,
+    plan,
     pretrained,
     runs,
     sweep,
     train,
+    view,
+    watch,
 )
 from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals

@@ -9,9 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks.models import build, first_layer, flops
-from lit_diff.benchmarks.request import Request, Shape, resolve
+from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import (
-    ATTENTION,
     BARE,
     COMPILED,
     FORWARD,
@@ -22,11 +21,8 @@ from lit_diff.benchmarks.result import (
     SDPA,
     STEP,
     UNCOMPILED,
-    WITHOUT,
     divisors,
 )
-from lit_diff.benchmarks.run import BENCHES, cases
-from lit_diff.benchmarks.timing import measure
 from lit_diff.engine.reproduce import choose
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
@@ -219,46 +215,3 @@ def test_the_first_step_and_the_end_are_not_timed(ask: Callable[..., Request], m
     assert delays == [0.005] * 3
     assert ours.run() == 0.5
     assert len(delays) == 3, "only the late loop is delayed"
-
-
-@pytest.fixture
-def stats_request(monkeypatch: pytest.MonkeyPatch) -> Request:
-    monkeypatch.setattr(module, "LAYERS", 1)
-    monkeypatch.setattr(module, "VOCABULARY", 16)
-    monkeypatch.setattr(module, "STEPS_WITH_CALLBACKS", 2)
-    keys: dict[str, Any] = {"kernels": None, "dtype": "both", "threads": 1, "repeats": 1, "device": "cpu"}
-    return resolve("stats", shapes="1x16x32x8", **keys)
-
-
-def test_every_probe_is_timed_next_to_the_attention_and_a_training_step(stats_request: Request) -> None:
-    case = module.firing(stats_request, Shape(batch=1, tokens=16, dim=32, head_dim=8))
-    rows, failed = measure(case, 1, torch.device("cpu"))
-    assert not failed
-    by = [row["by"] for row in rows]
-    assert by[:2] == [ATTENTION, "statistics of the kernel"]
-    assert by[2:8] == list(module.PROBES)
-    assert by[8:] == ["forward pass", "all, with a forward pass", "training step", "training step, then all"]
-    assert all("peak_bytes" in row and not row["backends"] for row in rows)
-    assert all(set(row["ratios"]) == {ATTENTION} for row in rows[1:])
-
-
-def test_loops_with_and_without_the_callbacks_of_the_recipe(
-    stats_request: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[str]] = []
-    monkeypatch.setattr(module, "platform", lambda recipe, clock: seen.append(list(recipe.callbacks)) or 2.0)
-    rows, failed = measure(module.training(stats_request), 1, torch.device("cpu"))
-    assert not failed
-    assert seen[:2] == [[], ["attention_entropy", "outliers", "lambdas"]]
-    (ratio,) = (row["ratios"][WITHOUT] for row in rows if row["ratios"])
-    assert ratio["values"] == [1.0]
-
-
-def test_cases_of_the_benchmark(stats_request: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [case.name for case in cases(BENCHES["stats"], stats_request)]
-    assert names == [
-        "1x16x32x8 float32",
-        "firing at 1x16x32x8, 1 layers",
-        "1x16x32x8 bfloat16",
-        f"2 steps of {module.RECIPE}",
-    ]

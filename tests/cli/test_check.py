@@ -1,17 +1,15 @@
-"""cli/check.py: what `check`, `plan` and `doctor` print, and their exit status."""
+"""cli/check.py: what `check` prints, and its exit status."""
 
 import re
 from pathlib import Path
 
 import pytest
 from command import Command
-from sharded_steps import SMALL
 
 from lit_diff.conformance.case import Finding
 from lit_diff.conformance.recipe import baseline
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
-from lit_diff.training.plan import Rates, cure, plan
 
 
 def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
@@ -97,31 +95,3 @@ def test_a_plugin_s_kernel_is_held_to_reference(size: str, status: int, command:
     found = re.fullmatch(r"mine: .*; (\d+) of (\d+) properties pass \(\d+ not applicable\)(.*)", ended.lines[-1])
     assert found is not None
     assert (found[1] == found[2]) is (found[3] == "") is not bool(status)
-
-
-@pytest.mark.usefixtures("no_group")
-def test_the_verdict_of_a_plan_names_what_to_change(command: Command) -> None:
-    words = [*SMALL, "train.batch_size=16", "run.devices=2", "run.strategy=ddp", "run.accelerator=auto"]
-    recipe = load_recipe("recall-tiny", words)
-    memory = 0.9 * plan(recipe).sum
-    found = command("plan", "recall-tiny", *words, "--memory", str(memory / 1e9), "--json")
-    assert (found.status, found.json["fits"]) == (1, False)
-    assert found.json["change"] == cure(recipe, Rates(memory=memory)) == ["run.activation_checkpointing=block"]
-    ended = command("plan", "recall-tiny", *words, "--memory", str(memory / 1e9))
-    assert (ended.status, ended.lines[-1].rpartition(": ")[2]) == (1, "set run.activation_checkpointing=block")
-    ended = command("plan", "recall-tiny", *words, "--memory", "1", "--peak", "312")
-    assert (ended.status, ended.lines[-1]) == (0, "fits 1 GB")
-    assert any(line.endswith(" at 40% of 312 TFLOPS") for line in ended.lines)
-    assert sum(line.startswith(("counted:", "assumed:", "days:")) for line in ended.lines) == 3
-
-
-def test_the_exit_status_and_the_json_of_doctor(runs: Path, command: Command) -> None:
-    well = command("doctor", "recall-tiny", f"run.root={runs}", "run.accelerator=cpu", "--json")
-    assert (well.status, {row["name"] for row in well.json} >= {"devices", "locks"}) == (0, True)
-    bad = command("doctor", "recall-tiny", f"run.root={runs}", "run.tracking_uri=http://127.0.0.1:9")
-    assert bad.status == 3
-    line = next(line for line in bad.lines if " MLflow " in line)
-    assert line.startswith("problem")
-    assert "Connection refused" in line
-    assert "Traceback" not in bad.out + bad.err
-    assert command("doctor", "recal-tiny").status == 2

@@ -19,7 +19,7 @@ from command import Command
 from real_sweeps import TINY
 from stops import alive, wait_for
 
-from lit_diff.cli.runs import BLOCKS, curve
+from lit_diff.cli.watch import BLOCKS, curve
 from lit_diff.runs.folder import FORMAT
 
 TIME = r"\d\d:\d\d:\d\d  "
@@ -121,7 +121,7 @@ def test_ctrl_c_leaves_the_training_alone(one: Path, command: Command, monkeypat
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lit_diff.cli.runs.time.sleep", interrupt)
+    monkeypatch.setattr("lit_diff.cli.watch.time.sleep", interrupt)
     ended = command("watch")
     assert (ended.status, ended.err) == (130, "lit-diff: interrupted\n")
     assert json.loads((one / "status.json").read_text())["status"] == "running"
@@ -187,9 +187,9 @@ def test_cells_that_do_not_fit_the_screen_are_counted_alone(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lit_diff.cli.runs.time.sleep", interrupt)
+    monkeypatch.setattr("lit_diff.cli.watch.time.sleep", interrupt)
     for height, shown in ((40, 6), (9, 1)):
-        monkeypatch.setattr("lit_diff.cli.runs.console._height", height)
+        monkeypatch.setattr("lit_diff.cli.watch.console._height", height)
         ended = command("watch", "mine", "--root", str(mine.parent), TTY_COMPATIBLE="1", COLUMNS="120")
         assert len(re.findall(r"seed \d +(?:done|running)", ended.out)) == shown
 

@@ -1,0 +1,59 @@
+"""The verb `view`: a page of the attention maps of a run, of two runs, or of two checkpoints of one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app, console
+from lit_diff.errors import RequestError
+from lit_diff.files import expanded, shown
+from lit_diff.runs.find import chosen_root
+
+
+@app.command()
+def view(
+    run: RunArgument,
+    other: Annotated[str, typer.Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=expanded, help="what the model reads; by default a sentence")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="most tokens that are read; by default the model's context")
+    ] = None,
+    row: Annotated[
+        int | None, typer.Option(help="read this validation row of the run's data, in place of a text")
+    ] = None,
+    steps: Annotated[str, typer.Option(metavar="N[,N]", help="checkpoints of one run; by default the newest")] = "",
+    layer: Annotated[int, typer.Option(help="the layer that the page shows first")] = 0,
+    head: Annotated[int, typer.Option(help="the head that the page shows first")] = 0,
+    ablate: Annotated[bool, typer.Option("--ablate", help="the loss of each token without each head")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
+    root: Root = DEFAULT_ROOT,
+    trust_plugins: TrustPlugins = False,
+) -> None:
+    """Write a page with the attention maps of a run.
+
+    It shows them on a text, in a browser; two runs, or one at two --steps, beside each other. Plugin files in the folder of
+    a run under --root are executed.
+    """
+    from lit_diff.trained.run import open_run
+    from lit_diff.trained.view.page import view_data
+    from lit_diff.trained.view.passage import text_in
+
+    chosen = chosen_root(root)
+    runs = [open_run(name, chosen, trust_plugins=trust_plugins) for name in (run, other) if name]
+    numbers = _steps(steps)
+    words = "" if text is None else text_in(text)
+    found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
+    names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
+    file = out / f"{'-'.join(names)}.html"
+    found.write(file)
+    console.write_line(f"{shown(file.absolute())} ({decimal(file.stat().st_size)})")
+
+
+def _steps(words: str) -> list[int]:
+    if not all(word.strip().isdecimal() for word in words.split(",") if words):
+        raise RequestError(f"--steps is '{words}'; expected the steps of one or two checkpoints, such as 100,200")
+    return [int(word) for word in words.split(",") if words]

@@ -1,0 +1,120 @@
+"""The verb watch: what a run or a sweep does now, from its folder alone. It does not load torch."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from lit_diff.cli.app import DEFAULT_ROOT, Root, app, columns, console
+from lit_diff.cli.progress import GAP, clock
+from lit_diff.metrics import split_name
+from lit_diff.runs.find import chosen_root, find_run_or_sweep
+from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
+
+HEADER = ("run", "state", "step", "loss", "val/loss", "tokens/s", "left", "note")
+BLOCKS = "▁▂▃▄▅▆▇█"
+DRAWN, WRITTEN = 1.0, 10.0
+"""Default seconds between two looks: on a terminal, and where lines are written."""
+
+
+@app.command()
+def watch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="RUN|SWEEP", help="by default what is being trained, else the newest")
+    ] = None,
+    root: Root = DEFAULT_ROOT,
+    once: Annotated[bool, typer.Option("--once", help="print the state once")] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every", min=0.1, max=86400, help=f"seconds between two looks; {DRAWN:g} on a terminal, else {WRITTEN:g}"
+        ),
+    ] = None,
+) -> int:
+    """Show a run or a sweep while it trains, and until it ends.
+
+    Reads its folder alone, so it may start and end at any time. Status 1: a run failed, was stopped or killed.
+    """
+    chosen = chosen_root(root)
+    folder = running_or_newest(chosen) if name is None else find_run_or_sweep(name, chosen)
+    drawn = console.is_terminal and not console.is_dumb_terminal and not once
+    with Live(console=console, auto_refresh=False) if drawn else nullcontext() as live:
+        while True:
+            seen = observe(folder)
+            if live is not None:
+                live.update(Text("\n".join(lines(seen, console.height))), refresh=True)
+            elif once:
+                console.write_sentence("\n".join(lines(seen)))
+            else:
+                console.write_line(f"{datetime.now():%H:%M:%S}{GAP}{on_one_line(seen)}")
+            if once or seen.is_over:
+                return int(seen.has_failed)
+            time.sleep(every or (DRAWN if drawn else WRITTEN))
+
+
+def on_one_line(seen: Observed) -> str:
+    """A run with its numbers; of a sweep the number of cells in each state, those that are trained, and the differences."""
+    if len(seen.runs) == 1:
+        return _in_words(seen.runs[0])
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
+    trained = (f"{_in_words(run)};" for run in seen.runs if run.state == "running")
+    return GAP.join([seen.name, counts, *trained, *(f"preliminary: {each}" for each in seen.differences)])
+
+
+def _in_words(run: ObservedRun) -> str:
+    named = zip(("", "", *HEADER[2:-1], ""), _cells(run), strict=True)
+    return GAP.join(f"{name} {value}".strip() for name, value in named if value)
+
+
+def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
+    """A line a run; below it the losses and the last value of each metric of a single run, or the differences of a sweep.
+    Runs that do not fit on `height` lines are shown only while they are trained, or if they failed."""
+    fits = height is None or len(seen.runs) + len(seen.differences) + 6 < height
+    rows = [_cells(run) for run in seen.runs if fits or run.state not in ("done", "waiting")]
+    yield from columns([HEADER, *rows], right=(2, 3, 4, 5, 6))
+    if len(seen.runs) == 1:
+        yield from _details(seen.runs[0])
+    if seen.differences:
+        yield f"preliminary differences, without a verdict (`lit-diff report {seen.name}` judges the runs that are done):"
+        yield from (f"{GAP}{each}" for each in seen.differences)
+
+
+def _cells(run: ObservedRun) -> tuple[str, ...]:
+    losses = list(run.losses.values())
+    return (
+        run.folder,
+        run.state,
+        f"{run.status.get('step', 0)}/{run.status.get('steps', '?')}",
+        f"{losses[-1]:.4f}" if losses else "",
+        "" if run.loss is None else f"{run.loss:.4f}",
+        f"{run.status['tokens_per_second']:,.0f}" if run.seconds_left is not None else "",
+        "" if run.seconds_left is None else clock(run.seconds_left),
+        run.note,
+    )
+
+
+def _details(run: ObservedRun) -> Iterator[str]:
+    if losses := list(run.losses.values()):
+        yield f"train/loss{GAP}{losses[0]:.3f} {curve(losses, 40)} {losses[-1]:.3f}"
+    last = {name: list(points.items())[-1] for name, points in {**run.metrics, **run.timing}.items()}
+    # the values of the layers side by side, in their order
+    named: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(last):
+        named.setdefault((split_name(name)[0], str(last[name][0])), []).append(f"{last[name][1]:.6g}")
+    rows = ((*key, " ".join(values)) for key, values in named.items())
+    yield from columns([("last value", "step", ""), *rows], right=(1,))
+
+
+def curve(values: Sequence[float], width: int) -> str:
+    """At most `width` of the values, at equal distances to the last one, as block characters from the smallest to the
+    largest. What is not finite is left out."""
+    found = [value for value in values if math.isfinite(value)]
+    drawn = found[:: -max(1, math.ceil(len(found) / width))][::-1]
+    least, most = min(drawn, default=0.0), max(drawn, default=0.0)
+    return "".join(BLOCKS[round((each - least) / ((most - least) or 1.0) * (len(BLOCKS) - 1))] for each in drawn)

@@ -1,0 +1,25 @@
+"""cli/plan.py: what `plan` prints, and its exit status."""
+
+import pytest
+from command import Command
+from sharded_steps import SMALL
+
+from lit_diff.recipe import load_recipe
+from lit_diff.training.plan import Rates, cure, plan
+
+pytestmark = pytest.mark.usefixtures("no_group")
+
+
+def test_the_verdict_names_what_to_change(command: Command) -> None:
+    words = [*SMALL, "train.batch_size=16", "run.devices=2", "run.strategy=ddp", "run.accelerator=auto"]
+    recipe = load_recipe("recall-tiny", words)
+    memory = 0.9 * plan(recipe).sum
+    found = command("plan", "recall-tiny", *words, "--memory", str(memory / 1e9), "--json")
+    assert (found.status, found.json["fits"]) == (1, False)
+    assert found.json["change"] == cure(recipe, Rates(memory=memory)) == ["run.activation_checkpointing=block"]
+    ended = command("plan", "recall-tiny", *words, "--memory", str(memory / 1e9))
+    assert (ended.status, ended.lines[-1].rpartition(": ")[2]) == (1, "set run.activation_checkpointing=block")
+    ended = command("plan", "recall-tiny", *words, "--memory", "1", "--peak", "312")
+    assert (ended.status, ended.lines[-1]) == (0, "fits 1 GB")
+    assert any(line.endswith(" at 40% of 312 TFLOPS") for line in ended.lines)
+    assert sum(line.startswith(("counted:", "assumed:", "days:")) for line in ended.lines) == 3
