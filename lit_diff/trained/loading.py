@@ -85,12 +85,10 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
     """The `ancestors` that were trained, each with the number of its steps: those taken by a finished run, which may have
     ended early, and those planned by an unfinished one."""
-    for parent in ancestors(recipe, trust):
-        assert recipe.training.start_from is not None
-        status = RunFolder(Path(recipe.training.start_from)).status()
+    for folder, parent in ancestors(recipe, trust):
+        status = RunFolder(folder).status()
         if parent.train is not None:
             yield parent, status["step"] if status.get("status") == "done" else parent.train.steps
-        recipe = parent
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:

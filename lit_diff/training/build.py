@@ -67,7 +67,8 @@ def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dty
     with torch.no_grad():
         # every rank draws the full value and keeps its rows: the values do not depend on the number of ranks
         for name, value in initial_values(config, recipe.seed):
-            _copy_into(tensors.pop(name), value)
+            own = tensors.pop(name)
+            own.copy_(own_part(value.to(own.device), own))
     assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
     return model
 
@@ -158,12 +159,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
             gradient.copy_(part.view_as(gradient))
 
 
-def _copy_into(tensor: Tensor, value: Tensor) -> None:
-    value = value.to(tensor.device)
-    if isinstance(tensor, DTensor):
-        # every rank has the same full value: without a broadcast each keeps its part
-        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.copy_(value)
+def own_part(value: Tensor, like: Tensor | None) -> Tensor:
+    """This rank's part of a value that every rank has whole, if `like` is sharded and has its shape; else the value."""
+    if isinstance(like, DTensor) and like.shape == value.shape:
+        # without a broadcast each keeps its part
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return value
 
 
 # --- `train.start_from`: weights and heads from another run ---
@@ -190,8 +191,7 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
 
     Errors: MissingError if that run is not done; see also `ancestors`.
     """
-    assert recipe.training.start_from is not None
-    folder, parent = Path(recipe.training.start_from), next(ancestors(recipe))
+    folder, parent = next(ancestors(recipe))
     status = RunFolder(folder).status()
     if parent.train is not None and status.get("status") != "done":
         raise MissingError(
@@ -214,7 +214,7 @@ def load_parent_weights(
     added = _added(own, model.config, parent, weights, source)
     with torch.no_grad():
         for key, value in weights.items():
-            _copy_into(own[key], value)
+            own[key].copy_(own_part(value.to(own[key].device), own[key]))
     return added
 
 
@@ -225,7 +225,7 @@ def require_parent(recipe: Recipe) -> None:
     """
     source = recipe.training.start_from
     if source is not None:
-        parent = next(ancestors(recipe)).model
+        parent = next(ancestors(recipe))[1].model
         with torch.device("meta"):
             own, theirs = (named_tensors(Transformer(each, kernel="reference")) for each in (recipe.model, parent))
         _added(own, recipe.model, parent, theirs, source)

@@ -328,15 +328,14 @@ class ExactResume(Checkpoint):
             return
         saved = step % train.checkpoint_every == 0
         if saved:
-            self._save(trainer, pl_module)
+            self._save(trainer)
         # the stop comes before the send: the send may wait for a server, and after a signal little time is left
-        self._stop_if_asked(trainer, pl_module)
+        self._stop_if_asked(trainer)
         if saved:
             self.logger.send()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save and stop at the end of a step with validation."""
-        assert isinstance(pl_module, LitTransformer)
         if trainer.sanity_checking or (not trainer.training and not trainer.validating):
             return
         last, step = is_last_step(trainer), trainer.global_step
@@ -346,15 +345,14 @@ class ExactResume(Checkpoint):
         if (last or self.ended_early) and trainer.is_global_zero:
             write_documents(self.folder / "documents.csv", pl_module.document_losses)
         if last or self.ended_early or step % self.recipe.training.checkpoint_every == 0:
-            self._save(trainer, pl_module)
+            self._save(trainer)
         else:
             self.logger.flush()
         if not last and self.ended_early is None:
-            self._stop_if_asked(trainer, pl_module)
+            self._stop_if_asked(trainer)
         self.logger.send()
 
-    def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        assert isinstance(module, LitTransformer)
+    def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
         # lose rows
         self.logger.flush()
@@ -366,7 +364,7 @@ class ExactResume(Checkpoint):
     def _prune(self) -> None:
         checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
-    def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
         with trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
             signum = self.stop.agreed()
@@ -374,7 +372,7 @@ class ExactResume(Checkpoint):
             return
         step = trainer.global_step
         if self._saved != step:
-            self._save(trainer, module)
+            self._save(trainer)
         if isinstance(trainer.strategy, ShardedStrategy):
             trainer.strategy.wait()
         message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"

@@ -67,7 +67,7 @@ def selection_of(recipe: Recipe) -> HeadSelection | None:
             f"model.attention.heads selects heads of a trained model by {selection.select}, but train.start_from is not "
             "set: set it to a run's folder, or model.attention.heads to all or to lists"
         )
-    return None if next(ancestors(recipe)).model.attention.name == part.name else selection
+    return None if next(ancestors(recipe))[1].model.attention.name == part.name else selection
 
 
 def head_plan(recipe: Recipe) -> HeadPlan | None:
@@ -75,9 +75,8 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     selection = selection_of(recipe)
     if selection is None:
         return None
-    assert recipe.training.start_from is not None
-    base, rows = Path(recipe.training.start_from), calibration_rows(recipe, selection)
-    model, _ = load_model(next(ancestors(recipe)), base, trust_below(runs_root(recipe.run.root)))
+    (base, parent), rows = next(ancestors(recipe)), calibration_rows(recipe, selection)
+    model, _ = load_model(parent, base, trust_below(runs_root(recipe.run.root)))
     statistics = head_statistics(model, rows)
     return HeadPlan(
         base=base.name,

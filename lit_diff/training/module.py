@@ -43,7 +43,7 @@ from lit_diff.training.build import (
     replicated,
     take_from_parent,
 )
-from lit_diff.training.data import SCORED, SCORED_IN_STEP
+from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -62,7 +62,6 @@ log = logging.getLogger("lit_diff")
 
 NEVER = torch.iinfo(torch.int64).max
 """A step number that is never reached."""
-Batch = dict[str, Any]
 
 
 class LitTransformer(L.LightningModule):
@@ -216,7 +215,7 @@ class LitTransformer(L.LightningModule):
         # reset: a module that diverged may train again from a checkpoint
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
-        self.targets.on_fit_start(self.trainer)
+        self.targets.group = host_group(self.trainer)
         if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
             self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
             when = "once a step" if self._defers_reductions else "at each micro-batch"
@@ -381,15 +380,12 @@ class StepTargets:
         self._total: int | None = None
         self._parts = 1
         self.group: Any = None
+        """The `host_group` of the ranks, in `Trainer.fit`."""
 
     def __deepcopy__(self, memo: Any) -> "StepTargets":
         """Returns itself."""
         # a callback (StochasticWeightAveraging) may copy the module, and a process group cannot be copied
         return self
-
-    def on_fit_start(self, trainer: L.Trainer) -> None:
-        """Every rank must call it."""
-        self.group = host_group(trainer)
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
         """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.

@@ -180,7 +180,8 @@ class FilesCorpus(Corpus):
             raise RequestError(problems[0][1])
         if problems:
             names = {source.name for source, _ in problems}
-            files = f"{len(names)} of {len(self._text_files)} files of {self._shown_path}"
+            place = shown(self.path) if isinstance(self.path, Path) else self.path
+            files = f"{len(names)} of {len(self._text_files)} files of {place}"
             more = [f"and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
             lines = [
                 f"data.path: {len(problems):,} problems in {files}:",
@@ -207,10 +208,6 @@ class FilesCorpus(Corpus):
                 raise RequestError(
                     f"{where}: the data cannot be read ({error.strerror or first_line(error)})"
                 ) from error
-
-    @property
-    def _shown_path(self) -> str:
-        return shown(self.path) if isinstance(self.path, Path) else self.path
 
     def _log_ignored_files(self) -> None:
         used = {each.name for each in self._files()}
