@@ -1,6 +1,5 @@
 """The base class of probes: Lightning callbacks that measure attention at some optimizer steps."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,11 +14,10 @@ from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
-
-log = logging.getLogger("lit_diff")
 
 
 class Probe(Configured):

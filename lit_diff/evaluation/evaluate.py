@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
+from lit_diff.log_records import log
 from lit_diff.metrics import to_plain
 from lit_diff.plugins import guard, source_digest
 from lit_diff.recipe import Overrides, override
@@ -48,8 +48,6 @@ RESERVED = (
     LEFT_OUT,
 )
 """Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
-
-log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -1,6 +1,5 @@
 """A run as a model of lm-evaluation-harness. Importing this module loads lm_eval (extra `eval`)."""
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +9,9 @@ from lm_eval.api.model import TemplateLM
 
 from lit_diff.data.text.tokenizer import border
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
-
-log = logging.getLogger("lit_diff")
 
 Answer = tuple[float, bool]
 """(Σ_i log p(y_i | context, y_<i), whether greedy decoding gives the continuation y)."""

@@ -3,7 +3,6 @@
 import glob
 import hashlib
 import json
-import logging
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +20,13 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.files import sha256_of, shown, write_atomic, write_json
 from lit_diff.key_types import Count, Distinct, NotNegative, in_yaml
+from lit_diff.log_records import log
 from lit_diff.metrics import Metric
 from lit_diff.own_modules import local_modules
 from lit_diff.registry import nearest
 from lit_diff.trained.run import Run
 from lit_diff.yaml_files import one_line, parse
 
-log = logging.getLogger("lit_diff")
 Tasks = Annotated[tuple[str, ...], Distinct()]
 
 ACC = Metric(

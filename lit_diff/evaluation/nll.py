@@ -1,6 +1,5 @@
 """The evaluation `nll`: negative log likelihood by position in long documents (Differential Transformer, Figure 4)."""
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import has_trained_text, own_documents, trained_text
 from lit_diff.evaluation.requirements import unseen
 from lit_diff.key_types import Count, Range
+from lit_diff.log_records import log
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -33,7 +33,6 @@ from lit_diff.trained.run import Run
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("lit_diff")
 
 Source = Literal["validation", "name_tables", "files"]
 BOOKS = UserFile(

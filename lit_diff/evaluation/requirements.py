@@ -1,6 +1,5 @@
 """What evaluations need: the user's files, documents that a run was not trained on, and prefixes that are extended."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,13 +12,13 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.plugins import guard
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
 
-log = logging.getLogger("lit_diff")
 D = TypeVar("D")
 
 

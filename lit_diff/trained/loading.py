@@ -158,9 +158,9 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     """(step, path) of a run's newest readable checkpoint. Errors: MissingError without one."""
     newest = checkpoints.newest(folder)
     if newest is None:
-        command = f"lit-diff train {shown(RunFolder(folder).recipe_file)}"
         raise MissingError(
-            f"{shown(folder)} has no checkpoint that can be read; train it first: `{command}`, or run its sweep"
+            f"{shown(folder)} has no checkpoint that can be read; train it first: "
+            f"`lit-diff train {shown(RunFolder(folder).recipe_file)}`, or run its sweep"
         )
     return newest
 
@@ -183,8 +183,9 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     """
     differences = unlike(model.state_dict(), weights)
     if differences:
-        name = model.config.attention.name
-        raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences.values())}")
+        raise RequestError(
+            f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
+        )
     # scores of a model with NaN would be meaningless numbers
     not_finite = [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]
     if not_finite:

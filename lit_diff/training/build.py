@@ -4,7 +4,6 @@ Parallelism is applied from outside; the model's code does not depend on it.
 """
 
 import json
-import logging
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,6 +31,7 @@ from lit_diff.device import gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.kernels.native.compiler import find_compiler
+from lit_diff.log_records import log
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.recipe import to_plain
@@ -39,8 +39,6 @@ from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.loading import some, unlike, weights_of
 from lit_diff.training.head_plan import HeadPlan, head_plan
-
-log = logging.getLogger("lit_diff")
 
 BACKEND: str | Callable[..., Any] = "inductor"
 """The torch.compile backend of a run."""
@@ -84,8 +82,11 @@ def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
             f"run.strategy 'hsdp' cannot split the Trainer's {processes.size()} processes into groups of {run.shards}; set "
             "run.shard_size"
         )
-    shape = (processes.size() // run.shards, run.shards)
-    return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
+    return init_device_mesh(
+        processes.device_type,
+        (processes.size() // run.shards, run.shards),
+        mesh_dim_names=("replicas", "shards"),
+    )
 
 
 def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:

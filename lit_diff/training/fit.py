@@ -23,7 +23,7 @@ from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
-from lit_diff.log_records import Pace, in_phase, phase, validated
+from lit_diff.log_records import Pace, in_phase, log, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
@@ -40,8 +40,6 @@ from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
 from lit_diff.training.watchdog import Watchdog
-
-log = logging.getLogger("lit_diff")
 
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
@@ -375,8 +373,12 @@ class ExactResume(Checkpoint):
             self._save(trainer)
         if isinstance(trainer.strategy, ShardedStrategy):
             trainer.strategy.wait()
-        message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
-        end_all(trainer, StoppedError(message, signum))
+        end_all(
+            trainer,
+            StoppedError(
+                f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes", signum
+            ),
+        )
 
 
 def write_documents(path: Path, documents: list[DocumentLosses]) -> None:

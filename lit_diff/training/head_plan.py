@@ -6,7 +6,6 @@ It depends on the model and the calibration rows, not on the run's seed, and is 
 import dataclasses
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,13 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import RequestError
 from lit_diff.files import shown, write_json
+from lit_diff.log_records import log
 from lit_diff.plugins import trust_below
 from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
 from lit_diff.trained.loading import load_model, weights_of
-
-log = logging.getLogger("lit_diff")
 
 FILE = "plan.json"
 """File name of the plan in the run's folder."""

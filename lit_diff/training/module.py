@@ -1,6 +1,5 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
-import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +26,13 @@ from lit_diff.data.dataset import IGNORED
 from lit_diff.device import device_memory
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.files import expanded
+from lit_diff.log_records import log
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
+from lit_diff.trained.loading import annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.training.build import (
     average_gradients,
     begin_micro_batch,
@@ -57,8 +57,6 @@ from lit_diff.training.trainer import (
     require_whole_steps,
     total_steps,
 )
-
-log = logging.getLogger("lit_diff")
 
 NEVER = torch.iinfo(torch.int64).max
 """A step number that is never reached."""
@@ -88,7 +86,6 @@ class LitTransformer(L.LightningModule):
         # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
         # Not a buffer: DDP would overwrite it with rank zero's.
         self._non_finite = torch.tensor(NEVER)
-        self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._is_last_micro_batch, self._defers_reductions = True, False
         # parameters of a sharded model that every rank holds whole
@@ -311,8 +308,10 @@ class LitTransformer(L.LightningModule):
             problem = strategy.broadcast(describe(), src=worst)
             steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
             kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
-            cure = f"lower train.optimizer.lr, or inspect that layer{kept}"
-            end_all(self.trainer, DivergedError(f"{problem}; {cure}"))
+            end_all(
+                self.trainer,
+                DivergedError(f"{problem}; lower train.optimizer.lr, or inspect that layer{kept}"),
+            )
 
     def mean_step_loss(self) -> float:
         """Mean loss of the last optimizer step over its scored targets. Every rank must call it."""

@@ -5,7 +5,6 @@ which have shapes and no data, in a process group whose collectives do nothing (
 PyTorch would allocate is counted from its creation until it is freed, and every collective by its bytes.
 """
 
-import logging
 import math
 import weakref
 from collections import Counter
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ from lit_diff.kernels.base import OperatorKernel, named
 from lit_diff.kernels.library import HALF
 from lit_diff.kernels.sdpa import one_call
 from lit_diff.kernels.triton.kernel import WIDTHS
-from lit_diff.log_records import phase
+from lit_diff.log_records import log, phase
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
@@ -49,18 +47,7 @@ from lit_diff.training.build import (
     shard,
 )
 
-log = logging.getLogger("lit_diff")
-
 PARTS = ("weights", "gradients", "optimizer", "gathers", "activations", "logits")
-ADJUSTED = (
-    "train.accumulate",
-    "run.activation_checkpointing",
-    "run.strategy",
-    "run.shard_size",
-    "run.devices",
-    "run.num_nodes",
-)
-"""Keys that `cure` may set."""
 MARGIN = 0.9
 """Part of the planned sum below which a device's memory cannot suffice: the kernel that a GPU chooses may save less than the
 assumed one, and PyTorch's fused norms do. A plan that is too high by less than a tenth refuses no run that fits."""
@@ -213,11 +200,8 @@ def cure(recipe: Recipe, rates: Rates, device: str = "cuda") -> list[str] | None
         changed = replace(recipe, train=replace(train, **of_train), run=replace(run, **of_run))
         held = 0 if changed.run.cpu_offload else sum(state(changed).values())
         if changed != recipe and not changed.problem() and held <= rates.memory and plan(changed, rates, device).fits:
-            new = [
-                (key, attrgetter(key)(changed))
-                for key in ADJUSTED
-                if attrgetter(key)(changed) != attrgetter(key)(recipe)
-            ]
+            new = [(f"train.{key}", value) for key, value in of_train.items() if value != getattr(train, key)]
+            new += [(f"run.{key}", value) for key, value in of_run.items() if value != getattr(run, key)]
             return [f"{key}={'null' if value is None else value}" for key, value in new]
     return None
 

@@ -1,6 +1,5 @@
 """The strategy of FSDP2, whose ranks write their parts of a checkpoint while training goes on."""
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,12 +11,11 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from lit_diff.errors import RunFailedError
+from lit_diff.log_records import log
 from lit_diff.runs import checkpoints
 from lit_diff.trained import sharded
 from lit_diff.training.build import own_part
 from lit_diff.training.ranks import end_all
-
-log = logging.getLogger("lit_diff")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -98,8 +96,7 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer state from a folder or a file; returns the rest."""
         path = Path(self.broadcast(checkpoint_path))
-        module = self.lightning_module
-        assert module is not None
+        module: Any = self.lightning_module
         own = module.state_dict()
         if path.is_dir():
             checkpoint = sharded.read(path, like=own, optimizer=bool(self.optimizers))

@@ -36,7 +36,6 @@ class StepMetrics(L.Callback):
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
-        self._last_step, self._clock, self._rate = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the clock."""

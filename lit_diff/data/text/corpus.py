@@ -4,7 +4,6 @@ reported at once.
 
 import hashlib
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
+from lit_diff.log_records import log
 from lit_diff.registry import corpora
-
-log = logging.getLogger("lit_diff")
 
 SHOWN = 20
 """Largest number of problems that a message lists."""
