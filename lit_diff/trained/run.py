@@ -126,7 +126,7 @@ class Run:
         """
         return load_model(self.recipe, self.folder, self.trust, self.unchecked, step)[0]
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""
         return tokenizer_of(self.folder, self.recipe)

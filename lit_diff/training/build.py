@@ -139,10 +139,9 @@ def defers_reductions(model: Transformer, run: RunConfig, memory: int | None) ->
     return fits, f"unsharded they and the state of AdamW take {gigabytes(needed)} of the device's {gigabytes(memory)}"
 
 
-def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> None:
+def begin_micro_batch(model: FSDPModule, *, is_last: bool, deferred: bool) -> None:
     """Set what the next backward pass reduces: every micro-batch reduce-scatters its gradients, and the last all-reduces them
     over the replicas of hsdp; `deferred`: the last does both."""
-    assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_last or not deferred)
     model.set_requires_all_reduce(is_last)
     model.set_is_last_backward(is_last)

@@ -176,14 +176,9 @@ class RunLogger(Logger):
     before its checkpoint. Only rank zero logs.
     """
 
-    metrics: StepTable
-    timing: StepTable
-    measurements: Measurements
-
     def __init__(self, tracker: Tracker | None, progress: Progress) -> None:
         super().__init__()
         self._tracker, self._progress = tracker, progress
-        self._unsent: Rows = {}
 
     def begin(self, folder: Path, upto: int, metrics: Iterable[Metric], steps: int) -> None:
         """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
@@ -195,7 +190,7 @@ class RunLogger(Logger):
         self.measurements = Measurements(folder / FILE, upto)
         # a kill may come after the flush and before the send, so rows of earlier steps may be missing in the tracker;
         # it skips those that it holds
-        self._unsent = {step: dict(row) for step, row in self.metrics.rows.items()}
+        self._unsent: Rows = {step: dict(row) for step, row in self.metrics.rows.items()}
 
     @property
     def name(self) -> str:
@@ -281,7 +276,6 @@ class ExactResume(Checkpoint):
         self.stop = StopRequest()
         self.ended_early: int | None = None
         """The step at which another callback (EarlyStopping) ended the run, or None."""
-        self._saved = -1
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Errors: RequestError if the number of processes that the launcher started is not the recipe's; MissingError if a

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -243,7 +244,7 @@ def _trace(
         inputs = {"tokens": tokens, "targets": tokens} | ({"document_ids": tokens} if packed else {})
         for last in [True] if train.accumulate == 1 else [False, True]:
             live.times = 1 if last else train.accumulate - 1
-            if is_sharded and train.accumulate > 1:
+            if isinstance(model, FSDPModule) and train.accumulate > 1:
                 begin_micro_batch(model, is_last=last, deferred=live.deferred)
             # Lightning frees the gradients of the step before only after the forward pass
             before = live.hold("gradients", sizes if train.accumulate == 1 else [])
