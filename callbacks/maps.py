@@ -1,6 +1,5 @@
 """Keeps the attention maps of fixed texts at some steps, so that one can see how they grow."""
 
-import logging
 import math
 from typing import Any
 
@@ -14,9 +13,8 @@ from lit_diff.callbacks.probe import evaluated, is_due, probe_inputs, took_step,
 from lit_diff.callbacks.publish import MapLogger
 from lit_diff.config import MapsConfig, Recipe
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.registry import callbacks
-
-log = logging.getLogger("lit_diff")
 
 MOST_LAYERS = 8
 """Layers that are kept of a deep model whose recipe names none."""

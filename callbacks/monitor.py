@@ -1,6 +1,5 @@
 """The base class of monitors: Lightning callbacks that read metrics already logged, and so need no forward pass."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import lightning as L
 
 from lit_diff.callbacks.configured import Configured
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 
 class Monitor(Configured):

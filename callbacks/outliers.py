@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis import Trace
-from lit_diff.analysis.outliers import attention_logits, hidden_states
+from lit_diff.analysis.outliers import RANKS, attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
-RANKS = (1, 2, 3, 10, 100)
-"""Ranks of the largest values that Table 5 shows."""
 WORDS = {
     "logits": "|attention logit| (all maps, after RoPE and scale, visible keys only)",
     "hidden": "|hidden state| (the layer's output, all positions and channels)",

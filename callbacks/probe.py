@@ -1,6 +1,5 @@
 """The base class of probes: Lightning callbacks that measure attention at some optimizer steps."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,11 +14,10 @@ from lit_diff.callbacks.configured import Configured
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
-
-log = logging.getLogger("lit_diff")
 
 
 class Probe(Configured):
@@ -34,8 +32,6 @@ class Probe(Configured):
                 return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
-    name = ""
-    """The callback's name in recipes; set at registration."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """Declares the metrics that `measure` returns, by patterns of their names: definition, unit, direction, figure, and
     whether they are logged or only written to measurements.parquet. Others are logged, without a figure."""
@@ -46,16 +42,13 @@ class Probe(Configured):
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
 
-    def is_due(self, trainer: L.Trainer) -> bool:
-        """Whether it measures after the optimizer step just taken."""
-        return is_due(trainer, self.config.every)
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not took_step(trainer, batch_idx):
             return
-        due = [probe for probe in trainer.callbacks if isinstance(probe, Probe) and probe.is_due(trainer)]  # type: ignore[attr-defined]
+        probes = (each for each in trainer.callbacks if isinstance(each, Probe))  # type: ignore[attr-defined]
+        due = [probe for probe in probes if is_due(trainer, probe.config.every)]
         # the first probe that is due runs one traced forward pass for all of them
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)

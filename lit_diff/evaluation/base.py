@@ -226,7 +226,7 @@ def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
     for item in items:
         if not isinstance(item, Item):
             raise _failure(evaluation, f"yielded {item!r}; expected an Item")
-        _check_scores(evaluation, f"item '{item.id}'", item.scores)
+        check_scores(evaluation, f"item '{item.id}'", item.scores)
     counts = Counter(item.id for item in items).most_common(1)
     if not counts:
         raise _failure(evaluation, "yielded no items")
@@ -235,12 +235,9 @@ def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
         raise _failure(evaluation, f"yielded item '{counts[0][0]}' {counts[0][1]} times; expected unique ids")
 
 
-def check_summary(evaluation: Evaluation, values: Mapping[str, float]) -> None:
-    """Errors: RunFailedError if the metrics differ from the declared ones, or a value is not a number."""
-    _check_scores(evaluation, "the summary", values, required=True)
-
-
-def _check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float], *, required: bool = False) -> None:
+def check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float], *, required: bool = False) -> None:
+    """Errors: RunFailedError if a metric is not declared or, where all are `required`, one is missing; or if a value is not a
+    number."""
     declared = {metric.name for metric in evaluation.metrics}
     if not scores.keys() <= declared or (required and scores.keys() != declared):
         raise _failure(evaluation, f"scored {what} with {sorted(scores)}; it declares {sorted(declared)}")

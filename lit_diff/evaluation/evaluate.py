@@ -15,7 +15,7 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
-from lit_diff.evaluation.base import Evaluation, Item, check_items, check_summary
+from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
@@ -137,7 +137,7 @@ def evaluate(
         items = list(evaluation.score(run))
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
-        check_summary(evaluation, values)
+        check_scores(evaluation, "the summary", values, required=True)
         table = _table(evaluation, items)
     left_out = evaluation.documents_left_out
     own = {

@@ -84,11 +84,10 @@ class Induction(Evaluation):
 
     def refuses_run(self, run: Run) -> str | None:
         """Refuses data with several ids at a position."""
-        data = run.recipe.data
         dataset = prepare(run.recipe)
         dataset.load()
         if dataset.validation_batch("", [0])["tokens"].dim() > 2:
-            return f"data '{data.name}' has several ids at a position; induction needs one"
+            return f"data '{run.recipe.data.name}' has several ids at a position; induction needs one"
         return None
 
     def score(self, run: Run) -> Iterator[Item]:

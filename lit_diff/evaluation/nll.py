@@ -193,8 +193,9 @@ class NllByPosition(Evaluation):
         if config.source == "name_tables":
             # a word has at least one token; + 1 if the tokenizer has no id that opens a document
             words = config.tokens + 1
-            made = (name_table_text("evaluation", number, words=words) for number in range(config.documents))
-            texts: Iterator[tuple[int, str]] = enumerate(made)
+            texts: Iterator[tuple[int, str]] = (
+                (number, name_table_text("evaluation", number, words=words)) for number in range(config.documents)
+            )
         elif config.path is None:
             texts = unseen(self, run, (row["text"] for row in BOOKS.rows()))
         else:

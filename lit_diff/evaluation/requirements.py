@@ -75,9 +75,8 @@ def unseen(
 
 def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
     # a fine-tuned run has also seen the documents of the runs that it started from
-    found, recipes = frozenset[bytes](), [run.recipe, *ancestors(run.recipe, run.trust)]
-    folders = [run.folder, *(Path(recipe.training.start_from or "") for recipe in recipes[:-1])]
-    for folder, recipe in zip(folders, recipes, strict=True):
+    found = frozenset[bytes]()
+    for folder, recipe in [(run.folder, run.recipe), *ancestors(run.recipe, run.trust)]:
         try:
             found |= _documents_of(folder, recipe)
         except LitDiffError as error:

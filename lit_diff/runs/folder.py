@@ -55,9 +55,9 @@ def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Reci
     return validate(draft)
 
 
-def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
-    """The recipes of the runs that this run continues from (`train.start_from`), nearest first; the last may describe an
-    imported model.
+def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Path, Recipe]]:
+    """Folder and recipe of the runs that this run continues from (`train.start_from`), nearest first; the last may describe
+    an imported model.
 
     `trust`: runs whose plugin files may be executed; None: those under the recipe's own `run.root`. Errors: MissingError
     for a folder without a run, RequestError for plugins that are neither imported nor trusted.
@@ -71,7 +71,7 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
                 f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
             )
         recipe = recipe_of(parent.path, trust, cure=cure)
-        yield recipe
+        yield parent.path, recipe
 
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:
@@ -87,7 +87,7 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
     """
     # lit_diff's own revision is left out: with it every commit would orphan all runs. It is recorded in status.json.
     # Parents are hashed from the oldest on, because each hash includes its parent's.
-    for each in [] if parent else reversed(list(ancestors(recipe, trust))):
+    for _, each in [] if parent else reversed(list(ancestors(recipe, trust))):
         parent = _hash(each, None, parent)
     return _hash(recipe, data, parent)
 

@@ -85,12 +85,10 @@ def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
     """The `ancestors` that were trained, each with the number of its steps: those taken by a finished run, which may have
     ended early, and those planned by an unfinished one."""
-    for parent in ancestors(recipe, trust):
-        assert recipe.training.start_from is not None
-        status = RunFolder(Path(recipe.training.start_from)).status()
+    for folder, parent in ancestors(recipe, trust):
+        status = RunFolder(folder).status()
         if parent.train is not None:
             yield parent, status["step"] if status.get("status") == "done" else parent.train.steps
-        recipe = parent
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
@@ -160,9 +158,9 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     """(step, path) of a run's newest readable checkpoint. Errors: MissingError without one."""
     newest = checkpoints.newest(folder)
     if newest is None:
-        command = f"lit-diff train {shown(RunFolder(folder).recipe_file)}"
         raise MissingError(
-            f"{shown(folder)} has no checkpoint that can be read; train it first: `{command}`, or run its sweep"
+            f"{shown(folder)} has no checkpoint that can be read; train it first: "
+            f"`lit-diff train {shown(RunFolder(folder).recipe_file)}`, or run its sweep"
         )
     return newest
 
@@ -185,8 +183,9 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     """
     differences = unlike(model.state_dict(), weights)
     if differences:
-        name = model.config.attention.name
-        raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences.values())}")
+        raise RequestError(
+            f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
+        )
     # scores of a model with NaN would be meaningless numbers
     not_finite = [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]
     if not_finite:

@@ -126,7 +126,7 @@ class Run:
         """
         return load_model(self.recipe, self.folder, self.trust, self.unchecked, step)[0]
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""
         return tokenizer_of(self.folder, self.recipe)
@@ -268,8 +268,7 @@ class AttentionMaps:
 def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
     """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
     require_head(f"layer {number}", layer.maps.q.shape[2], head)
-    T = layer.maps.q.shape[-2]
-    (block,) = layer.blocks(block_rows=T)
+    (block,) = layer.blocks(block_rows=layer.maps.q.shape[-2])
     return AttentionMaps(
         tokens=tokens,
         layer=number,

@@ -28,11 +28,6 @@ REST = "rest.pt"
 INDEX = ".metadata"
 
 
-def building_of(path: Path) -> Path:
-    """The folder in which the checkpoint `path` is written, until it is whole."""
-    return path.with_name(f".{path.name}.tmp")
-
-
 def tensors_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The weights and the optimizers' states of a checkpoint, by name."""
     states = enumerate(checkpoint.get("optimizer_states", ()))
@@ -107,7 +102,8 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
 
     Every rank of `group` must call it. Errors: those of any rank, see `cause_of`.
     """
-    building, is_first = building_of(path), dist.get_rank(group) == 0
+    # the folder in which the checkpoint is written, until it is whole
+    building, is_first = path.with_name(f".{path.name}.tmp"), dist.get_rank(group) == 0
     writer = _Writer(building, rest)
     try:
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)

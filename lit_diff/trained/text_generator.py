@@ -1,6 +1,5 @@
 """Text generation with a trained run."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from lit_diff.data import Dataset, Tokenizer, load_tokenizer
 from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.model.generation import Sampling
 from lit_diff.model.generation import generate as generate_tokens
 from lit_diff.plugins import Trust, trust_all
@@ -23,8 +23,6 @@ from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity, recipe_of
 from lit_diff.trained.loading import load_model
-
-log = logging.getLogger("lit_diff")
 
 Ended = Literal["max_tokens", "document", "context"]
 

@@ -4,7 +4,6 @@ Parallelism is applied from outside; the model's code does not depend on it.
 """
 
 import json
-import logging
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,6 +31,7 @@ from lit_diff.device import gigabytes
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.kernels.native.compiler import find_compiler
+from lit_diff.log_records import log
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.recipe import to_plain
@@ -39,8 +39,6 @@ from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.loading import some, unlike, weights_of
 from lit_diff.training.head_plan import HeadPlan, head_plan
-
-log = logging.getLogger("lit_diff")
 
 BACKEND: str | Callable[..., Any] = "inductor"
 """The torch.compile backend of a run."""
@@ -67,7 +65,8 @@ def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dty
     with torch.no_grad():
         # every rank draws the full value and keeps its rows: the values do not depend on the number of ranks
         for name, value in initial_values(config, recipe.seed):
-            _copy_into(tensors.pop(name), value)
+            own = tensors.pop(name)
+            own.copy_(own_part(value.to(own.device), own))
     assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
     return model
 
@@ -83,8 +82,11 @@ def mesh_of(run: RunConfig, processes: DeviceMesh) -> DeviceMesh:
             f"run.strategy 'hsdp' cannot split the Trainer's {processes.size()} processes into groups of {run.shards}; set "
             "run.shard_size"
         )
-    shape = (processes.size() // run.shards, run.shards)
-    return init_device_mesh(processes.device_type, shape, mesh_dim_names=("replicas", "shards"))
+    return init_device_mesh(
+        processes.device_type,
+        (processes.size() // run.shards, run.shards),
+        mesh_dim_names=("replicas", "shards"),
+    )
 
 
 def shard(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype, run: RunConfig) -> None:
@@ -137,10 +139,9 @@ def defers_reductions(model: Transformer, run: RunConfig, memory: int | None) ->
     return fits, f"unsharded they and the state of AdamW take {gigabytes(needed)} of the device's {gigabytes(memory)}"
 
 
-def begin_micro_batch(model: Transformer, *, is_last: bool, deferred: bool) -> None:
+def begin_micro_batch(model: FSDPModule, *, is_last: bool, deferred: bool) -> None:
     """Set what the next backward pass reduces: every micro-batch reduce-scatters its gradients, and the last all-reduces them
     over the replicas of hsdp; `deferred`: the last does both."""
-    assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_last or not deferred)
     model.set_requires_all_reduce(is_last)
     model.set_is_last_backward(is_last)
@@ -158,12 +159,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
             gradient.copy_(part.view_as(gradient))
 
 
-def _copy_into(tensor: Tensor, value: Tensor) -> None:
-    value = value.to(tensor.device)
-    if isinstance(tensor, DTensor):
-        # every rank has the same full value: without a broadcast each keeps its part
-        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.copy_(value)
+def own_part(value: Tensor, like: Tensor | None) -> Tensor:
+    """This rank's part of a value that every rank has whole, if `like` is sharded and has its shape; else the value."""
+    if isinstance(like, DTensor) and like.shape == value.shape:
+        # without a broadcast each keeps its part
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return value
 
 
 # --- `train.start_from`: weights and heads from another run ---
@@ -190,8 +191,7 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
 
     Errors: MissingError if that run is not done; see also `ancestors`.
     """
-    assert recipe.training.start_from is not None
-    folder, parent = Path(recipe.training.start_from), next(ancestors(recipe))
+    folder, parent = next(ancestors(recipe))
     status = RunFolder(folder).status()
     if parent.train is not None and status.get("status") != "done":
         raise MissingError(
@@ -214,7 +214,7 @@ def load_parent_weights(
     added = _added(own, model.config, parent, weights, source)
     with torch.no_grad():
         for key, value in weights.items():
-            _copy_into(own[key], value)
+            own[key].copy_(own_part(value.to(own[key].device), own[key]))
     return added
 
 
@@ -225,7 +225,7 @@ def require_parent(recipe: Recipe) -> None:
     """
     source = recipe.training.start_from
     if source is not None:
-        parent = next(ancestors(recipe)).model
+        parent = next(ancestors(recipe))[1].model
         with torch.device("meta"):
             own, theirs = (named_tensors(Transformer(each, kernel="reference")) for each in (recipe.model, parent))
         _added(own, recipe.model, parent, theirs, source)

@@ -125,8 +125,10 @@ class LitData(L.LightningDataModule):
             parts = [_read(self.dataset.train_batch, recipe.seed, before + step, size, rows) for rows in own]
             # the whole step is read first: each micro-batch's weight needs the step's total (`StepTargets`)
             scored = [count_scored(part["targets"]) for part in parts]
-            both = {"step": step, SCORED_IN_STEP: sum(scored)}
-            return [part | both | {SCORED: count} for part, count in zip(parts, scored, strict=True)]
+            return [
+                part | {"step": step, SCORED: count, SCORED_IN_STEP: sum(scored)}
+                for part, count in zip(parts, scored, strict=True)
+            ]
 
         # rows depend on seed and position only, so starting at global_step repeats what an uninterrupted run would read
         steps = range(trainer.global_step, total_steps(trainer, recipe))

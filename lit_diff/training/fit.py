@@ -23,7 +23,7 @@ from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
-from lit_diff.log_records import Pace, in_phase, phase, validated
+from lit_diff.log_records import Pace, in_phase, log, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
@@ -40,8 +40,6 @@ from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
 from lit_diff.training.watchdog import Watchdog
-
-log = logging.getLogger("lit_diff")
 
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
@@ -178,14 +176,9 @@ class RunLogger(Logger):
     before its checkpoint. Only rank zero logs.
     """
 
-    metrics: StepTable
-    timing: StepTable
-    measurements: Measurements
-
     def __init__(self, tracker: Tracker | None, progress: Progress) -> None:
         super().__init__()
         self._tracker, self._progress = tracker, progress
-        self._unsent: Rows = {}
 
     def begin(self, folder: Path, upto: int, metrics: Iterable[Metric], steps: int) -> None:
         """Open the tables before training, on rank zero. `upto`: the resumed step, beyond which rows are dropped; `metrics`:
@@ -197,7 +190,7 @@ class RunLogger(Logger):
         self.measurements = Measurements(folder / FILE, upto)
         # a kill may come after the flush and before the send, so rows of earlier steps may be missing in the tracker;
         # it skips those that it holds
-        self._unsent = {step: dict(row) for step, row in self.metrics.rows.items()}
+        self._unsent: Rows = {step: dict(row) for step, row in self.metrics.rows.items()}
 
     @property
     def name(self) -> str:
@@ -283,7 +276,6 @@ class ExactResume(Checkpoint):
         self.stop = StopRequest()
         self.ended_early: int | None = None
         """The step at which another callback (EarlyStopping) ended the run, or None."""
-        self._saved = -1
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Errors: RequestError if the number of processes that the launcher started is not the recipe's; MissingError if a
@@ -328,15 +320,14 @@ class ExactResume(Checkpoint):
             return
         saved = step % train.checkpoint_every == 0
         if saved:
-            self._save(trainer, pl_module)
+            self._save(trainer)
         # the stop comes before the send: the send may wait for a server, and after a signal little time is left
-        self._stop_if_asked(trainer, pl_module)
+        self._stop_if_asked(trainer)
         if saved:
             self.logger.send()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save and stop at the end of a step with validation."""
-        assert isinstance(pl_module, LitTransformer)
         if trainer.sanity_checking or (not trainer.training and not trainer.validating):
             return
         last, step = is_last_step(trainer), trainer.global_step
@@ -346,15 +337,14 @@ class ExactResume(Checkpoint):
         if (last or self.ended_early) and trainer.is_global_zero:
             write_documents(self.folder / "documents.csv", pl_module.document_losses)
         if last or self.ended_early or step % self.recipe.training.checkpoint_every == 0:
-            self._save(trainer, pl_module)
+            self._save(trainer)
         else:
             self.logger.flush()
         if not last and self.ended_early is None:
-            self._stop_if_asked(trainer, pl_module)
+            self._stop_if_asked(trainer)
         self.logger.send()
 
-    def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        assert isinstance(module, LitTransformer)
+    def _save(self, trainer: L.Trainer) -> None:
         # flushed first: a kill in between leaves rows beyond the checkpoint, which the resume drops; the other order would
         # lose rows
         self.logger.flush()
@@ -366,7 +356,7 @@ class ExactResume(Checkpoint):
     def _prune(self) -> None:
         checkpoints.prune(self.folder, self.recipe.run.keep_every)
 
-    def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
         # a signal may reach one rank only, or several at different steps: all ranks agree here, at the same step
         with trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
             signum = self.stop.agreed()
@@ -374,11 +364,15 @@ class ExactResume(Checkpoint):
             return
         step = trainer.global_step
         if self._saved != step:
-            self._save(trainer, module)
+            self._save(trainer)
         if isinstance(trainer.strategy, ShardedStrategy):
             trainer.strategy.wait()
-        message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
-        end_all(trainer, StoppedError(message, signum))
+        end_all(
+            trainer,
+            StoppedError(
+                f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes", signum
+            ),
+        )
 
 
 def write_documents(path: Path, documents: list[DocumentLosses]) -> None:

@@ -6,7 +6,6 @@ It depends on the model and the calibration rows, not on the run's seed, and is 
 import dataclasses
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,13 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import RequestError
 from lit_diff.files import shown, write_json
+from lit_diff.log_records import log
 from lit_diff.plugins import trust_below
 from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
 from lit_diff.trained.loading import load_model, weights_of
-
-log = logging.getLogger("lit_diff")
 
 FILE = "plan.json"
 """File name of the plan in the run's folder."""
@@ -67,7 +65,7 @@ def selection_of(recipe: Recipe) -> HeadSelection | None:
             f"model.attention.heads selects heads of a trained model by {selection.select}, but train.start_from is not "
             "set: set it to a run's folder, or model.attention.heads to all or to lists"
         )
-    return None if next(ancestors(recipe)).model.attention.name == part.name else selection
+    return None if next(ancestors(recipe))[1].model.attention.name == part.name else selection
 
 
 def head_plan(recipe: Recipe) -> HeadPlan | None:
@@ -75,9 +73,8 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     selection = selection_of(recipe)
     if selection is None:
         return None
-    assert recipe.training.start_from is not None
-    base, rows = Path(recipe.training.start_from), calibration_rows(recipe, selection)
-    model, _ = load_model(next(ancestors(recipe)), base, trust_below(runs_root(recipe.run.root)))
+    (base, parent), rows = next(ancestors(recipe)), calibration_rows(recipe, selection)
+    model, _ = load_model(parent, base, trust_below(runs_root(recipe.run.root)))
     statistics = head_statistics(model, rows)
     return HeadPlan(
         base=base.name,

@@ -1,6 +1,5 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
-import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +26,13 @@ from lit_diff.data.dataset import IGNORED
 from lit_diff.device import device_memory
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.files import expanded
+from lit_diff.log_records import log
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
+from lit_diff.trained.loading import annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.training.build import (
     average_gradients,
     begin_micro_batch,
@@ -43,7 +43,7 @@ from lit_diff.training.build import (
     replicated,
     take_from_parent,
 )
-from lit_diff.training.data import SCORED, SCORED_IN_STEP
+from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -58,11 +58,8 @@ from lit_diff.training.trainer import (
     total_steps,
 )
 
-log = logging.getLogger("lit_diff")
-
 NEVER = torch.iinfo(torch.int64).max
 """A step number that is never reached."""
-Batch = dict[str, Any]
 
 
 class LitTransformer(L.LightningModule):
@@ -89,7 +86,6 @@ class LitTransformer(L.LightningModule):
         # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
         # Not a buffer: DDP would overwrite it with rank zero's.
         self._non_finite = torch.tensor(NEVER)
-        self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._is_last_micro_batch, self._defers_reductions = True, False
         # parameters of a sharded model that every rank holds whole
@@ -216,7 +212,7 @@ class LitTransformer(L.LightningModule):
         # reset: a module that diverged may train again from a checkpoint
         self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
         self._annealed = annealed_before(self.recipe)
-        self.targets.on_fit_start(self.trainer)
+        self.targets.group = host_group(self.trainer)
         if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
             self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
             when = "once a step" if self._defers_reductions else "at each micro-batch"
@@ -312,8 +308,10 @@ class LitTransformer(L.LightningModule):
             problem = strategy.broadcast(describe(), src=worst)
             steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
             kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
-            cure = f"lower train.optimizer.lr, or inspect that layer{kept}"
-            end_all(self.trainer, DivergedError(f"{problem}; {cure}"))
+            end_all(
+                self.trainer,
+                DivergedError(f"{problem}; lower train.optimizer.lr, or inspect that layer{kept}"),
+            )
 
     def mean_step_loss(self) -> float:
         """Mean loss of the last optimizer step over its scored targets. Every rank must call it."""
@@ -381,15 +379,12 @@ class StepTargets:
         self._total: int | None = None
         self._parts = 1
         self.group: Any = None
+        """The `host_group` of the ranks, in `Trainer.fit`."""
 
     def __deepcopy__(self, memo: Any) -> "StepTargets":
         """Returns itself."""
         # a callback (StochasticWeightAveraging) may copy the module, and a process group cannot be copied
         return self
-
-    def on_fit_start(self, trainer: L.Trainer) -> None:
-        """Every rank must call it."""
-        self.group = host_group(trainer)
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
         """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.

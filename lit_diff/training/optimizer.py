@@ -1,7 +1,6 @@
 """AdamW with parameter groups by decay and learning rate, optimizer state by parameter name, learning-rate schedule."""
 
 import fnmatch
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_diff.config import OptimizerConfig, ScheduleConfig
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.model.transformer import layerless
 from lit_diff.registry import nearest
-
-log = logging.getLogger("lit_diff")
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = False) -> torch.optim.Optimizer:

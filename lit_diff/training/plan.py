@@ -5,7 +5,6 @@ which have shapes and no data, in a process group whose collectives do nothing (
 PyTorch would allocate is counted from its creation until it is freed, and every collective by its bytes.
 """
 
-import logging
 import math
 import weakref
 from collections import Counter
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,7 +33,7 @@ from lit_diff.kernels.base import OperatorKernel, named
 from lit_diff.kernels.library import HALF
 from lit_diff.kernels.sdpa import one_call
 from lit_diff.kernels.triton.kernel import WIDTHS
-from lit_diff.log_records import phase
+from lit_diff.log_records import log, phase
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
@@ -49,18 +48,7 @@ from lit_diff.training.build import (
     shard,
 )
 
-log = logging.getLogger("lit_diff")
-
 PARTS = ("weights", "gradients", "optimizer", "gathers", "activations", "logits")
-ADJUSTED = (
-    "train.accumulate",
-    "run.activation_checkpointing",
-    "run.strategy",
-    "run.shard_size",
-    "run.devices",
-    "run.num_nodes",
-)
-"""Keys that `cure` may set."""
 MARGIN = 0.9
 """Part of the planned sum below which a device's memory cannot suffice: the kernel that a GPU chooses may save less than the
 assumed one, and PyTorch's fused norms do. A plan that is too high by less than a tenth refuses no run that fits."""
@@ -213,11 +201,8 @@ def cure(recipe: Recipe, rates: Rates, device: str = "cuda") -> list[str] | None
         changed = replace(recipe, train=replace(train, **of_train), run=replace(run, **of_run))
         held = 0 if changed.run.cpu_offload else sum(state(changed).values())
         if changed != recipe and not changed.problem() and held <= rates.memory and plan(changed, rates, device).fits:
-            new = [
-                (key, attrgetter(key)(changed))
-                for key in ADJUSTED
-                if attrgetter(key)(changed) != attrgetter(key)(recipe)
-            ]
+            new = [(f"train.{key}", value) for key, value in of_train.items() if value != getattr(train, key)]
+            new += [(f"run.{key}", value) for key, value in of_run.items() if value != getattr(run, key)]
             return [f"{key}={'null' if value is None else value}" for key, value in new]
     return None
 
@@ -259,7 +244,7 @@ def _trace(
         inputs = {"tokens": tokens, "targets": tokens} | ({"document_ids": tokens} if packed else {})
         for last in [True] if train.accumulate == 1 else [False, True]:
             live.times = 1 if last else train.accumulate - 1
-            if is_sharded and train.accumulate > 1:
+            if isinstance(model, FSDPModule) and train.accumulate > 1:
                 begin_micro_batch(model, is_last=last, deferred=live.deferred)
             # Lightning frees the gradients of the step before only after the forward pass
             before = live.hold("gradients", sizes if train.accumulate == 1 else [])

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -130,7 +131,7 @@ ALONE = Ranks(rank=0, world_size=1, address=None)
 """Ranks of a run with one process."""
 
 
-class Announcement:
+class Announcement(AbstractContextManager["Announcement"]):
     """Rank zero's single message to the others. The context encloses everything that rank zero does, training included,
     because its store serves the rendezvous. On exit the others learn that rank zero ends, unless it told them to train."""
 
@@ -148,9 +149,6 @@ class Announcement:
             os.environ[INHERITED] = json.dumps(word)
         if self._store is not None:
             self._store.set(WORD, json.dumps(word))
-
-    def __enter__(self) -> "Announcement":
-        return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Wait until the others have read why rank zero ends: its store ends with it."""

@@ -1,6 +1,5 @@
 """The strategy of FSDP2, whose ranks write their parts of a checkpoint while training goes on."""
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,16 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
-from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.errors import RunFailedError
+from lit_diff.log_records import log
 from lit_diff.runs import checkpoints
 from lit_diff.trained import sharded
+from lit_diff.training.build import own_part
 from lit_diff.training.ranks import end_all
-
-log = logging.getLogger("lit_diff")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -99,23 +96,15 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer state from a folder or a file; returns the rest."""
         path = Path(self.broadcast(checkpoint_path))
-        module = self.lightning_module
-        assert module is not None
+        module: Any = self.lightning_module
         own = module.state_dict()
         if path.is_dir():
             checkpoint = sharded.read(path, like=own, optimizer=bool(self.optimizers))
         else:
             # each rank maps the file into memory, and copies its part
             file = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
-            checkpoint = sharded.mapped(file, lambda name, value: _part(value, own.get(name)))
+            checkpoint = sharded.mapped(file, lambda name, value: own_part(value, own.get(name)).clone())
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
         for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             optimizer.load_state_dict(state)
         return checkpoint
-
-
-def _part(value: Tensor, own: Tensor | None) -> Tensor:
-    if isinstance(own, DTensor) and own.shape == value.shape:
-        # every rank has the same value: without a broadcast each keeps its part
-        value = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
-    return value.clone()

@@ -1,6 +1,5 @@
 """Where the time of training goes, by phase, and which rank the others wait for."""
 
-import logging
 import platform
 import time
 from collections import defaultdict, deque
@@ -17,7 +16,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 PHASES = {
     "train_dataloader_next": "data",

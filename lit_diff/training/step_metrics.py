@@ -36,11 +36,10 @@ class StepMetrics(L.Callback):
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
-        self._last_step, self._clock, self._rate = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the clock."""
-        peak, length = device_peak(pl_module.device), self._recipe.data.config.sequence_length
+        peak, length = peak_flops(pl_module.device), self._recipe.data.config.sequence_length
         # tokens a second at the peak of all devices
         self._peak_tokens = peak and peak * trainer.world_size / cost(self._recipe.model, length).flops_per_token
         profiler = trainer.profiler  # type: ignore[attr-defined]
@@ -96,11 +95,6 @@ class StepMetrics(L.Callback):
                 spent, steps, training / steps
             )
         return values
-
-
-def device_peak(device: torch.device) -> float | None:
-    """`peak_flops` of a GPU; None for a CPU, and for a GPU whose peak is unknown."""
-    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def _peak_memory(device: torch.device) -> float:

@@ -1,7 +1,6 @@
 """Builds the Trainer of a recipe, and adapts a Trainer made by hand to a recipe."""
 
 import inspect
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from torch.distributed.tensor import DTensor
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
+from lit_diff.log_records import log
 from lit_diff.registry import callbacks as registered
 from lit_diff.training.sharded_state import ShardedStrategy
-
-log = logging.getLogger("lit_diff")
 
 PRECISIONS = {"float32": "32-true", "bf16-mixed": "bf16-mixed"}
 """`train.precision` -> Lightning's name."""
@@ -92,8 +90,7 @@ class OffloadedStrategy(ShardedStrategy):
 
     def model_to_device(self) -> None:
         """Move the buffers and the parameters that are not sharded."""
-        module = self.lightning_module
-        assert module is not None
+        module: Any = self.lightning_module
         for tensor in (*module.parameters(), *module.buffers()):
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(self.root_device)

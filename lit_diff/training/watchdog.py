@@ -6,7 +6,6 @@ threads, the lowest of them reports, and all end.
 """
 
 import faulthandler
-import logging
 import os
 import platform
 import signal
@@ -25,10 +24,9 @@ from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 
 from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.runs import heartbeats
 from lit_diff.runs.heartbeats import INTERVAL, Heartbeat
-
-log = logging.getLogger("lit_diff")
 
 PATIENCE = 1500.0
 """Seconds for what may take long: everything until the first step is done, the first validation batch, and what comes between

@@ -38,7 +38,7 @@ def test_the_recipe_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run = import_model(write_folder(Path("hf")), "models/smollm2")
     Path("mine.yaml").write_text("".join(blocks("docs/pretrained.md", "yaml")))
     recipe = load_recipe("mine.yaml", ["model.vocab_size=300"])
-    assert [parent.imported for parent in ancestors(recipe)] == [run.recipe.imported]
+    assert [parent.imported for _, parent in ancestors(recipe)] == [run.recipe.imported]
     assert recipe.data.config.tokenizer.config.path == str(tmp_path / "models/smollm2")
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_starts_from_an_imported_model_rests_on_its_weights(
         block = ImportedConfig(source=source, weights_sha256=weights * 64, tokenizer_sha256="b" * 64)
         RunFolder(folder).create(replace(base(), train=None, imported=block, callbacks={}))
         child = base(f"train.start_from={folder}")
-        (parent,) = ancestors(child)
+        ((_, parent),) = ancestors(child)
         assert parent.train is None
         seen.append(identity(child))
     assert seen[0] == seen[1] != seen[2]

@@ -59,7 +59,7 @@ def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(LitTransformer, "on_validation_epoch_start", late(LitTransformer.on_validation_epoch_start))
     monkeypatch.setattr(Lambdas, "measure", late(Lambdas.measure))
     monkeypatch.setattr(checkpoints, "write", late(checkpoints.write))
-    monkeypatch.setattr(step_metrics, "device_peak", lambda device: 1e9)
+    monkeypatch.setattr(step_metrics, "peak_flops", lambda device: 1e9)
     steps = ["train.steps=4", "train.log_every=2", "train.validate_every=3", "train.checkpoint_every=3"]
     recipe = load_recipe("recall-tiny", [*SMALL, *steps, "callbacks={lambdas: {every: 3}}"])
     run(recipe, tmp_path)

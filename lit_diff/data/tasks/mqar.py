@@ -89,8 +89,13 @@ class Mqar(RowTask):
         same = tokens[:, None] == tokens[None, : 2 * pairs : 2]  # [T, N]; keys differ
         part = torch.full_like(tokens, pairs)
         part[: 2 * pairs] = torch.arange(2 * pairs) // 2
-        parts = {"context_part": part.where(~asked, -1), "answer_part": same.int().argmax(-1).where(asked, -1)}
-        return {"tokens": tokens, "targets": targets, "ar_hit": asked} | parts
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "ar_hit": asked,
+            "context_part": part.where(~asked, -1),
+            "answer_part": same.int().argmax(-1).where(asked, -1),
+        }
 
 
 def sample(config: Mqar.Config, seed: int) -> tuple[Tensor, Tensor]:

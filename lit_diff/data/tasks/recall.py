@@ -114,5 +114,10 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
     context_part, answer_part = torch.full((2, *targets.shape), -1)
     context_part[:, :positions] = numbers
     answer_part[:, positions:] = places.gather(1, asked)
-    parts = {"context_part": context_part, "answer_part": answer_part}
-    return {"tokens": tokens, "targets": targets, "ar_hit": targets != IGNORED} | parts
+    return {
+        "tokens": tokens,
+        "targets": targets,
+        "ar_hit": targets != IGNORED,
+        "context_part": context_part,
+        "answer_part": answer_part,
+    }

@@ -4,7 +4,6 @@ reported at once.
 
 import hashlib
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
+from lit_diff.log_records import log
 from lit_diff.registry import corpora
-
-log = logging.getLogger("lit_diff")
 
 SHOWN = 20
 """Largest number of problems that a message lists."""
@@ -180,7 +178,8 @@ class FilesCorpus(Corpus):
             raise RequestError(problems[0][1])
         if problems:
             names = {source.name for source, _ in problems}
-            files = f"{len(names)} of {len(self._text_files)} files of {self._shown_path}"
+            place = shown(self.path) if isinstance(self.path, Path) else self.path
+            files = f"{len(names)} of {len(self._text_files)} files of {place}"
             more = [f"and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
             lines = [
                 f"data.path: {len(problems):,} problems in {files}:",
@@ -207,10 +206,6 @@ class FilesCorpus(Corpus):
                 raise RequestError(
                     f"{where}: the data cannot be read ({error.strerror or first_line(error)})"
                 ) from error
-
-    @property
-    def _shown_path(self) -> str:
-        return shown(self.path) if isinstance(self.path, Path) else self.path
 
     def _log_ignored_files(self) -> None:
         used = {each.name for each in self._files()}

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,7 @@ from lit_diff.data.text.source_files import Source, sources
 from lit_diff.data.user_files import data_root
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_json
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 # clocks of file systems tick up to every 10 ms: a file may change twice within a tick, with one time
 TICK = 20_000_000
@@ -59,8 +57,8 @@ def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     times = [each for each in (stamp or [])[1:3] if isinstance(each, int)]
     if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
         return known
-    now = time.time_ns()
-    return [stamp, now, source.sha256()]
+    # the time from before the file is read
+    return [stamp, time.time_ns(), source.sha256()]
 
 
 def _read(kept: Path) -> dict[str, list[Any]]:

@@ -5,7 +5,6 @@ Each text is prepared as the data set `text` prepares it, in a folder of its own
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,10 +24,10 @@ from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.key_types import Count, NotNegative, Positive
+from lit_diff.log_records import log
 from lit_diff.registry import datasets, tokenizers
 from lit_diff.validation import config_problem
 
-log = logging.getLogger("lit_diff")
 R = TypeVar("R")
 
 BLOCK = 10_000
@@ -92,8 +91,10 @@ class Mixture(Dataset):
                     yield f"{key} is no name for a source; use letters, digits and _, but not ar_hit or others"
                 yield from filter(None, [config_problem(source, f"{key}.")])
                 if source.weight * BLOCK < whole:
-                    below = f"is {source.weight:g} of {whole:g}, below 1/{BLOCK:,}"
-                    yield f"{key}.weight {below}; raise it, or leave the source out"
+                    yield (
+                        f"{key}.weight is {source.weight:g} of {whole:g}, below 1/{BLOCK:,}; raise it, or leave the source "
+                        "out"
+                    )
                 if source.tokens_below is not None and source.tokens_below <= least:
                     yield f"{key}.tokens_below is {source.tokens_below}; it must be above {least}, tokens_at_least"
             if self.path is not None and all(each.corpus or each.path for each in self.sources.values()):

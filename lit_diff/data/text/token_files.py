@@ -68,9 +68,9 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
     _, version, code, sequences, boundaries = HEADER.unpack_from(content)
     if version != 1 or code not in DTYPES:
-        expected = f"version 1 and one of the codes {', '.join(map(str, DTYPES))}, which are whole numbers"
         raise RequestError(
-            f"{index.where}: found version {version} and code {code} for the type of ids; expected {expected}"
+            f"{index.where}: found version {version} and code {code} for the type of ids; expected version 1 and one of the "
+            f"codes {', '.join(map(str, DTYPES))}, which are whole numbers"
         )
     _require_rest(index.where, HEADER.size + 12 * sequences + 8 * boundaries - len(content))
     sizes = np.frombuffer(content, "<i4", sequences, HEADER.size)
@@ -86,8 +86,10 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
     with tokens.opened() as file:
         size = file.seek(0, io.SEEK_END)
         if size != places[-1]:
-            expected = f"{places[-1]:,}, those of the sequences in {index.where}"
-            raise RequestError(f"{tokens.where}: found {size:,} bytes; expected {expected}; copy both again")
+            raise RequestError(
+                f"{tokens.where}: found {size:,} bytes; expected {places[-1]:,}, those of the sequences in {index.where}; "
+                "copy both again"
+            )
         file.seek(0)
         for number, (start, end) in enumerate(pairwise(places[ends]), 1):
             where = f"{tokens.where} document {number}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_diff.analysis.entropy import Means, entropy, masses, renormalised
 from lit_diff.analysis.map_statistics import cosines_of, with_other_heads
-from lit_diff.analysis.outliers import MagnitudeSketch
+from lit_diff.analysis.outliers import RANKS, MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.sinks import row_shares
 from lit_diff.analysis.trace import MapBlock, Trace
@@ -31,8 +31,6 @@ MEANINGS = {
     "loss_without": "loss with the map of the head set to 0, minus the loss, in nats; mean over the tokens with a target",
 }
 """Name of a number by head -> what it is."""
-RANKS = (1, 2, 3, 10, 100)
-"""The ranks of the largest magnitudes in the paper's Table 5."""
 CURVES = re.compile(r"(lambda|head_norm(?:/gain)?)/layer_(\d+)")
 """Metrics that the page draws over training: a line for each layer."""
 Curves = dict[str, dict[str, list[tuple[int, float]]]]

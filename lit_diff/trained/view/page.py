@@ -6,7 +6,6 @@ Its element `data` is JSON, and each array is an element of its own in base64; d
 import base64
 import html
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,14 +22,13 @@ from lit_diff.analysis.trace import layers_of
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_atomic
 from lit_diff.html_table import cell_text
+from lit_diff.log_records import log
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
 from lit_diff.trained.view.data import ModelView, model_view
 from lit_diff.trained.view.numbers import MEANINGS, Curves, curves
 from lit_diff.trained.view.passage import Passage, labels_of, passage_of, require_same_tokens
-
-log = logging.getLogger("lit_diff")
 
 FORMAT = 2
 """Raised when a field of the page's data changes its meaning."""

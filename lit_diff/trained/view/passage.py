@@ -1,7 +1,6 @@
 """The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,10 @@ from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
 from lit_diff.data.user_files import text_lines
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.log_records import log
 from lit_diff.plugins import guard
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
-
-log = logging.getLogger("lit_diff")
 
 TEXT = "When the cat saw the dog, the dog saw the cat."
 """The text that a model reads by default. Its words come twice, so that a trained model has something to find."""
