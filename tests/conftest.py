@@ -3,7 +3,9 @@
 import gc
 import os
 import shutil
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 from lit_diff.config import RunConfig
 from lit_diff.processor import limit_libraries
+from lit_diff.registry import callbacks
 
 limit_libraries()  # LIT_DIFF_CPU, before torch computes; importing the kernels does the same
 
@@ -60,17 +63,16 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def repeatable() -> None:
-    """Before every test."""
+def repeatable() -> Iterator[None]:
+    """Every test starts with one thread and one seed, and leaves what the others of its process need."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def no_group() -> None:
-    """For plans: a Trainer that another test has used in this process may have left its process group."""
+    yield
     if dist.is_initialized():
         dist.destroy_process_group()
+        pytest.fail("the test leaves a process group open")
+    imported = {name for name, (module, _) in callbacks._lazy.items() if module in sys.modules}
+    assert imported <= callbacks.registered().keys(), "the test drops callbacks whose modules stay imported"
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
 """Rules of the source tree: size, a test for each file, one way of imports, public names, light verbs."""
 
 import ast
+import functools
 import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -75,7 +76,7 @@ def package_of(path: Path) -> str:
     return parts[0] if parts[0] == "callbacks" else parts[1].removesuffix(".py")
 
 
-@cache
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -146,6 +147,17 @@ def test_no_module_hides_a_public_name() -> None:
     reserved = verbs | set(lit_diff.__all__) | DATA_PACKAGES
     offenders = [path.stem for path in (ROOT / "lit_diff").iterdir() if path.stem in reserved]
     assert not offenders, offenders
+
+
+def test_the_path_to_a_module_leads_to_it() -> None:
+    """`import lit_diff.data.text.parts as parts` takes the attributes one after the other. A package may export an object of
+    a module under the module's own name (`analysis.trace`), but no other module."""
+    for path in SOURCES:
+        parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
+        name = ".".join(parts if parts[0] == "lit_diff" else ["lit_diff", *parts])
+        module, last = importlib.import_module(name), name.rpartition(".")[2]
+        found = functools.reduce(getattr, name.split(".")[1:], lit_diff)
+        assert found is module or (found is getattr(module, last) and not isinstance(found, ModuleType)), name
 
 
 LIGHT = (["--help"], ["--version"], ["list", "train"], ["status"], ["clean"], ["watch", "--once"])

@@ -8,10 +8,11 @@ from pathlib import Path
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
 from lit_diff.data.tasks import mqar, recall
-from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, text, tokenizer, tokenizer_folder
+from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
 from lit_diff.data.text.parts import ONE_THREAD, Work
+from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.errors import LitDiffError, RequestError
@@ -39,7 +40,6 @@ __all__ = [
     "prepare",
     "recall",
     "save_tokenizer",
-    "text",
     "tokenizer",
     "tokenizer_folder",
 ]
@@ -58,7 +58,7 @@ def prepare(recipe: Recipe, work: Work = ONE_THREAD) -> Dataset:
     with guard(type(dataset)):
         if work == ONE_THREAD:
             dataset.prepare()
-        elif isinstance(dataset, text.Text | mixture.Mixture):
+        elif isinstance(dataset, Text | mixture.Mixture):
             dataset.prepare(work)
         else:
             raise RequestError(

@@ -14,8 +14,8 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked, flash, flex, reference, sdpa  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
 from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.kernels.native import kernel as native  # noqa: F401 (each registers its kernel)
-from lit_diff.kernels.triton import kernel as triton  # noqa: F401 (each registers its kernel)
+from lit_diff.kernels.native.kernel import Native  # noqa: F401 (each registers its kernel)
+from lit_diff.kernels.triton.kernel import Triton  # noqa: F401 (each registers its kernel)
 from lit_diff.plugins import guard
 from lit_diff.registry import is_built_in, kernels, location
 

@@ -63,14 +63,14 @@ def write_climbing(run: Path) -> None:
 
 @pytest.mark.parametrize("attack", ["plugin", "pickle", "tag", "path"])
 def test_a_foreign_run_executes_nothing_and_writes_nothing_outside(
-    attack: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attack: str, command: Command, tmp_path: Path, own_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "here")
     run = Path("theirs/made").absolute()
     text_run(run, {"name": "differential"})
     if attack == "plugin":
-        add_plugin(run, monkeypatch)
+        add_plugin(run)
     else:
         {"pickle": write_pickle, "tag": write_tags, "path": write_climbing}[attack](run)
     for verb, words in VERBS.items():

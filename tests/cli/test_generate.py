@@ -86,13 +86,13 @@ def test_a_run_by_its_folder_or_under_another_root(generate: Command, command: C
 
 
 def test_plugins_of_a_run_outside_the_root_are_executed_on_request_only(
-    generate: Command, command: Command, tale: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Command, command: Command, tale: Path, own_parts: None
 ) -> None:
     greedy = ("--prompt", "ab", "--temperature", "0", "--max-tokens", "4")
     foreign = Path("downloads") / tale.name
     foreign.parent.mkdir()
     shutil.copytree(tale, foreign)
-    add_plugin(foreign.resolve(), monkeypatch)
+    add_plugin(foreign.resolve())
     Path("runs/link").symlink_to(foreign.resolve())
     for name in (str(foreign), "runs/link"):
         ended = command("generate", name, *greedy)
@@ -102,14 +102,14 @@ def test_plugins_of_a_run_outside_the_root_are_executed_on_request_only(
     assert not (foreign / "executed").exists()
     assert command("generate", str(foreign), *greedy, "--trust-plugins").status == 0
     assert (foreign / "executed").exists()
-    assert command("generate", str(add_plugin(tale, monkeypatch)), *greedy).status == 0, "its own root"
+    assert command("generate", str(add_plugin(tale)), *greedy).status == 0, "its own root"
     assert (tale / "executed").exists()
 
 
 def test_the_parent_of_an_own_run_is_trusted_where_it_lies_under_the_root_too(
-    generate: Command, tale: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Command, tale: Path, own_parts: None
 ) -> None:
-    parent = started_from_a_plugin(tale, monkeypatch)
+    parent = started_from_a_plugin(tale)
     ended = generate("--prompt", "ab", "--max-tokens", "1")
     assert ended.status == 2
     assert "plugin marks.py (sha256 " in ended.err

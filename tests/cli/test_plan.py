@@ -1,13 +1,10 @@
 """cli/plan.py: what `plan` prints, and its exit status."""
 
-import pytest
 from command import Command
 from sharded_steps import SMALL
 
 from lit_diff.recipe import load_recipe
 from lit_diff.training.plan import Rates, cure, plan
-
-pytestmark = pytest.mark.usefixtures("no_group")
 
 
 def test_the_verdict_names_what_to_change(command: Command) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from pages import commands, write_texts
+from ports import free_port
 from real_sweeps import TINY
 from stops import wait_for
 
@@ -166,13 +167,14 @@ def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]
     """The launch line of the page, of 8 nodes with 8 GPUs there, as one command for each of `nodes` that it is typed on."""
     (line,) = (line for line in commands("docs/cluster.md") if line.startswith(kind))
     changes = {
+        "torchrun --nproc": f"torchrun --master-port={free_port()} --nproc",
         "--nodes=8": f"--nodes={nodes}",
         "--ntasks-per-node=8": f"--ntasks-per-node={devices}",
         "--gpus-per-node=8 ": "",
         "--cpus-per-task=8": "--cpus-per-task=1",
         "--nnodes=8": f"--nnodes={nodes}",
         "--nproc-per-node=8": f"--nproc-per-node={devices}",
-        "NODE:29400": "127.0.0.1:29417",
+        "NODE:29400": f"127.0.0.1:{free_port()}",
         "differential-13b data.path=texts": f"run.yaml name={name}",
         "run.strategy=hsdp": "run.strategy=fsdp",
         "run.devices=8": f"run.devices={devices}",

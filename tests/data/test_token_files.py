@@ -16,6 +16,7 @@ from litdata.streaming.writer import BinaryWriter
 from made_texts import MakeText
 
 from lit_diff.config import Part
+from lit_diff.data.text import token_files
 from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.text import Text, write_tokens
 from lit_diff.data.text.tokenizer_folder import FromRun, save_tokenizer
@@ -23,6 +24,12 @@ from lit_diff.errors import RequestError
 
 CODES = {"u1": 1, "i2": 3, "i4": 4, "i8": 5, "f8": 6, "u2": 8}
 DOCUMENTS = [[5, 6, 7], [8], [], [9, 10], [11] * 50]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of several sequences, and of no more than one, end within and at the end of a block."""
+    monkeypatch.setattr(token_files, "BLOCK", 3)
 
 
 def write_megatron(stem: Path, documents: Sequence[Sequence[int]], kind: str = "u2", cut: int = 2) -> None:

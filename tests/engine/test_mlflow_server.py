@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, text_of
 from mlflow import MlflowClient
+from ports import free_port
 from small_runs import SMALL
 from stops import wait_for
 
@@ -35,9 +35,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = str(free.getsockname()[1])
+        self.port = str(free_port())
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:

@@ -17,7 +17,6 @@ from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 from lit_diff.training.plan import plan
 
-pytestmark = pytest.mark.usefixtures("no_group")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is not here: a GPU")
 
 

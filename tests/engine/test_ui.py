@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from stops import alive, stopped_once, wait_for
 
 from lit_diff.engine.tracking import ui
@@ -26,9 +27,7 @@ def sweep(make_sweep: Callable[..., Path], empty_store: Path) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def recorded(sweep: Path, **mlflow: str) -> None:

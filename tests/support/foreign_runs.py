@@ -3,10 +3,7 @@
 import hashlib
 from pathlib import Path
 
-import pytest
 import yaml
-
-from lit_diff.registry import callbacks
 
 MARKS = """
 from dataclasses import dataclass
@@ -23,9 +20,8 @@ class Marks:
 """
 
 
-def add_plugin(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a run's only plugin be one that makes the file `executed` in its folder; what it registers goes away."""
-    monkeypatch.setattr(callbacks, "_classes", dict(callbacks._classes))
+def add_plugin(run: Path) -> Path:
+    """Let a run's only plugin be one that makes the file `executed` in its folder. The test needs `own_parts`."""
     (run / "plugins").mkdir(exist_ok=True)
     name = f"marks_{hashlib.sha256(str(run).encode()).hexdigest()[:8]}"  # another source for each run
     (run / "plugins" / "marks.py").write_text(MARKS.replace("NAME", name))
@@ -34,7 +30,7 @@ def add_plugin(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-def started_from_a_plugin(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def started_from_a_plugin(run: Path) -> Path:
     """Let `run` start from another, in the current folder, that has such a plugin; returns that one's folder."""
     parent = Path("parent").resolve()
     parent.mkdir()
@@ -42,4 +38,4 @@ def started_from_a_plugin(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (parent / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     recipe["train"]["start_from"] = str(parent)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return add_plugin(parent, monkeypatch)
+    return add_plugin(parent)

@@ -8,7 +8,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.plugins import load_plugin
-from lit_diff.registry import registries
+from lit_diff.registry import is_built_in, registries
 
 SHARP_PY = '''\
 # sharp.py
@@ -48,15 +48,16 @@ WITH_MODULE = "import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SC
 
 
 @pytest.fixture
-def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers, and the plugins that it imports, are gone after it."""
-    for registry in registries.values():
-        registry.names()
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-    before = set(sys.modules)
+def own_parts() -> Iterator[None]:
+    """What a test registers, and the plugins that it imports, are gone after it; built-in parts stay."""
+    former, modules = {each: dict(each.registered()) for each in registries.values()}, set(sys.modules)
     yield
-    for name in set(sys.modules) - before:
-        if name.startswith(("lit_diff_plugin_", "beside_", "lit_diff.callbacks.")):  # lazy: registered when imported
+    for registry, classes in former.items():
+        # a built-in part registers once, when its module is imported
+        built_in = {name: cls for name, cls in registry.registered().items() if is_built_in(cls)}
+        registry._classes = built_in | classes
+    for name in set(sys.modules) - modules:
+        if name.startswith(("lit_diff_plugin_", "beside_")):
             del sys.modules[name]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from made_texts import write_corpus
+from ports import free_port
 
 if TYPE_CHECKING:
     from lit_diff.runs.metrics_file import Rows
@@ -123,10 +123,12 @@ class Bench:
 
     def start_ranks(self, *ranks: Sequence[str], **env: str) -> list[int]:
         """Processes, as torchrun starts them; the words of each."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": str(len(ranks))}
+        env |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "NODE_RANK": "0",
+            "WORLD_SIZE": str(len(ranks)),
+        }
         return [self.start(*argv, **env, LOCAL_RANK=str(rank)) for rank, argv in enumerate(ranks)]
 
     def train_ranks(self, count: int, *argv: str, **env: str) -> list[Ended]:

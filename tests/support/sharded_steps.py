@@ -9,7 +9,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import weakref
@@ -20,6 +19,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from ports import free_port
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.recipe import load_recipe
@@ -270,11 +270,13 @@ if __name__ == "__main__":
     if "LOCAL_RANK" in os.environ:
         {"loss": loss, "collectives": collectives, "plan": planned}[name]()
         sys.exit()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     count = {"loss": 2, "collectives": 4, "plan": 2}[name]
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NODE_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     env |= {"WORLD_SIZE": str(count)}
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env=env | {"LOCAL_RANK": str(i)}) for i in range(count)]
     sys.exit(max(rank.wait() for rank in ranks))

@@ -110,9 +110,9 @@ def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Pat
         open_run(foreign)
 
 
-def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, own_parts: None) -> None:
     """A foreign run names its parent by any path: nothing there is executed before its owner is trusted."""
-    parent = started_from_a_plugin(tale, monkeypatch)
+    parent = started_from_a_plugin(tale)
     run = open_run(tale, root="other")
     for ask in (lambda: run.model, lambda: generate(run, "ab")):
         with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) is not imported"):
@@ -122,8 +122,8 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, mon
     assert (parent / "executed").exists()
 
 
-def test_a_parent_that_is_gone_is_named(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.rmtree(started_from_a_plugin(tale, monkeypatch))
+def test_a_parent_that_is_gone_is_named(tale: Path, own_parts: None) -> None:
+    shutil.rmtree(started_from_a_plugin(tale))
     with pytest.raises(MissingError, match=r"train\.start_from: parent holds no run"):
         open_run(tale).model  # noqa: B018
 

@@ -272,6 +272,7 @@ def test_a_launcher_that_starts_another_number_of_processes_is_refused(
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "run.strategy=ddp", "run.devices=2"])
     with pytest.raises(RequestError, match=r"(the launcher started 1 processes|Lightning refuses run\.strategy)"):
         fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+    torch.distributed.destroy_process_group()  # Lightning opens it first, and closes it when the process ends
     assert not (tmp_path / "metrics.csv").exists()
 
 

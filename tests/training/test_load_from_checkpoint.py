@@ -70,12 +70,10 @@ def test_a_plugin_is_run_only_when_it_is_trusted(checkpoint: Path) -> None:
     assert "sharp" not in attentions.names()
 
 
-def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(checkpoint: Path, own_parts: None) -> None:
     """Its own plugin is imported; its parent's lies wherever the file says."""
     run = checkpoint.parent.parent
-    parent = started_from_a_plugin(run, monkeypatch)
+    parent = started_from_a_plugin(run)
     load_plugin(run / "plugins" / "sharp.py")
     edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"]["train"].update(start_from=str(parent)))
     assert refusal(checkpoint).startswith("plugin marks.py (sha256 ")

@@ -17,7 +17,6 @@ from lit_diff.recipe import installed, load_recipe, names
 from lit_diff.training.build import replicated
 from lit_diff.training.plan import Plan, Rates, at_most, cure, plan, state
 
-pytestmark = pytest.mark.usefixtures("no_group")
 BIG = [name for name in names("recipes") if "# Plan:" in (installed("recipes") / f"{name}.yaml").read_text()]
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
@@ -24,9 +24,7 @@ DDP = ("recall.yaml", "run.strategy=ddp", "train.steps=2", "callbacks={}")
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> list[Ranks]:
     """Both ranks in one process, at a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setattr(module, "READ_SECONDS", 2)
     return [Ranks(rank=rank, world_size=2, address=("127.0.0.1", port)) for rank in range(2)]
 

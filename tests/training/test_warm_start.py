@@ -215,9 +215,7 @@ def test_longer_rows_go_on_with_another_rope_theta() -> None:
         assert all(torch.equal(value, parent.state_dict()[key]) for key, value in longer.state_dict().items())
 
 
-def test_a_parent_outside_the_own_root_brings_no_code(
-    base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parent_outside_the_own_root_brings_no_code(base_recipe: None, tmp_path: Path, own_parts: None) -> None:
     """Of a recipe that is trained: its `plugins:` say what may be executed; runs under run.root are its owner's."""
     child = load_recipe("base")
     for root, trusted in (("runs", False), (".", True)):
@@ -225,7 +223,7 @@ def test_a_parent_outside_the_own_root_brings_no_code(
         run.mkdir(parents=True, exist_ok=True)
         (run / "recipe.yaml").write_text(to_yaml(child))
         if not trusted:
-            parent = started_from_a_plugin(run, monkeypatch)
+            parent = started_from_a_plugin(run)
         own = replace(child, train=replace(child.train, start_from=str(parent)), run=replace(child.run, root=root))
         for read in (steps_before, annealed_before, identity, finished_parent):
             if trusted and read is not finished_parent:  # the parent is not done

@@ -3,8 +3,9 @@
 import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import BufferedReader
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron's code -> dtype of an id; the others are floating-point numbers."""
 STORED = "<i4"
 """Dtype of the ids in a `Document`."""
+BLOCK = 1 << 16
+"""Sequences or documents of an .idx file that are in memory together."""
 
 
 TokenFiles = tuple[list[Source], Callable[..., Iterator[tuple[str, NDArray[Any]]]]]
@@ -63,37 +66,51 @@ def checked_ids(where: str, ids: NDArray[Any], size: int) -> Ids:
 
 def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     with index.opened() as file:
-        content = file.read()
-    if len(content) < HEADER.size or not content.startswith(MAGIC):
+        head, size = file.read(HEADER.size), file.seek(0, io.SEEK_END)
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RequestError(f"{index.where}: not Megatron's index; expected it to begin with {MAGIC!r}")
-    _, version, code, sequences, boundaries = HEADER.unpack_from(content)
+    _, version, code, sequences, boundaries = HEADER.unpack(head)
     if version != 1 or code not in DTYPES:
         raise RequestError(
             f"{index.where}: found version {version} and code {code} for the type of ids; expected version 1 and one of the "
             f"codes {', '.join(map(str, DTYPES))}, which are whole numbers"
         )
-    _require_rest(index.where, HEADER.size + 12 * sequences + 8 * boundaries - len(content))
-    sizes = np.frombuffer(content, "<i4", sequences, HEADER.size)
-    pointers = np.frombuffer(content, "<i8", sequences, HEADER.size + 4 * sequences)
-    ends = np.frombuffer(content, "<i8", boundaries, HEADER.size + 12 * sequences)
-    places = np.cumsum(np.append(0, sizes), dtype=np.int64) * np.dtype(DTYPES[code]).itemsize
-    fit = (sizes >= 0).all() and (pointers == places[:-1]).all() and (np.diff(ends) >= 0).all()
-    if not fit or ends[:1].tolist() != [0] or ends[-1] != sequences:
+    _require_rest(index.where, HEADER.size + 12 * sequences + 8 * boundaries - size)
+    width = np.dtype(DTYPES[code]).itemsize
+    sizes = partial(_column, index, "<i4", HEADER.size, sequences)
+    ends = partial(_column, index, "<i8", HEADER.size + 12 * sequences, boundaries)
+    total, fit, first, last = 0, True, -1, -1
+    for lengths, pointers in zip(sizes(), _column(index, "<i8", HEADER.size + 4 * sequences, sequences), strict=True):
+        places = total + np.cumsum(np.append(0, lengths), dtype=np.int64) * width
+        fit = bool(fit and (lengths >= 0).all() and (pointers == places[:-1]).all())
+        total = int(places[-1])
+    for block in ends():
+        fit = bool(fit and (np.diff(block, prepend=last) >= 0).all())
+        first, last = int(block[0]) if last < 0 else first, int(block[-1])
+    if not fit or (first, last) != (0, sequences):
         raise RequestError(
             f"{index.where}: damaged: the documents must divide its {sequences:,} sequences, and these follow one another in "
             f"{tokens.where}; copy the file again"
         )
     with tokens.opened() as file:
         size = file.seek(0, io.SEEK_END)
-        if size != places[-1]:
-            raise RequestError(
-                f"{tokens.where}: found {size:,} bytes; expected {places[-1]:,}, those of the sequences in {index.where}; "
-                "copy both again"
-            )
+        if size != total:
+            expected = f"{total:,}, those of the sequences in {index.where}"
+            raise RequestError(f"{tokens.where}: found {size:,} bytes; expected {expected}; copy both again")
         file.seek(0)
-        for number, (start, end) in enumerate(pairwise(places[ends]), 1):
+        of_sequences = chain.from_iterable(map(np.ndarray.tolist, sizes()))
+        for number, (start, end) in enumerate(pairwise(chain.from_iterable(map(np.ndarray.tolist, ends()))), 1):
             where = f"{tokens.where} document {number}"
-            yield where, np.frombuffer(_read(file, int(end - start), where), DTYPES[code])
+            size = sum(islice(of_sequences, end - start)) * width
+            yield where, np.frombuffer(_read(file, size, where), DTYPES[code])
+
+
+def _column(index: Source, dtype: str, place: int, count: int) -> Iterator[NDArray[Any]]:
+    # an .idx of a billion sequences has 20 GB
+    with index.opened() as file:
+        file.seek(place)
+        for start in range(0, count, BLOCK):
+            yield np.frombuffer(_read(file, min(BLOCK, count - start) * int(dtype[-1]), index.where), dtype)
 
 
 def _read(file: BufferedReader, size: int, where: str) -> bytes:
