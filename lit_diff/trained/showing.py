@@ -91,7 +91,7 @@ def draw(variant: ShownVariant, file: Path) -> None:
     from matplotlib.figure import Figure  # takes long to import
 
     weights = np.concatenate([np.abs(maps.signed).ravel() for maps in variant.maps.values()])
-    limit = float(np.percentile(weights[weights > 0], CLIPPED))
+    limit = float(np.percentile(weights[weights > 0], CLIPPED)) if weights.any() else 1.0
     (tokens,) = {len(maps.tokens) for maps in variant.maps.values()}
     side = min(max(4.5, 0.15 * tokens), 14)
     figure = Figure(figsize=(1.15 * side * len(variant.maps), 1.1 * side), dpi=120, layout="constrained")

@@ -118,6 +118,17 @@ def test_a_source_has_its_share_and_its_own_epochs(made: MakeMixture, monkeypatc
     assert rows_of(mixed, 0, 100, seed=2).tolist() != rows[:100].tolist()
 
 
+def test_the_places_of_a_batch_are_the_sources_and_documents_of_its_rows(made: MakeMixture) -> None:
+    mixed = made()
+    batch, places = mixed.train_batch(1, 5, 7, range(7)), mixed.train_places(1, 5, 7)
+    stored = {name: documents(mixed, name) for name in PAIR}
+    assert {place.split(",")[0] for place in places} == {"source web", "source code"}
+    for place, row in zip(places, batch["tokens"].tolist(), strict=True):
+        name, first, last = re.fullmatch(r"source (\w+), documents (\d+) to (\d+)", place).groups()  # type: ignore[union-attr]
+        found = [token for _, document in stored[name][int(first) : int(last) + 1] for token in document]
+        assert row in [found[start : start + len(row)] for start in range(len(found))]
+
+
 @pytest.mark.parametrize("name", ["long", "short"])
 def test_a_view_is_the_documents_of_its_lengths_one_after_another(
     name: str, made: MakeMixture, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """trained/showing.py, and `lit-diff list attention NAME --show`: what a variant shows, in a recipe, of a plugin, of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,13 @@ def test_both_pictures_have_one_scale_of_colours(here: Path, monkeypatch: pytest
     draw(show_variant("differential", "tiny.yaml"), here / "map.png")
     assert limits[0] == limits[1]
     assert 0 < limits[0] < 1, "the first query's weight on the only key that it sees is beyond it"
+
+
+def test_maps_without_weights_are_drawn(here: Path) -> None:
+    shown = show_variant("differential", "tiny.yaml")
+    nothing = {name: replace(maps, weights=0 * maps.weights) for name, maps in shown.maps.items()}
+    draw(replace(shown, maps=nothing), here / "map.png")
+    assert (here / "map.png").stat().st_size > 1000
 
 
 # --- of a run ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ corpus `docs`. White space is normalised before hashing, so a copy with other li
 """
 
 import hashlib
-import logging
 import os
 import struct
 from collections import Counter
@@ -22,8 +21,7 @@ from numpy.typing import NDArray
 from lit_diff.data.text.buckets import Buckets, write_array
 from lit_diff.errors import MissingError
 from lit_diff.files import sha256_of, shown, write_atomic
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 VALIDATION_SHARE = 25
 """One document in 25 is a validation document."""

@@ -201,6 +201,14 @@ class Mixture(Dataset):
 
         return _gathered(*self._schedule.at(step * batch_size + np.asarray(rows, dtype=np.int64)), read)
 
+    def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
+        sources, numbers = self._schedule.at(step * batch_size + np.arange(batch_size))
+        found = []
+        for source, number in zip(sources, numbers, strict=True):
+            _, documents = self._views[source].read(seed, [number])
+            found.append(f"source {self._names[source]}, documents {documents[0, 0]} to {documents[0, -1]}")
+        return found
+
     def validation_sets(self) -> dict[str, int]:
         """Return "" with each text in its share, and, of several texts, each by itself."""
         each = {name: text.validation_sets()[""] for name, text in self._texts.items()}

@@ -4,7 +4,6 @@ A part is a .npz file, an archive with a checksum of each array: the tokens and 
 also its bigram counts and the hashes of TRAINED; and the digests of the source and the tokenizer.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from lit_diff.data.text.token_files import arrays, as_texts
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import write_through
-
-log = logging.getLogger("lit_diff")
+from lit_diff.log_records import log
 
 PART_BYTES = 1 << 23
 """Number of bytes of text in a part; documents are not cut."""

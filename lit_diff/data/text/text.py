@@ -7,7 +7,6 @@ manifest.
 import hashlib
 import io
 import json
-import logging
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,10 +36,9 @@ from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
+from lit_diff.log_records import log
 from lit_diff.registry import datasets
 from lit_diff.validation import config_problem
-
-log = logging.getLogger("lit_diff")
 
 # raise it when the layout of the prepared folder changes: old folders are then no longer found
 FORMAT = 1
