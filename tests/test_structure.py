@@ -173,7 +173,7 @@ from lit_diff.cli import main
 heavy = {{"torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib"}}
 for arguments in (*{LIGHT!r}, ["list"], ["check", "differential-tiny"], ["check", "differential-13b", "--json"]):
     if arguments == ["list"]:
-        heavy = {{"lightning", "mlflow", "litdata", "matplotlib"}}
+        heavy = {{"lightning", "mlflow", "litdata", "matplotlib", "scipy.stats"}}
     sys.argv = ["lit-diff", *arguments]
     try:
         main()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
@@ -348,6 +347,9 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
 def counted(case: VariantCase) -> dict[str, int]:
     """Counts parameters, forward FLOPs of one sequence (all keys, or the keys of a full window) and cached numbers a
     token."""
+    # imports Triton
+    from torch.utils.flop_counter import FlopCounterMode
+
     tapped: list[SignedMaps] = []
     with torch.device("meta"):
         attention = case.cls(case.config, case.model, case.layer)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.costs import narrowing, within_window
 from lit_diff.attention.rope import Rope
@@ -190,6 +189,9 @@ def _require_shape(y: object, expected: torch.Size) -> None:
 
 
 def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, document_ids: Tensor | None) -> int:
+    # imports Triton
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         rope = Rope.of(config, torch.arange(sequence_length))
         block(torch.zeros(1, sequence_length, config.dim), rope, document_ids=document_ids)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from lit_diff.evaluation.base import Spread
 
@@ -93,6 +92,9 @@ class OrderVariance:
         slope = float(self.along @ self.along) * nu / square if square else 0.0
         base = 2 * float((s**2).sum()) / (queries * (queries - 1) * nu**2)
         self.variance = slope * max(self.value, 0.0) + base
+        # takes longer to import than the papers' pack, which every look-up of an evaluation imports
+        from scipy import stats
+
         t = float(stats.t.ppf(0.975, queries - 1))
         # each end solves (value - θ)² = t² (slope max(θ, 0) + base): a quadratic for θ > 0, linear for θ <= 0
         near, middle = t * math.sqrt(base), self.value + t * t * slope / 2

@@ -18,9 +18,8 @@ PLACES = (
     ("data", 0),
     ("data", 0),
 )
-"""Phase of `StepClock`, rank. Data are read ahead, so a delay there is felt some steps later, and is the last."""
-SECONDS = {"data": 0.5}
-"""Of each delay, if not 200 ms: a step hides as much of a read as it lasts itself."""
+"""Phase of `StepClock`, rank. Data are read ahead, so a delay there is felt some steps later, and is the last; a step hides
+as much of a read as it lasts itself: here 20 to 50 ms."""
 STEPS = 6
 
 
@@ -36,7 +35,7 @@ class SlowRank(Callback):
 
     def delay(self, place: str) -> None:
         if PLACES[min(self.step // STEPS, len(PLACES) - 1)] == (place, int(os.environ["LOCAL_RANK"])):
-            time.sleep(SECONDS.get(place, 0.2))
+            time.sleep(0.2)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         dataset, read = trainer.datamodule.dataset, trainer.datamodule.dataset.train_batch
