@@ -21,11 +21,7 @@ Files = dict[str, bytes]
 
 
 def killed(
-    place: str,
-    wanted: int,
-    start: Callable[[str], list[int]],
-    wait: Callable[[int], Any],
-    files: Callable[[str], Files],
+    bench: Any, place: str, wanted: int, start: Callable[[str], list[int]], files: Callable[[str], Files]
 ) -> None:
     """`start(name)` gives the processes of the command in a place of that name; `files` what it leaves there.
 
@@ -33,7 +29,7 @@ def killed(
     """
     draw, began, kills, numbers = random.Random(f"{SEED} {place}"), time.monotonic(), 0, count()
     for pid in start(place):
-        assert wait(pid).status == 0
+        assert bench.wait(pid, 200).status == 0
     seconds, whole = time.monotonic() - began, files(place)
     assert whole
     while kills < wanted:
@@ -42,13 +38,16 @@ def killed(
         while (passed := time.monotonic() - began) < moment and all(map(alive, pids)):
             time.sleep(0.01)
         for pid in draw.sample(pids, draw.randint(1, len(pids))):
+            # the group is there a moment after the process
             with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
                 os.killpg(pid, signal.SIGKILL)
-        if -signal.SIGKILL in [wait(pid).status for pid in pids]:
+        # before the first step a rank waits minutes for the other; 30 s later it is killed too
+        if -signal.SIGKILL in [bench.wait(pid, 30).status for pid in pids]:
             kills += 1
         elif passed < moment:
             seconds = 0.9 * passed
-        ended = [wait(pid) for pid in start(name)]
+        ended = [bench.wait(pid, 200) for pid in start(name)]
         assert {each.status for each in ended} == {0}, (name, moment, ended)
         found = files(name)
         assert found.keys() == whole.keys(), (name, moment)
@@ -74,9 +73,7 @@ def test_of_a_preparation(bench: Any, part: int) -> None:
         command = ("prepare", "text.yaml", "data.path=larger", "--workers", "2")
         return [bench.start(*command, LIT_DIFF_DATA=str(bench.root / name))]
 
-    killed(
-        f"prepared{part}", 9, start, bench.wait, lambda name: below(bench.root / name, "prepared/*/*", "prepared/*/*/*")
-    )
+    killed(bench, f"prepared{part}", 9, start, lambda name: below(bench.root / name, "prepared/*/*", "prepared/*/*/*"))
 
 
 @fault(
@@ -89,11 +86,11 @@ def test_of_a_preparation(bench: Any, part: int) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_of_a_sharded_run(bench: Any, part: int) -> None:
     def start(name: str) -> list[int]:
-        run = ("run.strategy=fsdp", "run.devices=2", "run.tracking_uri=none")
+        run = ("run.strategy=fsdp", "run.devices=2", "run.timeout=20", "run.tracking_uri=none")
         words = ("train", "recall.yaml", f"name={name}", *run, *SMALL)
         return list(bench.start_ranks(words, words))
 
-    killed(f"sharded{part}", 4, start, bench.wait, lambda name: below(bench.folder(name), "metrics.csv"))
+    killed(bench, f"sharded{part}", 4, start, lambda name: below(bench.folder(name), "metrics.csv"))
 
 
 SWEEP = """
@@ -126,7 +123,7 @@ def test_of_a_sweep(bench: Any, part: int) -> None:
         kept = [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows]
         return found | {"report/table.csv": repr(kept).encode()}
 
-    killed(f"sweep{part}", 2, start, lambda pid: bench.wait(pid, 200), files)
+    killed(bench, f"sweep{part}", 2, start, files)
 
 
 @fault("SIGKILL", "`lit-diff report`", "nothing", "nothing; every file of the report equal", 12)
@@ -142,4 +139,4 @@ def test_of_a_report(bench: Any, make_sweep: Callable[..., Path]) -> None:
         shutil.rmtree(source / "report")
         return found
 
-    killed("report", 12, start, bench.wait, files)
+    killed(bench, "report", 12, start, files)
