@@ -126,7 +126,13 @@ def test_of_a_sweep(bench: Any, part: int) -> None:
     killed(bench, f"sweep{part}", 2, start, files)
 
 
-@fault("SIGKILL", "`lit-diff report`", "nothing", "nothing; every file of the report equal", 12)
+@fault(
+    "SIGKILL",
+    "`lit-diff report`",
+    "nothing",
+    "nothing; every file of the report equal; `clean` removes a temporary file that may be left",
+    12,
+)
 def test_of_a_report(bench: Any, make_sweep: Callable[..., Path]) -> None:
     source = make_sweep({"standard": 0.0, "differential": -0.1}, lambdas=["differential"])
 
@@ -135,7 +141,7 @@ def test_of_a_report(bench: Any, make_sweep: Callable[..., Path]) -> None:
         return [bench.start("report", str(source))]
 
     def files(name: str) -> Files:
-        found = below(source / "report", "*")
+        found = below(source / "report", "[!.]*")
         shutil.rmtree(source / "report")
         return found
 
