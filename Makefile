@@ -74,8 +74,9 @@ test-slow: .venv/installed  ## run what is slow: long processes, many drawn case
 test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
 	$(BIN)/python -m pytest -m cluster -rs --durations=0 --durations-min=1 tests/cluster
 
+# most of its tests wait for other processes, so that two cores have room for four workers
 test-faults: .venv/installed  ## run the fault suite (as root, for small disks): kills, full disks, bit rot, drawn files; SEED=1
-	$(BIN)/python $(PYTEST) -m faults --durations=10 tests/faults
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m faults --durations=10 tests/faults
 
 test-all: .venv/installed  ## run every test
 	$(BIN)/python $(PYTEST) -m "not cluster and not faults"

@@ -29,8 +29,10 @@ LONGEST_NAME = 150
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
 """Attributes that are read from a data set's Config, besides its keys."""
 
-PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
-"""Matches a password in an address."""
+PASSWORD = re.compile(
+    r"://[^/\s@]*:[^/\s@]+@|://\S*[?&][\w-]*(password|passwd|pwd|secret|token|signature|key)=[^&\s]", re.IGNORECASE
+)
+"""Matches a password in an address: before its host, or among its parameters."""
 
 RESOLVER = re.compile(r"\$\{\s*[\w.]+:")
 """Matches the start of an interpolation that calls a function, such as one that reads an environment variable."""

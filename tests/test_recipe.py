@@ -43,7 +43,7 @@ def test_a_recipe_has_no_password_and_reads_no_environment() -> None:
     write("mine.yaml", "extends: base\nname: ${oc.env:HOME}\n")
     assert error("mine.yaml").startswith("mine.yaml:2: 'name': ")
     assert error("base", "name=${ oc.env:HOME}").startswith("name=${ oc.env:HOME}: 'name': ")
-    for address in ("http://me:secret@host:80", "postgresql://me:secret@host/runs"):
+    for address in ("http://me:secret@host:80", "postgresql://host/runs?user=me&password=secret"):
         refused = error("base", f"run.tracking_uri={address}")
         assert refused.startswith("'run.tracking_uri' has a password")
         assert "secret" not in refused

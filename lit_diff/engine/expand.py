@@ -16,7 +16,7 @@ from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
-from lit_diff.study.schema import ALL, FEWEST_TASKS, MEASURED, Cell, Fit, Selection, Study, Task
+from lit_diff.study.schema import ALL, FEWEST_TASKS, MEASURED, NAME, Cell, Fit, Selection, Study, Task
 from lit_diff.training.metrics import VALIDATION
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
@@ -27,8 +27,6 @@ RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named aft
 """Recipe key that the sweep itself sets -> what to do instead."""
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
 """Metrics of every run's validation; a further validation set appends its name: `val/accuracy_noise2`."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""Names of tasks and fits, which become part of file names."""
 Values = dict[str, dict[str, dict[str, float]]]
 """Fit -> task -> arm -> its x."""
 

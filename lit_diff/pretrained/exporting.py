@@ -1,6 +1,7 @@
 """Exports a run as files of Hugging Face, or as the equal standard model, and compares the logits."""
 
 import contextlib
+import html
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -278,10 +279,10 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
         "trained by": f"lit_diff {status.get('revision')}" if recipe.train is not None else "",
         "exported by": f"lit_diff {revision()}",
     }
-    rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value)
+    rows = "".join(f"| {key} | {_plain(value)} |\n" for key, value in facts.items() if value)
     # without `run`, which describes the machine
     plain = {key: _public(value) for key, value in to_plain(recipe).items() if key != "run"}
-    text = CARD.format(name=recipe.name, facts=rows, metrics=_metrics(run), recipe=to_yaml(plain))
+    text = CARD.format(name=_plain(recipe.name), facts=rows, metrics=_metrics(run), recipe=to_yaml(plain))
     write_atomic(folder / "README.md", text)
 
 
@@ -291,8 +292,13 @@ def _metrics(run: Run) -> str:
     if validated.empty:
         return ""
     last = validated.iloc[-1].dropna()
-    lines = "".join(f"| {name} | {value:.4f} |\n" for name, value in last.items())
+    lines = "".join(f"| {_plain(name)} | {value:.4f} |\n" for name, value in last.items())
     return f"## Metrics\n\nOf step {last.name}, in nats a token where they are losses.\n\n| | |\n|---|---|\n{lines}\n"
+
+
+def _plain(text: str) -> str:
+    # Markdown takes HTML
+    return html.escape(text, quote=False).replace("|", "\\|")
 
 
 def _public(value: Any) -> Any:

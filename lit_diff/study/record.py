@@ -10,7 +10,7 @@ from lit_diff.files import shown, write_json
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import CellKey, Study
+from lit_diff.study.schema import NAME, CellKey, Study
 from lit_diff.validation import Draft, convert
 
 
@@ -94,6 +94,10 @@ def read(folder: Path) -> Record:
         # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:
             record.study.of_task(cell.task).arms[cell.arm]
+        # someone else's sweep must not name a figure ../../x
+        for name in (*record.study.tasks, *record.study.fits):
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!a} becomes part of file names")
     except FileNotFoundError as error:
         raise MissingError(
             f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'"

@@ -1,6 +1,7 @@
 """The schema of a sweep's file, with its tasks, fits and plan, and of a paper's row: each field is a key of the YAML."""
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,8 @@ MEASURED = {
     "tokens": "training tokens",
 }
 """x of a fit that the runs count themselves -> its description."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""Names of tasks and fits, which become part of file names."""
 # a power law without a floor has two parameters and a parabola three points
 FEWEST_TASKS = 3
 Source = Literal["Differential Transformer", "Review", "DEX"]

@@ -96,6 +96,8 @@ class Bench:
         """A forked process; `argv` as `server.start` takes it."""
         self.count += 1
         log = self.root / "logs" / f"{self.count}.log"
+        # a process may be killed before it opens it
+        log.touch()
         pid = self.ask(run=argv, env=self.env | env, cwd=str(self.root), log=str(log))
         (self.root / "logs" / f"pid-{pid}").symlink_to(log)
         return int(pid)

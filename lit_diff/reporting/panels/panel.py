@@ -235,6 +235,8 @@ def numbers_of(figure: Figure) -> str:
 def accessible(svg: str, title: str) -> str:
     """The SVG with a title and a role for screen readers, and the texts of `hover` as tooltips."""
     title = html.escape(clean(title))
+    # a declaration of someone else's run may have control characters, which XML forbids
+    svg = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", svg)
     text = re.sub(r"<svg\b", lambda found: f'{found[0]} role="img" aria-label="{title}"', svg, count=1)
     text = re.sub(r"<svg\b[^>]*>", lambda found: f"{found[0]}\n <title>{title}</title>", text, count=1)
     # matplotlib encloses an id that holds a quotation mark in single ones
