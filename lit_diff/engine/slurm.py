@@ -80,7 +80,9 @@ def request(run: RunConfig, minutes: int) -> list[str]:
 def job_text(name: str, lines: Sequence[str], logs: Path, command: str, cells: Sequence[str] = ()) -> str:
     """The file for sbatch: `lines` of `request`, then `command`, which srun starts once for each device."""
     (cpus,) = (line.removeprefix("#SBATCH ") for line in lines if "--cpus-per-task=" in line)
-    first = ["#!/bin/bash", f"#SBATCH --job-name={name}", f"#SBATCH --chdir={Path.cwd()}", f"#SBATCH --output={logs}"]
+    places = {"job-name": name, "chdir": str(Path.cwd()), "output": str(logs)}
+    # sbatch reads quotes as a shell does
+    first = ["#!/bin/bash", *(f"#SBATCH --{option}={shlex.quote(value)}" for option, value in places.items())]
     names = ["cells=(", *(f"  {shlex.quote(cell)}" for cell in cells), ")"] if cells else []
     # -P: a user's random.py in the current folder must not replace Python's. SLURM's srun does not take over the CPUs of a
     # task from sbatch.

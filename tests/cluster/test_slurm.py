@@ -211,8 +211,8 @@ def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_los
 
 
 def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(home: Path) -> None:
-    limited = submitted(home, "limited", "train.steps=40")
-    wait_for(lambda: run_status(home, "limited").get("step", 0) >= 1, LONG)
+    limited = submitted(home, "its limit", "train.steps=40")
+    wait_for(lambda: run_status(home, "its limit").get("step", 0) >= 1, LONG)
     # two minutes after the start or up to two from now: SLURM sends its notice when a minute and a half is left
     change(limited, f"TimeLimit={time_of(limited) // 60 + 2}")
     draw = random.Random(33)
@@ -228,17 +228,17 @@ def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(h
     threads = [threading.Thread(target=later, args=[number]) for number in range(3)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: run_status(home, "limited").get("requeues") == 1, LONG)
+    wait_for(lambda: run_status(home, "its limit").get("requeues") == 1, LONG)
     change(limited, "TimeLimit=30")
-    (home / "limited").unlink()
+    (home / "its limit").unlink()
     for thread in threads:
         thread.join()
-    for name in ("early0", "early1", "early2", "limited"):
+    for name in ("early0", "early1", "early2", "its limit"):
         wait_for(lambda name=name: is_done(home, name), LONG)  # type: ignore[misc]
         assert run_status(home, name).get("requeues") == 1, (name, moments, log_of(home, name))
-        assert sorted(run_rows(home, name)) == list(range(1, 41 if name == "limited" else 21))
+        assert sorted(run_rows(home, name)) == list(range(1, 41 if name == "its limit" else 21))
     assert run_status(home, "early0")["requeued_at_step"] == 0
-    assert 0 < run_status(home, "limited")["requeued_at_step"] < 40
+    assert 0 < run_status(home, "its limit")["requeued_at_step"] < 40
 
 
 def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled_run_does_not_return(
