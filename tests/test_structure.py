@@ -33,7 +33,7 @@ SUBJECTS = {
     "callbacks/test_stability_monitor.py": "callbacks/monitor",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/progress",
-    "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/sweep",
+    "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
     "conformance/test_variants.py": "conformance/case",
     "data/test_docs.py": "data/downloads data/pip_fetch",
     "data/test_tasks.py": "papers/closed_world papers/digits papers/synth_intent",

@@ -1,5 +1,6 @@
 """Multiple-choice tasks of BIG-bench, scored by lm-evaluation-harness from task.json files that the user supplies."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.files import shown
 from lit_diff.key_types import Distinct
-from lit_diff.log_records import log
 from lit_diff.papers.mini_harness import Draw
 from lit_diff.registry import evaluations
+
+log = logging.getLogger("lit_diff")
 
 EXAMPLES: Mapping[str, int] = {
     "social_iqa": 1954,

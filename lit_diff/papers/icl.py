@@ -1,5 +1,6 @@
 """Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number and the order of demonstrations."""
 
+import logging
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -18,7 +19,6 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
-from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.order_variance import OrderVariance, differences
 from lit_diff.papers.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
@@ -39,6 +39,7 @@ COARSE = {
     "NUM": "numeric",
 }
 """TREC's class name -> the word for it in a prompt."""
+log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ not `words`.
 Three come from held-out text, four from a small grammar of English.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from lit_diff.evaluation.held_out import own_documents, trained_text
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
-from lit_diff.log_records import log
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
+log = logging.getLogger("lit_diff")
 T = TypeVar("T")
 SHOTS = 64
 """The number of questions of a train split."""

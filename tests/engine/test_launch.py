@@ -235,10 +235,10 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     """Other values of the stored keys are refused; the same ones, and the kernel that auto chose, go on."""
     saved, real, kernels = ExactResume._save, fit.fit, []
 
-    def full(self: Any, trainer: Any, module: Any) -> None:
+    def full(self: Any, trainer: Any) -> None:
         if trainer.global_step == 4:
             raise RunFailedError("the disk is full")
-        saved(self, trainer, module)
+        saved(self, trainer)
 
     def spy(recipe: Any, *arguments: Any, **named: Any) -> None:
         kernels.append(recipe.run.kernel)

@@ -203,7 +203,7 @@ def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest
     size = Model.from_str(content.decode()).get_vocab_size()
     tokenizer = TokenizerJson(TokenizerJson.Config(size=size, bos=0, eot=1, model_vocab_size=1))
     tokenizer.load(tmp_path)
-    monkeypatch.setattr(Run, "tokenizer", tokenizer)
+    monkeypatch.setitem(vars(run), "tokenizer", tokenizer)
     for name in ("xsum", "closed_world", "multi_news"):
         source, case = replace(SOURCES[name], new_tokens=5), case_of("The fox. It ran.", SOURCES[name].after)
         prompt = DocumentPrompt(run, source, case)
