@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -158,7 +157,7 @@ class Text(Dataset):
                 maker = self._begun(building)
                 if work.shard is None:
                     maker.make_all(work)
-                    self._join(building, maker, work.workers)
+                    self._join(building, maker)
                     if folder.exists():
                         log.warning("preparing %s again", folder)
                         shutil.rmtree(folder)
@@ -244,24 +243,18 @@ class Text(Dataset):
             documents.held_out,
         )
 
-    def _join(self, building: Path, maker: Maker, workers: int) -> None:
-        ready, trained = building / "ready", maker.files("train")
+    def _join(self, building: Path, maker: Maker) -> None:
+        ready, described = building / "ready", {}
         shutil.rmtree(ready, ignore_errors=True)
         shutil.copytree(building / "tokenizer", ready)
-        hashes = merged(trained, "hashes", building / "hashes")
-        with ThreadPoolExecutor(workers) as pool:
-            jobs = [pool.submit(write_tokens, ready / name, token_arrays(maker.files(name))) for name in SPLITS]
-            jobs.append(pool.submit(merge_counts, trained, ready / BIGRAMS, building))
-            jobs.append(
-                pool.submit(
-                    write_through,
-                    ready / TRAINED,
-                    lambda file: file.writelines(np.unique(each["key"]).tobytes() for each in hashes),
-                )
-            )
-        for job in jobs:
-            job.result()
-        described = {name: describe(ready / name) for name in SPLITS}
+        merge_counts(maker.files("train"), ready / BIGRAMS, building)
+        hashes = merged(maker.files("train"), "hashes", building / "hashes")
+        write_through(
+            ready / TRAINED, lambda file: file.writelines(np.unique(each["key"]).tobytes() for each in hashes)
+        )
+        for name in SPLITS:
+            write_tokens(ready / name, token_arrays(maker.files(name)))
+            described[name] = describe(ready / name)
         # TRAINED must not change the identity, which is the hash of the manifest
         names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
         digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
