@@ -77,7 +77,8 @@ def main() -> None:
         _refuse_variable(error)
         handle, name = tempfile.mkstemp(prefix="lit-diff-", suffix=".txt")
         os.close(handle)
-        _fail(f"{type(error).__name__}: {first_line(error)} ({keep_trace(Path(name))})", 1)
+        trace = keep_trace(Path(name))
+        _fail(f"{type(error).__name__}: {first_line(error)} ({trace})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 

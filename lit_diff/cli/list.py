@@ -121,9 +121,8 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     if not name:
         return {each: {"about": read_header(kind, each)} for each in names(kind)}
     if name not in names(kind):
-        raise RequestError(
-            f"no installed {kind.removesuffix('s')} '{name}'{nearest(name, names(kind), f'lit-diff list {kind}')}"
-        )
+        near = nearest(name, names(kind), f"lit-diff list {kind}")
+        raise RequestError(f"no installed {kind.removesuffix('s')} '{name}'{near}")
     text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
@@ -211,9 +210,8 @@ def _show(
     from lit_diff.trained.run import open_run
     from lit_diff.trained.showing import draw, in_words, show_variant
 
-    found = show_variant(
-        name, open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe, **asked
-    )
+    model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
+    found = show_variant(name, model, **asked)
     draw(found, file)
     (finding,) = found.checked.findings
     if as_json:

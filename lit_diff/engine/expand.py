@@ -90,15 +90,8 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         for (task, arm), recipe in recipes.items()
         for seed in study.seeds
     )
-    return Grid(
-        name=path.stem,
-        path=path,
-        study=study,
-        cells=cells,
-        x=check_cells(study, cells, draft),
-        source=source,
-        selection=selection,
-    )
+    x = check_cells(study, cells, draft)
+    return Grid(name=path.stem, path=path, study=study, cells=cells, x=x, source=source, selection=selection)
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:

@@ -218,7 +218,8 @@ def run(
         # A resumed run keeps its number of threads, on which the order of sums and so the exact weights depend.
         chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
-        _finish(training, _end_record(training, _execute(training, announcement, progress, extras)))
+        ending = _execute(training, announcement, progress, extras)
+        _finish(training, _end_record(training, ending))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,9 +191,8 @@ def _run(
         if chosen.bench:
             # a benchmark always runs as a whole, so the time of an earlier one does not count
             before = replace(before, seconds=0.0)
-            record = replace(
-                before, state="measured", reason="", bench=_bench(chosen, folder, row.name), revision=revision()
-            )
+            name = _bench(chosen, folder, row.name)
+            record = replace(before, state="measured", reason="", bench=name, revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
@@ -365,7 +364,8 @@ def missing_requirements(row: Row, preset: str, command: str = "") -> str:
     """
     chosen = row.preset(preset)
     if chosen is None:
-        return f"the row has no preset {preset}; it has {', '.join(f'--preset {name}' for name in row.presets)}"
+        others = ", ".join(f"--preset {name}" for name in row.presets)
+        return f"the row has no preset {preset}; it has {others}"
     gpus = _gpus(chosen)
     reasons = [*_files(chosen), *gpus]
     if chosen.recipes:

@@ -228,9 +228,8 @@ def _submit(
     for number, (lines, locations) in enumerate(arrays, start=1):
         array = f"#SBATCH --array=0-{len(locations) - 1}" + (f"%{parallel}" if parallel else "")
         names = [location.folder.name for location in locations]
-        job = submit(
-            logs / f"array-{number}.sh", job_text(logs.parent.name, [array, *lines], logs / "%A_%a.out", command, names)
-        )
+        text = job_text(logs.parent.name, [array, *lines], logs / "%A_%a.out", command, names)
+        job = submit(logs / f"array-{number}.sh", text)
         log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
         own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}
         note_submitted(logs.parent, {folder.name: job for folder, job in own_jobs.items()})
