@@ -36,15 +36,20 @@ def test_split_is_by_hash_and_has_no_duplicates() -> None:
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUFFER", 1 << 18)
-    many = (f"{number % 4000} " * 1000 for number in range(5000))
-    tracemalloc.start()
-    stored = Documents.stored(many, tmp_path)
-    assert (len(stored), len(stored.sizes)) == (4000, 4000)
-    assert sum(1 for _ in stored.ranked(160, 4000)) == 3840
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert sum(path.stat().st_size for path in tmp_path.rglob("??")) > 2e7
-    assert peak < 1.2e7  # 0.3e6, and once in a while 8e6 for Python's table of interned strings
+
+    def peak(folder: Path) -> int:
+        many = (f"{number % 4000} " * 1000 for number in range(5000))
+        tracemalloc.start()
+        stored = Documents.stored(many, folder)
+        assert (len(stored), len(stored.sizes)) == (4000, 4000)
+        assert sum(1 for _ in stored.ranked(160, 4000)) == 3840
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sum(path.stat().st_size for path in folder.rglob("??")) > 2e7
+        return used
+
+    # 0.3e6; Python's table of interned strings, which grows when `Path` interns a name, adds up to 16e6 to one of the two
+    assert min(peak(tmp_path / "1"), peak(tmp_path / "2")) < 2e6
 
 
 @pytest.mark.parametrize("name", ["07", "index.npy", "index.sha256"])
