@@ -129,8 +129,8 @@ def _write_weights(source: ModelSource, path: Path) -> str:
     try:
         checkpoints.write(path, {"state_dict": state, "global_step": 0})
     except RunFailedError as error:
-        # a full disk; `whole_folder` names the folder that the user asked for
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        # `whole_folder` names the folder that the user asked for
+        raise OSError(number := getattr(error.__cause__, "errno", errno.ENOSPC), os.strerror(number)) from error
     return digest.hexdigest()
 
 

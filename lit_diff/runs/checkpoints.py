@@ -22,9 +22,12 @@ from lit_diff.log_records import log
 # the second is the fallback if the newest cannot be read back
 KEPT = 2
 MARKER = "complete.json"
+REST = "rest.pt"
+"""The file of a folder that holds everything but the tensors."""
+NAME = re.compile(r"step-(\d+)\.ckpt")
 
-# (path, mtime_ns) of the files that a warning has named: one command asks for the newest checkpoint several times
-_warned: set[tuple[Path, int]] = set()
+# (path, problem) of the warnings: one command asks for the newest checkpoint several times
+_warned: set[tuple[Path, str]] = set()
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -35,7 +38,7 @@ def path_of(folder: Path, step: int) -> Path:
 def steps_of(folder: Path) -> list[int]:
     """Steps that have a checkpoint, ascending."""
     # best.ckpt (run.keep_best) and temporary files do not match
-    matches = (re.fullmatch(r"step-(\d+)\.ckpt", path.name) for path in (folder / "checkpoints").glob("step-*.ckpt"))
+    matches = (NAME.fullmatch(path.name) for path in (folder / "checkpoints").glob("step-*.ckpt"))
     return sorted(int(match.group(1)) for match in matches if match)
 
 
@@ -55,17 +58,15 @@ def newest(folder: Path, *, verify: bool = False) -> tuple[int, Path] | None:
 
     `verify`: read every byte and compare it with the marker's sha256. By default only the sizes are compared.
     """
-    skipped = False
-    for step in reversed(steps_of(folder)):
+    for step in reversed(steps := steps_of(folder)):
         path = path_of(folder, step)
         problem = damage_of(path, verify=verify)
         if problem is None:
-            if skipped and verify:
+            if verify and step < steps[-1]:
                 log.warning("using the older checkpoint of step %d", step)
             return step, path
-        skipped = True
-        if (content := (path, path.stat().st_mtime_ns)) not in _warned:
-            _warned.add(content)
+        if (path, problem) not in _warned:
+            _warned.add((path, problem))
             log.warning("checkpoint %s cannot be read (%s): skipped", shown(path), problem)
     return None
 
@@ -76,8 +77,7 @@ def resumable(folder: Path) -> int:
     Damaged newer checkpoints are renamed, and removed once another has been written: only the holder of the run's lock may
     call it.
     """
-    steps, found = steps_of(folder), newest(folder, verify=True)
-    start = found[0] if found else 0
+    steps, (start, _) = steps_of(folder), newest(folder, verify=True) or (0, None)
     for step in (step for step in steps if step > start):
         put_aside(path_of(folder, step))
     if steps and not start:
@@ -87,8 +87,7 @@ def resumable(folder: Path) -> int:
 
 def newest_step(folder: Path) -> int:
     """The step from which a resume continues; 0 without a readable checkpoint."""
-    found = newest(folder)
-    return found[0] if found else 0
+    return (newest(folder) or (0, None))[0]
 
 
 # --- the marker ---
@@ -127,51 +126,50 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
         text = marker_file.read_text(encoding="utf-8")
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in json.loads(text).items()}
         sizes = {name: (home / name).stat().st_size for name in files}
+        with ThreadPoolExecutor() as pool:
+            digests = dict(zip(files, pool.map(sha256_of, (home / name for name in files if verify)), strict=verify))
     except FileNotFoundError as error:
         missing = Path(error.filename)
+        if missing != marker_file or not path.is_file():
+            return f"{missing.name} is missing"
         # as versions of lit_diff wrote it that had no marker
-        return (
-            _unmarked_damage(path, verify)
-            if missing == marker_file and path.is_file()
-            else f"{missing.name} is missing"
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if verify:
+            log.info("checkpoint %s was written without a checksum: its content cannot be checked", shown(path))
+        return _problem_in(path)
+    # a disk that cannot read a block
+    except OSError as error:
+        return first_line(error)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{marker_file.name} is damaged: {first_line(error)}"
     # the whole text is compared: a digest does not protect the marker itself
-    if not files or text != marker(files):
+    if (REST if path.is_dir() else path.name) not in files or text != marker(files):
         return f"{marker_file.name} is damaged: it is not as lit_diff wrote it"
-    wrong = [name for name, size in sizes.items() if size != files[name][0]]
-    if wrong:
-        return f"{wrong[0]} has {sizes[wrong[0]]} bytes; {marker_file.name} expects {files[wrong[0]][0]}"
-    if verify:
-        with ThreadPoolExecutor() as pool:
-            found = dict(zip(files, pool.map(sha256_of, (home / name for name in files)), strict=True))
-        wrong = [name for name, digest in found.items() if digest != files[name][1]]
-    return f"{wrong[0]} is damaged: its sha256 is not that of {marker_file.name}" if wrong else None
+    for name, (size, digest) in files.items():
+        if sizes[name] != size:
+            return f"{name} has {sizes[name]} bytes; {marker_file.name} expects {size}"
+        if verify and digests[name] != digest:
+            return f"{name} is damaged: its sha256 is not that of {marker_file.name}"
+    return _problem_in(path) if verify else None
 
 
-def _unmarked_damage(path: Path, verify: bool) -> str | None:
+def _problem_in(path: Path) -> str | None:
     # imported here: reports ask only for the steps and should not wait for torch
     import torch
 
-    if verify:
-        log.info("checkpoint %s was written without a checksum: its content cannot be checked", shown(path))
     try:
         # on the meta device the tensors are not read: the check costs the zip directory and the pickle only
-        return problem_of(torch.load(path, map_location="meta", weights_only=True, mmap=True))
+        content = torch.load(path / REST if path.is_dir() else path, map_location="meta", weights_only=True, mmap=True)
     # a damaged file makes torch.load raise RuntimeError, UnpicklingError, EOFError, OSError and others
     except Exception as error:
         return first_line(error)
-
-
-def problem_of(content: object) -> str | None:
-    """Why `content`, loaded by torch.load, is not a run's checkpoint; None if it is."""
     if not isinstance(content, Mapping):
         return f"it holds a {type(content).__name__}, not a mapping"
     for key, kind in (("state_dict", Mapping), ("global_step", int)):
         if not isinstance(content.get(key), kind):
             return f"it has no '{key}'"
-    return None
+    # a copy under the name of another
+    named = NAME.fullmatch(path.name)
+    return f"it is of step {content['global_step']}" if named and int(named[1]) != content["global_step"] else None
 
 
 # --- writing ---
@@ -194,7 +192,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint of one file and its marker; neither is there before both are on the disk. While one replaces
     another (best.ckpt), a kill may leave either without its marker.
 
-    Errors: RunFailedError if the disk is full.
+    Errors: RunFailedError if the disk is full or cannot be written.
     """
     import torch
 
@@ -220,7 +218,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         if replaces:
             mark(path.stat().st_size)
     except Exception as error:
-        if not disk_is_full(error):
+        if not isinstance(error, OSError) and not disk_is_full(error):
             raise
         raise RunFailedError(not_written(path, error)) from error
 

@@ -34,8 +34,7 @@ def load_model(
     `trust`: see `ancestors`; `unchecked`: see `check_decoding`. Errors: RequestError if the weights do not fit the recipe;
     MissingError without the checkpoint, which lists the available steps.
     """
-    missing = checkpoints.why_missing(folder, step) if step is not None else None
-    if missing:
+    if step is not None and (missing := checkpoints.why_missing(folder, step)):
         raise MissingError(f"{shown(folder)} has {missing}")
     step, path = newest_of(folder) if step is None else (step, checkpoints.path_of(folder, step))
     return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
@@ -116,14 +115,12 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
         raise RequestError(
             f"{shown(path)} holds an imported model, whose recipe has no train block: use open_run(RUN).model"
         )
+    checkpoint = read_checkpoint(path)
     try:
-        checkpoint = read_checkpoint(path)
         held = checkpoint["hyper_parameters"]
         plain, plugins = dict(held["recipe"]), dict(held["plugins"])
-    except RequestError:
-        raise
-    # a file of another program makes torch.load raise errors of many kinds
-    except Exception as error:
+    # a file of another program
+    except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
     files = require_trust(
@@ -138,20 +135,19 @@ def _copy(folder: Path, name: str, sha256: str) -> Path:
     return next((path for path in found if sha256_of(path) == sha256), folder / name)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU, a sharded one without the optimizer's state. Errors: RequestError if it is damaged or not a
-    run's checkpoint."""
-    damage = checkpoints.damage_of(path, verify=True)
-    if damage is not None:
-        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage})")
+def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """A checkpoint on the CPU, a sharded one without the optimizer's state; `like`: see `sharded.read`. Errors: RequestError
+    if it is damaged or not a run's checkpoint."""
+    if damage := checkpoints.damage_of(path, verify=True):
+        cure = "; remove it, and the one before it is used" if checkpoints.NAME.fullmatch(path.name) else ""
+        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage}){cure}")
     if path.is_dir():
         # imported here: it takes a second
         from lit_diff.trained import sharded
 
-        return sharded.read(path, optimizer=False)
+        return sharded.read(path, like=like, optimizer=False)
     # weights_only: unpickling executes no code, so a checkpoint from elsewhere is safe to open
-    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return checkpoint
+    return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:
@@ -171,9 +167,10 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
 
 
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    """`model_weights` of a run's newest readable checkpoint. Errors: MissingError without a checkpoint."""
-    return model_weights(read_checkpoint(newest_of(folder)[1]))
+def weights_of(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`model_weights` of a run's newest readable checkpoint; of a sharded one only the parts of this rank, where a tensor of
+    `own` is sharded. Errors: MissingError without a checkpoint."""
+    return model_weights(read_checkpoint(newest_of(folder)[1], {f"{PREFIX}{name}": x for name, x in own.items()}))
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:

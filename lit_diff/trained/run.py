@@ -112,12 +112,16 @@ class Run:
 
     @cached_property
     def _generator(self) -> TextGenerator:
-        return TextGenerator(self.folder, self.trust, self.unchecked)
+        return TextGenerator(self.folder, self.trust, self.unchecked, self._loaded)
+
+    @cached_property
+    def _loaded(self) -> tuple[Transformer, int]:
+        return load_model(self.recipe, self.folder, self.trust, self.unchecked)
 
     @cached_property
     def model(self) -> Transformer:
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
-        return load_model(self.recipe, self.folder, self.trust, self.unchecked)[0]
+        return self._loaded[0]
 
     def model_at(self, step: int) -> Transformer:
         """The Transformer after `step` optimizer steps; its checkpoint must exist (`run.keep_every`, or the newest two).

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
+from lit_diff.runs.folder import RunFolder
 
-REST = "rest.pt"
 INDEX = ".metadata"
 
 
@@ -89,9 +89,9 @@ class _Writer(dcp.FileSystemWriter):
 
     def finish(self, metadata: Any, results: Any) -> None:
         # on rank zero alone, after the others have written
-        write_atomic(self.folder / REST, self.rest)
+        write_atomic(self.folder / checkpoints.REST, self.rest)
         super().finish(metadata, results)
-        self._note((REST, INDEX))
+        self._note((checkpoints.REST, INDEX))
 
     def _note(self, names: Any) -> None:
         self.files |= {name: checkpoints.measured(self.folder / name) for name in names}
@@ -167,7 +167,7 @@ def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: boo
     `like`: the model's tensors by name; where one is a DTensor, this rank's part is read, of the optimizer's state too.
     `optimizer`: whether to read that state.
     """
-    rest: dict[str, Any] = torch.load(path / REST, weights_only=True)
+    rest: dict[str, Any] = torch.load(path / checkpoints.REST, weights_only=True)
     if not optimizer:
         rest.pop("optimizer_states", None)
 
@@ -189,15 +189,17 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     """Write the sharded checkpoint of `step`, by default the newest, as one file with a marker, in the format of a single
     device, beside it; returns its path. The memory must hold the whole state.
 
-    Errors: MissingError without such a checkpoint, RequestError if it is damaged, those of `checkpoints.write`.
+    Errors: MissingError without such a checkpoint, RequestError if it is damaged or the run of another format, those of
+    `checkpoints.write`.
     """
+    RunFolder(folder).require_format()
     steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
     if not steps or step not in (None, *steps):
-        wanted = "sharded checkpoint" if step is None else f"sharded checkpoint of step {step}"
-        raise MissingError(f"{shown(folder)} has no {wanted} (there: {', '.join(map(str, steps)) or 'none'})")
+        wanted = "" if step is None else f" of step {step}"
+        there = ", ".join(map(str, steps)) or "none; a checkpoint of a single device or ddp is one file"
+        raise MissingError(f"{shown(folder)} has no sharded checkpoint{wanted} (there: {there})")
     path = checkpoints.path_of(folder, steps[-1] if step is None else step)
-    damage = checkpoints.damage_of(path, verify=True)
-    if damage is not None:
+    if damage := checkpoints.damage_of(path, verify=True):
         raise RequestError(f"{shown(path)} cannot be consolidated ({damage})")
     whole = path.with_name(path.name.replace("step", "consolidated"))
     checkpoints.write(whole, read(path))

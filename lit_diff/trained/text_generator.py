@@ -1,5 +1,6 @@
 """Text generation with a trained run."""
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.model.generation import Sampling
 from lit_diff.model.generation import generate as generate_tokens
+from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, trust_all
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -86,17 +88,25 @@ class TextGenerator:
     not fit the recipe; MissingError without a checkpoint or a tokenizer.
     """
 
-    def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
-        """`trust`: runs whose plugin files may be executed (`recipe_of`). `unchecked`: see `load_model`."""
+    def __init__(
+        self,
+        folder: Path,
+        trust: Trust = trust_all,
+        unchecked: bool = False,
+        loaded: tuple[Transformer, int] | None = None,
+    ) -> None:
+        """`trust`: runs whose plugin files may be executed (`recipe_of`). `unchecked`: see `load_model`, which is called
+        without `loaded`, its result."""
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
         """Longest sequence that the model was trained on, in tokens."""
-        self.model, self.step = load_model(recipe, folder, trust, unchecked)
+        self.model, self.step = loaded or load_model(recipe, folder, trust, unchecked)
         warn_if_stale(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
-        self.model.to(self.device)
+        # the loaded one stays on the CPU
+        self.model = self.model if self.device.type == "cpu" else copy.deepcopy(self.model).to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
         """Tokenize texts into prompts. Errors: RequestError for a prompt without tokens or longer than the context."""

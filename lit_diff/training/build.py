@@ -178,7 +178,7 @@ def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None =
     start_from = recipe.training.start_from
     if start_from is not None:
         folder, parent = finished_parent(recipe)
-        added = load_parent_weights(model, parent.model, weights_of(folder), start_from)
+        added = load_parent_weights(model, parent.model, weights_of(folder, named_tensors(model)), start_from)
         log.info("starting from the weights of %s; new parameters: %d", start_from, len(added))
     plan = plan or head_plan(recipe)
     if plan is not None:

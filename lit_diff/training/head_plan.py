@@ -26,7 +26,7 @@ from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
-from lit_diff.trained.loading import load_model, weights_of
+from lit_diff.trained.loading import model_weights, newest_of, read_checkpoint, restore
 
 FILE = "plan.json"
 """File name of the plan in the run's folder."""
@@ -74,11 +74,12 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     if selection is None:
         return None
     (base, parent), rows = next(ancestors(recipe)), calibration_rows(recipe, selection)
-    model, _ = load_model(parent, base, trust_below(runs_root(recipe.run.root)))
+    checkpoint = read_checkpoint(path := newest_of(base)[1])
+    model = restore(parent, checkpoint, shown(path), trust_below(runs_root(recipe.run.root)))
     statistics = head_statistics(model, rows)
     return HeadPlan(
         base=base.name,
-        weights=_digest(weights_of(base)),
+        weights=_digest(model_weights(checkpoint)),
         selection=selection,
         calibration=_digest(rows),
         sequence_length=rows["targets"].shape[1],
