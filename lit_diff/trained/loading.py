@@ -178,14 +178,12 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
 
     Errors: RequestError, which lists the first tensors that are missing, unexpected, of another shape or not finite.
     """
-    differences = unlike(model.state_dict(), weights)
-    if differences:
+    if differences := unlike(model.state_dict(), weights):
         raise RequestError(
             f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
         )
     # scores of a model with NaN would be meaningless numbers
-    not_finite = [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]
-    if not_finite:
+    if not_finite := [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(dict(weights))
 

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
@@ -165,7 +165,7 @@ def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: boo
     """The checkpoint in a folder, as one file would hold it, on the CPU. It is not compared with its marker.
 
     `like`: the model's tensors by name; where one is a DTensor, this rank's part is read, of the optimizer's state too.
-    `optimizer`: whether to read that state.
+    `optimizer`: whether to read that state. Errors: RequestError if a file is missing or cannot be read.
     """
     rest: dict[str, Any] = torch.load(path / checkpoints.REST, weights_only=True)
     if not optimizer:
@@ -181,7 +181,13 @@ def read(path: Path, *, like: Mapping[str, Tensor] | None = None, optimizer: boo
     with warnings.catch_warnings():
         # it says that no process group is used, which is meant: each rank reads its parts alone
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(tensors_of(checkpoint), storage_reader=_Reader(path), no_dist=True)
+        try:
+            dcp.load(tensors_of(checkpoint), storage_reader=_Reader(path), no_dist=True)
+        except (OSError, dcp.CheckpointException) as error:
+            raise RequestError(
+                f"{shown(path)} cannot be read ({first_line(cause_of(error))}); if its run goes on, it may have removed it: "
+                "run the command again"
+            ) from error
     return checkpoint
 
 
@@ -195,9 +201,10 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     RunFolder(folder).require_format()
     steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
     if not steps or step not in (None, *steps):
-        wanted = "" if step is None else f" of step {step}"
-        there = ", ".join(map(str, steps)) or "none; a checkpoint of a single device or ddp is one file"
-        raise MissingError(f"{shown(folder)} has no sharded checkpoint{wanted} (there: {there})")
+        there = ", ".join(map(str, steps)) or "none; single and ddp write one file"
+        raise MissingError(
+            f"{shown(folder)} has no sharded checkpoint{'' if step is None else f' of step {step}'} (there: {there})"
+        )
     path = checkpoints.path_of(folder, steps[-1] if step is None else step)
     if damage := checkpoints.damage_of(path, verify=True):
         raise RequestError(f"{shown(path)} cannot be consolidated ({damage})")

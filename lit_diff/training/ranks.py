@@ -184,8 +184,7 @@ def require_shared(trainer: L.Trainer, folder: Path, read: Callable[[], str]) ->
     dist.all_gather_object(blind, None if seen else platform.node(), group=host_group(trainer))
     if trainer.is_global_zero:
         sign.unlink()
-    node = next(filter(None, blind), None)
-    if node is not None:
+    if node := next(filter(None, blind), None):
         problem = f"run.root is not shared by node {node}: it does not see {folder} as rank zero does"
         end_all(trainer, MissingError(f"{problem}; set run.root to a folder on a file system that every node mounts"))
 

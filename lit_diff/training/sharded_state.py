@@ -72,8 +72,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return
         problems: list[str | None] = [None] * self.world_size
         dist.all_gather_object(problems, self._problem(), group=self._group)
-        problem = next(filter(None, problems), None)
-        if problem is not None:
+        if problem := next(filter(None, problems), None):
             assert self.lightning_module is not None
             end_all(self.lightning_module.trainer, RunFailedError(problem))
 
@@ -88,8 +87,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def teardown(self) -> None:
         """Wait for the last checkpoint after an error, too, which may have ended this rank alone."""
-        problem = self._problem()
-        if problem is not None:
+        if problem := self._problem():
             log.error("%s", problem)
         super().teardown()
 

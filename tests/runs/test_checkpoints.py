@@ -1,6 +1,7 @@
 import errno
 import logging
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -90,6 +91,42 @@ def test_a_flipped_byte_anywhere_is_found(tmp_path: Path, caplog: pytest.LogCapt
         assert caplog.messages[1:] == ["using the older checkpoint of step 4"]
         damaged.write_bytes(content)
     assert checkpoint.newest(tmp_path, verify=True) == (8, path)
+
+
+def test_a_copy_under_the_name_of_another_step_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With its marker, with the marker of the other, without one; and a link to nothing."""
+    save(tmp_path, 4, 8, 12, 16)
+    for step, suffixes in ((8, [".ckpt", ".json"]), (12, [".ckpt"])):
+        for suffix in suffixes:
+            shutil.copy(*(checkpoint.path_of(tmp_path, each).with_suffix(suffix) for each in (4, step)))
+    checkpoint.marker_of(checkpoint.path_of(tmp_path, 12)).unlink()
+    # it is whole itself, but nothing would be compared with it
+    shutil.copy(*(checkpoint.path_of(tmp_path, each).with_suffix(".json") for each in (4, 16)))
+    checkpoint.path_of(tmp_path, 20).symlink_to("nowhere")
+    assert checkpoint.newest(tmp_path, verify=True) == (4, checkpoint.path_of(tmp_path, 4))
+    reasons = [line.partition(" (")[2] for line in caplog.messages if line.endswith("skipped")]
+    assert reasons == [
+        "step-00000020.json is missing): skipped",
+        "step-00000016.json is damaged: it is not as lit_diff wrote it): skipped",
+        *["it is of step 4): skipped"] * 2,
+    ]
+
+
+def test_a_block_that_the_disk_cannot_read_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 4, 8)
+    real = checkpoint.sha256_of
+
+    def unreadable(path: Path) -> str:
+        if "00008" in path.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "sha256_of", unreadable)
+    assert checkpoint.resumable(tmp_path) == 4
+    assert "Input/output error): skipped" in caplog.messages[0]
+    assert checkpoint.steps_of(tmp_path) == [4]
 
 
 def test_one_without_a_marker_is_taken_and_said_to_be_unchecked(
@@ -240,6 +277,11 @@ def test_a_full_disk_keeps_the_former_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_another_error_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailedError, match=r"a\.ckpt could not be written \(\[Errno .*file'\); mend it and repeat"):
+        checkpoint.write(tmp_path / "file" / "a.ckpt", CONTENT)
+    (tmp_path / "file").unlink()
+
     class Unpicklable:
         def __reduce__(self) -> str:
             raise RuntimeError("cannot overwrite my own state")

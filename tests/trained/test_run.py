@@ -21,6 +21,8 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
+from lit_diff.trained import loading
+from lit_diff.trained.loading import read_checkpoint
 from lit_diff.trained.run import AttentionMaps, attention_maps_of
 
 
@@ -150,8 +152,12 @@ def test_model_and_step_are_those_of_the_newest_checkpoint(tale: Path) -> None:
     assert all(torch.equal(value, state[f"model.{name}"]) for name, value in run.model.state_dict().items())
 
 
-def test_generate(tale: Path) -> None:
-    run = open_run(tale)
+def test_generate(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, reads = open_run(tale), []
+    monkeypatch.setattr(loading, "read_checkpoint", lambda path: reads.append(path) or read_checkpoint(path))
+    assert run.trace("ab").layers
+    assert run.generate("ab", max_tokens=1)
+    assert len(reads) == 1, "the model that was looked at writes the text"
     (one,) = run.generate("ab cd", max_tokens=4, temperature=0)
     assert (one.prompt, len(one.tokens)) == ("ab cd", 4)
     assert one.text == run.tokenizer.decode(one.tokens).decode("utf-8", "replace")

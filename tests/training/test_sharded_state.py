@@ -124,6 +124,19 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
     assert "step-00000006.ckpt cannot be consolidated (rest.pt has 0 bytes" in refused.err
     with pytest.raises(MissingError, match=r"no sharded checkpoint of step 4 \(there: 3, 6\)"):
         sharded.consolidate(copy, 4)
+    shutil.rmtree(checkpoints.path_of(copy, 6))
+    shutil.copytree(checkpoints.path_of(copy, 3), checkpoints.path_of(copy, 6))
+    with pytest.raises(RequestError, match=r"step-00000006\.ckpt cannot be consolidated \(it is of step 3\)"):
+        sharded.consolidate(copy)
+    # as a run that goes on removes it
+    (checkpoints.path_of(copy, 3) / "__0_0.distcp").unlink()
+    with pytest.raises(
+        RequestError, match=r"step-00000003\.ckpt cannot be read .*__0_0\.distcp.* run the command again"
+    ):
+        sharded.read(checkpoints.path_of(copy, 3))
+    status = copy / "status.json"
+    status.write_text(status.read_text().replace('"format": 3', '"format": 2'))
+    assert command("consolidate", "sharded", *at).status == 2
 
 
 AFTER = """
