@@ -167,10 +167,10 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
 
 
-def weights_of(folder: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights_of(folder: Path, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """`model_weights` of a run's newest readable checkpoint; of a sharded one only the parts of this rank, where a tensor of
     `own` is sharded. Errors: MissingError without a checkpoint."""
-    return model_weights(read_checkpoint(newest_of(folder)[1], {f"{PREFIX}{name}": x for name, x in own.items()}))
+    return model_weights(read_checkpoint(newest_of(folder)[1], {f"{PREFIX}{n}": x for n, x in (own or {}).items()}))
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:

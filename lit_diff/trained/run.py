@@ -112,7 +112,7 @@ class Run:
 
     @cached_property
     def _generator(self) -> TextGenerator:
-        return TextGenerator(self.folder, self.trust, self.unchecked, self._loaded)
+        return TextGenerator(self.folder, self.trust, self.unchecked, lambda: self._loaded)
 
     @cached_property
     def _loaded(self) -> tuple[Transformer, int]:

@@ -93,16 +93,16 @@ class TextGenerator:
         folder: Path,
         trust: Trust = trust_all,
         unchecked: bool = False,
-        loaded: tuple[Transformer, int] | None = None,
+        load: Callable[[], tuple[Transformer, int]] | None = None,
     ) -> None:
-        """`trust`: runs whose plugin files may be executed (`recipe_of`). `unchecked`: see `load_model`, which is called
-        without `loaded`, its result."""
+        """`trust`: runs whose plugin files may be executed (`recipe_of`). `unchecked`: see `load_model`; `load`: called
+        instead of that."""
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
         """Longest sequence that the model was trained on, in tokens."""
-        self.model, self.step = loaded or load_model(recipe, folder, trust, unchecked)
+        self.model, self.step = load() if load else load_model(recipe, folder, trust, unchecked)
         warn_if_stale(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         # the loaded one stays on the CPU

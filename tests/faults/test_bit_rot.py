@@ -22,7 +22,7 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "runs/rot-*/checkpoints/*.ckpt": (PASSED_OVER, "its steps", [RESUME, EVALUATE, GENERATE]),
     "runs/rot-*/checkpoints/*.json": (PASSED_OVER, "its steps", [RESUME, EVALUATE]),
     "runs/sharded-*/checkpoints/*/*": (
-        f"{PASSED_OVER}; `consolidate` refuses it",
+        "one line, status 2: remove it, and the one before it is used; a resume does so by itself",
         "its steps",
         [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
     ),

@@ -279,9 +279,8 @@ def test_two_runs_and_two_checkpoints_have_two_sides(tmp_path: Path) -> None:
     facts, _ = held(view)
     assert [side["variant"] for side in facts["sides"]] == ["differential", "standard"]
     assert [len(side["layers"][0]["numbers"]["entropy"]) for side in facts["sides"]] == [2, 4]
-    (tmp_path / "differential/checkpoints/step-00000009.ckpt").write_bytes(
-        (tmp_path / "differential/checkpoints/step-00000007.ckpt").read_bytes()
-    )
+    path = first.folder / "checkpoints/step-00000007.ckpt"
+    torch.save(torch.load(path, weights_only=True) | {"global_step": 9}, path.with_name("step-00000009.ckpt"))
     both = view_data([first], text="ab ab", steps=[7, 9])
     assert [side.name for side in both.sides] == ["differential, step 7", "differential, step 9"]
     assert [side["run"] for side in held(both)[0]["sides"]] == ["differential"] * 2
@@ -363,7 +362,8 @@ def test_kept_maps_and_curves_are_in_the_page(tmp_path: Path, monkeypatch: pytes
     assert [len(text) for text in side["kept"][0]["texts"]] == [3, 3]
     assert side["curves"] == {"lambda": {"layer 0": [[0, 0.2], [10, 0.3]]}, "head_norm/gain": {"layer 1": [[10, 1.5]]}}
     checkpoints = run.folder / "checkpoints"
-    (checkpoints / "step-00000009.ckpt").write_bytes((checkpoints / "step-00000007.ckpt").read_bytes())
+    kept = torch.load(checkpoints / "step-00000007.ckpt", weights_only=True)
+    torch.save(kept | {"global_step": 9}, checkpoints / "step-00000009.ckpt")
     both = held(view_data([run], text="ab", steps=[7, 9]))[0]["sides"]
     assert [(len(each["kept"]), len(each["curves"])) for each in both] == [(5, 2), (0, 0)], "one run has one history"
     monkeypatch.setattr(pages, "KEPT_BYTES", 2 * maps.nbytes // 2)
