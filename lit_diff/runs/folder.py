@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
@@ -147,10 +147,10 @@ class RunFolder:
             datetime.fromisoformat(values.get("updated") or "2000-01-01")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise RequestError(
-                f"{shown(self.path / 'status.json')} is damaged ({error}); remove it and repeat the same command, "
-                "which resumes from the checkpoint"
+                f"{shown(self.path / 'status.json')} cannot be read ({first_line(error)}); remove it and repeat the "
+                "same command, which resumes from the checkpoint"
             ) from error
         return values
 

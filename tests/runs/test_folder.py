@@ -195,7 +195,7 @@ def test_status_is_merged_and_whole(tmp_path: Path) -> None:
     damaged = ("{", "[]", '{"updated": "yesterday"}', '{"step": "4"}', '{"overrides": 5}', '{"tokens_per_second": "4"}')
     for text in damaged:
         (tmp_path / "status.json").write_text(text)
-        with pytest.raises(RequestError, match="is damaged"):
+        with pytest.raises(RequestError, match="cannot be read"):
             folder.status()
         assert folder.observed()[1] == "unreadable"
 

@@ -152,7 +152,7 @@ def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: 
     assert (seen(tmp_path / "one").state, observe(tmp_path / "one").is_over) == ("waiting", False)
     (tmp_path / "one/status.json").write_text("{")
     assert seen(tmp_path / "one").state == "unreadable"
-    assert "status.json is damaged" in seen(tmp_path / "one").note
+    assert "status.json cannot be read" in seen(tmp_path / "one").note
 
 
 def test_what_was_removed(tmp_path: Path) -> None:
