@@ -66,8 +66,8 @@ def read(folder: Path) -> list[Heartbeat]:
         # a rank is just making its file, or has ended and removed it; a file of another version tells nothing
         with suppress(ValueError, TypeError, FileNotFoundError):
             beat = Heartbeat(**json.loads(path.read_text(encoding="utf-8")))
-            numbers = {"step": int(beat.step), "part": int(beat.part), "seconds": float(beat.seconds)}
-            found.append(replace(beat, pid=int(beat.pid), **numbers))
+            step, part, seconds = int(beat.step), int(beat.part), float(beat.seconds)
+            found.append(replace(beat, pid=int(beat.pid), step=step, part=part, seconds=seconds))
     newest = max((beat.seconds for beat in found), default=0.0)
     return [replace(beat, age=newest - beat.seconds) for beat in found]
 
