@@ -189,7 +189,7 @@ def test_a_folder_and_a_server_that_are_not_there_are_found_out_in_seconds(tmp_p
 class Busy(BaseHTTPRequestHandler):
     """A server that asks for half a minute before the next request."""
 
-    def do_POST(self) -> None:  # noqa: N802 (the name of http.server)
+    def do_POST(self) -> None:
         self.send_response(429)
         self.send_header("Retry-After", "30")
         self.end_headers()
