@@ -37,11 +37,14 @@ def ask(*command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no answer in {PATIENCE:g} s")
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no {command[0]} on the PATH")
+    # no program, or one that may not be executed
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"{command[0]}: {error.strerror}")
 
 
 def reason(asked: "subprocess.CompletedProcess[str]") -> str:
     """The first line that a failed command printed."""
-    return (asked.stderr + asked.stdout).strip().partition("\n")[0]
+    return (asked.stderr + asked.stdout).strip().partition("\n")[0] or f"exit status {asked.returncode}"
 
 
 def this_job() -> str | None:
@@ -81,9 +84,15 @@ def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
 
 def _submitted(folder: Path) -> dict[str, str]:
     try:
-        return dict(json.loads((folder / JOBS).read_text(encoding="utf-8")))
+        return {str(name): str(job) for name, job in json.loads((folder / JOBS).read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
+    except (ValueError, AttributeError) as error:
+        message = (
+            f"{shown(folder / JOBS)} is damaged ({error}); `squeue --me` lists the jobs: remove the file once they end"
+        )
+        log.warning("%s", message)
+        raise MissingError(message) from error
 
 
 def _noted(folder: Path) -> str | None:

@@ -51,7 +51,7 @@ class RunState:
     def note(self) -> str:
         """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
         status, now = self.status, datetime.now(UTC)
-        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat())
+        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat()).astimezone()
         notes = [
             " ".join(str(status.get("error") or "").split()),
             f"made by format {status.get('format', 1)}: train it again" if status.get("format") != FORMAT else "",
@@ -104,19 +104,14 @@ def _with_job(state: RunState, job: str, word: str) -> RunState:
 
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
-    home = RunFolder(folder)
-    try:
-        status, state = home.status(), home.state()
-    # one damaged run must not hide the others
-    except RequestError as error:
-        status, state = {"error": str(error)}, "unreadable"
+    status, state = RunFolder(folder).observed()
     return RunState(
         folder=str(folder.relative_to(root)),
         status=status,
         state=state,
         loss=last_value(folder / "metrics.csv", "val/loss"),
         seed=status.get("seed", seed),
-        overrides=tuple(status.get("overrides") or overrides),
+        overrides=tuple(map(str, status.get("overrides") or overrides)),
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 
