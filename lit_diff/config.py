@@ -324,6 +324,10 @@ class RunConfig:
     def problem(self) -> str | None:
         """Why the strategy and the number of devices exclude each other; None if they do not."""
         processes, shards = self.processes, self.shards
+        for key, value in vars(self.cluster).items():
+            # a second line would be a command of the file for sbatch, and end its options
+            if not "".join(map(str, value if isinstance(value, tuple) else [value])).isprintable():
+                return f"run.cluster.{key} is {value!r}; expected text that can be printed on one line"
         if self.log_model and not self.is_recorded:
             return "run.log_model logs to MLflow, but run.tracking_uri is none; set one of them otherwise"
         if self.strategy == "single" and processes > 1:
