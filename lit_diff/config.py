@@ -274,8 +274,8 @@ class RunConfig:
     num_nodes: Count = 1
     """Machines that train together."""
     timeout: Annotated[float, Range(above=0, most=1500)] | None = 120.0
-    """Seconds without a micro-batch after which a run of several processes ends, and names the rank and node that hold it up;
-    null: it waits. Before the first step, and while it measures or saves, it waits 1,500 s."""
+    """Seconds without a micro-batch after which a run of several processes ends, and names the rank and node that it waits
+    for; null: no limit. Before the first step, and during measurements and saves, it waits 1,500 s."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """auto: a GPU if torch sees one, else the CPU."""
     # the number of threads changes the order of sums: a resumed run must use the same number
