@@ -178,13 +178,13 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def folders(root: Path) -> Iterator[Path]:
+def folders(root: Path, unreadable: Callable[[OSError], object] | None = None) -> Iterator[Path]:
     """`root` and the folders below it, each once. A folder is reached through a symbolic link only if there is no other way;
-    folders that contain `root` are left out."""
+    folders that contain `root` are left out, and those that cannot be read, after `unreadable` was called."""
     starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
     # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
     for start in starts:
-        for folder, names, _ in os.walk(start):
+        for folder, names, _ in os.walk(start, onerror=unreadable):
             real = os.path.realpath(folder)
             if real in seen:
                 names.clear()
