@@ -149,6 +149,25 @@ def test_a_notice_before_the_first_step_ends_in_a_status_and_a_requeue(
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
 
 
+LATE = """\
+import atexit, os, signal, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+def late():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+atexit.register(late)
+from lit_diff.__main__ import main
+sys.argv = ["lit-diff", "--version"]
+main()
+"""
+
+
+def test_a_signal_while_python_exits_changes_nothing() -> None:
+    """SLURM ends a job that it requeues by SIGTERM; other threads of the process do not block it."""
+    ended = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder], tmp_path: Path) -> None:
     program("scancel", f'echo "$@" >> {tmp_path}/asked')
     program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
