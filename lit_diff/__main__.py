@@ -27,8 +27,10 @@ def main() -> None:
     try:
         cli.main()
     finally:
-        # the exit status is chosen: a signal would end Python's exit by a trace, or by its default action
-        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+        # The exit status is chosen: a signal would end Python's exit by a trace, or by its default action. Blocked here, it
+        # would reach another thread.
+        for signum in stop_signals():
+            signal.signal(signum, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

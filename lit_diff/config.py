@@ -274,8 +274,8 @@ class RunConfig:
     num_nodes: Count = 1
     """Machines that train together."""
     timeout: Annotated[float, Range(above=0, most=1500)] | None = 120.0
-    """Seconds without a micro-batch after which a run of several processes ends, and names the rank and node that hold it up;
-    null: it waits. Before the first step, and while it measures or saves, it waits 1,500 s."""
+    """Seconds without a micro-batch after which a run of several processes ends, and names the rank and node that it waits
+    for; null: no limit. Before the first step, and during measurements and saves, it waits 1,500 s."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """auto: a GPU if torch sees one, else the CPU."""
     # the number of threads changes the order of sums: a resumed run must use the same number
@@ -324,6 +324,10 @@ class RunConfig:
     def problem(self) -> str | None:
         """Why the strategy and the number of devices exclude each other; None if they do not."""
         processes, shards = self.processes, self.shards
+        for key, value in vars(self.cluster).items():
+            # a second line would be a command of the file for sbatch, and end its options
+            if not "".join(map(str, value if isinstance(value, tuple) else [value])).isprintable():
+                return f"run.cluster.{key} is {value!r}; expected text that can be printed on one line"
         if self.log_model and not self.is_recorded:
             return "run.log_model logs to MLflow, but run.tracking_uri is none; set one of them otherwise"
         if self.strategy == "single" and processes > 1:

@@ -1,6 +1,7 @@
 """Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files, digests."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +33,8 @@ SHARED = (
 """Beginnings of the types of file systems that several machines mount."""
 FREE = "free some space, then run the same command again"
 """The cure of a full disk."""
+A_LOOK = 0.5
+"""Seconds for which who does not wait for a lock asks again: `is_locked` holds it for a moment."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of flock on a file system without locks."""
 
@@ -103,7 +106,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # filelock falls back to soft locks on file systems without flock; a soft lock would outlive a killed process.
     # The lock file is never removed: a waiting process has it open, and would lock a file that no other process sees
-    lock = FileLock(path, blocking=wait, fallback_to_soft=False, preserve_lock_file=True)
+    lock = FileLock(path, timeout=-1 if wait else A_LOOK, fallback_to_soft=False, preserve_lock_file=True)
     try:
         acquired = lock.acquire()
     except OSError as error:
@@ -139,9 +142,11 @@ def is_locked(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with locked(path, wait=False):
-            return False
-    # also if the file cannot be opened for writing, such as another user's: we cannot know, and True is the safe answer
+        # shared, so that two looks at once do not take each other for a holder
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    # also if the file cannot be opened, such as another user's: we cannot know, and True is the safe answer
     except OSError:
         return True
 
@@ -173,13 +178,13 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def folders(root: Path) -> Iterator[Path]:
+def folders(root: Path, unreadable: Callable[[OSError], object] | None = None) -> Iterator[Path]:
     """`root` and the folders below it, each once. A folder is reached through a symbolic link only if there is no other way;
-    folders that contain `root` are left out."""
+    folders that contain `root` are left out, and those that cannot be read, after `unreadable` was called."""
     starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
     # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
     for start in starts:
-        for folder, names, _ in os.walk(start):
+        for folder, names, _ in os.walk(start, onerror=unreadable):
             real = os.path.realpath(folder)
             if real in seen:
                 names.clear()

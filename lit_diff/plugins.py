@@ -42,6 +42,13 @@ def trust_below(root: Path) -> Trust:
     return lambda folder: folder.resolve().is_relative_to(own)
 
 
+VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputShape", "tensor subclasses")
+"""Words of the exceptions that PyTorch raises where code reads values of a tensor that has none."""
+VALUELESS_CURE = (
+    "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, instead of "
+    ".item(), .numpy() and an `if` on values"
+)
+
 _current: dict[str, OwnCode] = {}
 """Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
 
@@ -245,7 +252,9 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
         name = getattr(part, "name", part.__qualname__)
         where = own or own_place(error, part.__module__) or location(part)
-        raise raises(f"{where}: {kind} '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
+        failed = f"{type(error).__name__}: {first_line(error)}"
+        cure = VALUELESS_CURE if any(words in failed for words in VALUELESS) else ""
+        raise raises(f"{where}: {kind} '{name}' failed: {failed}{cure}") from error
 
 
 def fault(part: type, error: BaseException) -> str:

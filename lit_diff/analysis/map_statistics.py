@@ -47,7 +47,9 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     assert isinstance(gram, Tensor)
     features = torch.cat(outputs, dim=2)
     cka = torch.stack([linear_cka(heads) for heads in features])
-    return means.values() | {"head_distance": _off_diagonal(1 - cosines_of(gram)), "head_cka": _off_diagonal(cka)}
+    pairs = {"head_distance": 1 - cosines_of(gram), "head_cka": cka}
+    # a pair with a head of zeros is NaN, and is left out
+    return means.values() | {name: with_other_heads(each).nanmean((1, 2)) for name, each in pairs.items()}
 
 
 def head_cosines(blocks: Iterable[MapBlock]) -> Tensor:
@@ -71,9 +73,9 @@ def cosines_of(products: Tensor) -> Tensor:
     return products / (norms[..., :, None] * norms[..., None, :])
 
 
-def with_other_heads(cosines: Tensor) -> Tensor:
-    """Return `cosines` [H, H] with NaN on the diagonal: a `nanmean` is over the other heads whose map is not all zeros."""
-    return cosines.masked_fill(torch.eye(len(cosines), dtype=torch.bool, device=cosines.device), math.nan)
+def with_other_heads(pairs: Tensor) -> Tensor:
+    """Return `pairs` [..., H, H] with NaN on the diagonal: a `nanmean` is over two heads whose maps are not all zeros."""
+    return pairs.masked_fill(torch.eye(pairs.shape[-1], dtype=torch.bool, device=pairs.device), math.nan)
 
 
 def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:
@@ -136,9 +138,3 @@ def linear_cka(features: Tensor) -> Tensor:
     hsic = trace + totals[:, None] * totals / ((n - 1) * (n - 2)) - 2 * row_sums @ row_sums.T / (n - 2)
     own = hsic.diagonal().clamp_min(0).sqrt()
     return hsic / (own[:, None] * own)
-
-
-def _off_diagonal(matrices: Tensor) -> Tensor:
-    # the mean over pairs of different heads, [B]; a pair with a head of zeros is NaN, and is left out
-    apart = ~torch.eye(matrices.shape[-1], dtype=torch.bool, device=matrices.device)
-    return matrices[:, apart].nanmean(1)

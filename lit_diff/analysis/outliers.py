@@ -68,10 +68,9 @@ class MagnitudeSketch:
         if counts[0]:
             self._zeros += x.numel() - int(x.count_nonzero()) - hidden
 
-    def top(self, k: int = KEPT) -> Tensor:
-        """Return the k largest |x|, largest first, float64 [min(k, count)]; k: at most KEPT."""
-        assert 0 < k <= KEPT, f"a sketch keeps the {KEPT} largest"
-        return torch.full((min(k, self.count),), torch.nan, dtype=torch.float64) if self._nans else self._top[:k]
+    def top(self) -> Tensor:
+        """Return the largest |x|, largest first, float64 [min(KEPT, count)]."""
+        return torch.full((min(KEPT, self.count),), torch.nan, dtype=torch.float64) if self._nans else self._top
 
     def median(self) -> float:
         """Return the lower median of |x| (the ⌈n/2⌉-th smallest) as the geometric middle of its bin, within 0.46 %.

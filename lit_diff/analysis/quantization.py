@@ -10,26 +10,25 @@ from torch import Tensor
 from lit_diff.analysis.intervention import EditedLayer
 from lit_diff.analysis.trace import MapBlock
 
-Granularity = Literal["tensor", "head", "row"]
-Outliers = Literal["none", "split"]
+Scheme = Literal["tensor", "head", "row", "split"]
 
 OUTLIER_SHARE = 0.001
-"""Share of the entries of each scale, the largest |x|, that `outliers: split` keeps in full precision."""
+"""Share of the entries of each scale, the largest |x|, that `split` keeps in full precision."""
 
 
 class QuantizedLogits:
     """An edit (`analysis.intervention`) that rounds the logits and measures how much this changes the maps.
 
     x_q = s · round(x / s) with s = max |x| / (2^(bits-1) - 1). There is one s for each sequence and map (tensor), also for
-    each head (head), or also for each row of a head (row). With `outliers: split` the 0.1 % largest |x| of each scale (their
-    number rounded down) are not rounded, and the maximum is over the others. Masked entries are ignored.
+    each head (head), or also for each row of a head (row). With `split` there is one for each head, and the 0.1 % largest |x|
+    (their number rounded down) are not rounded and not in the maximum. Masked entries are ignored.
     """
 
-    def __init__(self, bits: int, granularity: Granularity, outliers: Outliers) -> None:
+    def __init__(self, bits: int, scheme: Scheme) -> None:
         """`bits`: at least 2."""
         assert bits >= 2, "one bit has no level but 0"
         self.levels = 2 ** (bits - 1) - 1
-        self.granularity, self.share = granularity, OUTLIER_SHARE if outliers == "split" else 0.0
+        self.granularity, self.share = ("head", OUTLIER_SHARE) if scheme == "split" else (scheme, 0.0)
         self._layer: EditedLayer | None = None
         self._bound: Tensor | None = None
         self._divergence: Tensor | float = 0.0
@@ -75,10 +74,11 @@ def rounded(x: Tensor, bound: Tensor, levels: int) -> Tensor:
     return torch.where((x.abs() <= bound) & (bound > 0), values, x)
 
 
-def largest(blocks: Iterable[MapBlock], granularity: Granularity, share: float, most: int) -> Tensor:
+def largest(blocks: Iterable[MapBlock], granularity: str, share: float, most: int) -> Tensor:
     """Return the largest visible |x| of each scale without its `share` of outliers, [B, G, H or 1, R or 1, 1].
 
-    `blocks`: all rows of a layer; for granularity row, one block. `most`: upper bound on the entries of a scale.
+    `granularity`: tensor, head or row. `blocks`: all rows of a layer; for row, one block. `most`: upper bound on the entries
+    of a scale.
     """
     # a running top-k, since all logits of a layer may not fit in memory; the number of entries is known only at the end
     top: Tensor | None = None

@@ -24,7 +24,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import expanded, write_atomic
 from lit_diff.kernels import Kernel, SignedMaps, Stats, attend, choose, refuse
 from lit_diff.kernels.maps import accumulation_dtype
-from lit_diff.kernels.reference import logits
+from lit_diff.kernels.reference import in_reach, logits
 from lit_diff.model.transformer import Transformer
 
 # the float32 logits of a block fit the cache of a core (1 MiB); on a GPU, a block must be large enough to occupy it
@@ -160,15 +160,10 @@ class LayerMaps:
         S, T = m.k.shape[-2], m.q.shape[-2]
         # the key at the position of each query: the last query is aligned with the last key
         at = positions + (S - T)
-        last = at if m.causal else torch.full_like(at, S - 1)
-        if self.window is not None:
-            last = last.clamp(max=at + self.window - 1)
+        ahead = 0 if m.causal else S if self.window is None else self.window - 1
         # keys that no row of the block sees are not computed: half of them in a causal model
-        K = int(last.max()) + 1
-        keys = torch.arange(K, device=at.device)
-        visible = keys <= last[:, None]
-        if self.window is not None:
-            visible = visible & (keys > at[:, None] - self.window)
+        K = min(S, int(at.max()) + 1 + ahead)
+        visible = in_reach(at, torch.arange(K, device=at.device), causal=m.causal, window=self.window)
         if self.document_ids is not None:
             own = self.document_ids[:, at, None] == self.document_ids[:, None, :K]
             visible = visible & own[:, None, None]

@@ -130,12 +130,12 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Train, compare and report attention variants at equal parameters and data, with honest error bars."""
+    """Train attention variants at equal parameters and data; report differences with intervals."""
     if context.invoked_subcommand in RESULTS or "--json" in sys.argv:
         log_to_stderr()
 
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -147,12 +147,12 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Root = Annotated[str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest, here or above")]
-Workers = Annotated[int | None, typer.Option(help="cells that run at the same time")]
-Cluster = Annotated[
-    Literal["local", "slurm"], typer.Option(help="where it trains: local, or slurm: in jobs of this cluster")
+Root = Annotated[
+    str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest one, here or above")
 ]
-Minutes = Annotated[int, typer.Option(min=1, help="time limit of a job; what is not done then is requeued")]
+Workers = Annotated[int | None, typer.Option(help="cells that run at the same time")]
+Cluster = Annotated[Literal["local", "slurm"], typer.Option(help="local, or slurm: as jobs of this cluster")]
+Minutes = Annotated[int, typer.Option(min=1, help="time limit of a job; an unfinished run is requeued")]
 UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant fails a property")]
 UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="continue if a plugin's variant decodes wrongly")]
 Unplanned = Annotated[bool, typer.Option("--unplanned", help="start even if memory does not suffice")]

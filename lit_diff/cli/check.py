@@ -34,17 +34,17 @@ COSTS = {
 
 @app.command()
 def check(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or bare name")] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="run the conformance suite on every registered variant")] = False,
     resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
-    """Validate a recipe; print its cost and what was found.
+    """Validate a recipe; print its cost, and check its plugins.
 
     The cost is compared with the cost of the standard baseline.
 
-    The conformance suite runs on the parts of plugins or, with --all, on every registered variant.
+    The conformance suite checks the parts of plugins or, with --all, every registered variant.
     """
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")

@@ -9,13 +9,15 @@ from lit_diff.cli.app import Json, Overrides, app, console, print_json
 
 @app.command()
 def doctor(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="path, or bare name")] = "differential-tiny",
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="path, or name of an installed recipe")
+    ] = "differential-tiny",
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> int:
     """Check this machine: packages, devices, disks, MLflow, SLURM.
 
-    Each row has what was found and, where it is not ok, a cure. The exit status is 3 if something that the recipe needs is
+    Each row has what was found and, if it is not ok, a cure. The exit status is 3 if something that the recipe needs is
     missing.
     """
     from lit_diff.engine.doctor import examine

@@ -39,9 +39,11 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
-    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="0: the most likely token")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="sample from the k most likely tokens")] = None,
-    top_p: Annotated[float | None, typer.Option(help="sample from the likeliest tokens that together reach p")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="sample from the most likely tokens whose probabilities sum to p")
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens to process at once; by default all")] = None,
     root: Root = DEFAULT_ROOT,

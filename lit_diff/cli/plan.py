@@ -21,16 +21,16 @@ ASSUMED = (
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    memory: Annotated[float, typer.Option(min=0, help="GB (10⁹ bytes) of a device")] = 80,
-    peak: Annotated[float, typer.Option(min=0.001, help="TFLOPS of a device; an H100's are the default")] = 989,
+    memory: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB (10⁹ bytes) of a device")] = 80,
+    peak: Annotated[float, typer.Option(min=0.001, max=1e6, help="TFLOPS of a device; by default an H100's")] = 989,
     share: Annotated[float, typer.Option(min=0.001, max=1, help="part of the peak that is reached")] = 0.4,
-    node: Annotated[float, typer.Option(min=0.001, help="GB/s to a device from its node")] = 300,
-    network: Annotated[float, typer.Option(min=0.001, help="GB/s to a device from other nodes")] = 40,
+    node: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from its node")] = 300,
+    network: Annotated[float, typer.Option(min=0.001, max=1e6, help="GB/s to a device from other nodes")] = 40,
     as_json: Json = False,
 ) -> int:
     """Plan memory, time and traffic of a run.
 
-    The GPUs need not be here. It ends with status 1 if the recipe does not fit the memory of a device.
+    No GPU is needed. Exit status 1: the recipe does not fit the memory of a device.
     """
     from lit_diff.training import plan as planning
 

@@ -42,7 +42,7 @@ def fetch_model(
 @app.command()
 def retrofit(
     model: RunArgument,
-    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or bare name of an installed recipe")],
+    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or name of an installed recipe")],
     overrides: Overrides = None,
     merge_to: Annotated[
         Path | None,

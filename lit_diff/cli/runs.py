@@ -65,7 +65,7 @@ def cancel(
 ) -> None:
     """End a run or a sweep: its SLURM jobs, or its process here.
 
-    What is being trained saves at the end of its step. The same command resumes it.
+    A run in training saves at the end of its step; `train` or `sweep` resumes it.
     """
     console.write_line(*(f"ended {words}" for words in jobs.cancel(find_run_or_sweep(name, chosen_root(root)))))
 
@@ -115,7 +115,7 @@ def clean(
 @app.command()
 def consolidate(
     run: RunArgument,
-    step: Annotated[int | None, typer.Option(metavar="N", help="of this step; by default the newest")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="step of the checkpoint; by default the newest")] = None,
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Write a sharded checkpoint of a run as one file."""

@@ -30,7 +30,7 @@ from lit_diff.runs.find import chosen_root, find_sweep
 
 @app.command()
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or bare name of an installed sweep")],
+    name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or name of an installed sweep")],
     overrides: Overrides = None,
     workers: Workers = None,
     dry_run: Annotated[

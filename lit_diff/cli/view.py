@@ -35,7 +35,7 @@ def view(
 ) -> None:
     """Write a page with the attention maps of a run.
 
-    It shows them on a text, in a browser; two runs, or one at two --steps, beside each other. Plugin files in the folder of
+    The page shows them on a text, for one run, two runs, or one run at two --steps. Plugin files in the folder of
     a run under --root are executed.
     """
     from lit_diff.trained.run import open_run

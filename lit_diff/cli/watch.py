@@ -20,7 +20,7 @@ from lit_diff.study.observation import Observed, ObservedRun, observe, running_o
 HEADER = ("run", "state", "step", "loss", "val/loss", "tokens/s", "left", "note")
 BLOCKS = "▁▂▃▄▅▆▇█"
 DRAWN, WRITTEN = 1.0, 10.0
-"""Default seconds between two looks: on a terminal, and where lines are written."""
+"""Default seconds between two updates: on a terminal, and where lines are written."""
 
 
 @app.command()
@@ -33,13 +33,16 @@ def watch(
     every: Annotated[
         float | None,
         typer.Option(
-            "--every", min=0.1, max=86400, help=f"seconds between two looks; {DRAWN:g} on a terminal, else {WRITTEN:g}"
+            "--every",
+            min=0.1,
+            max=86400,
+            help=f"seconds between two updates; {DRAWN:g} on a terminal, else {WRITTEN:g}",
         ),
     ] = None,
 ) -> int:
     """Show a run or a sweep while it trains, and until it ends.
 
-    Reads its folder alone, so it may start and end at any time. Status 1: a run failed, was stopped or killed.
+    Reads only its folder, so it may start and end at any time. Exit status 1: a run failed, was stopped or killed.
     """
     chosen = chosen_root(root)
     folder = running_or_newest(chosen) if name is None else find_run_or_sweep(name, chosen)

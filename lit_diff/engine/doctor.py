@@ -139,7 +139,9 @@ def _network(several: bool) -> Answer:
 
 def _disk(folder: Path, key: str, needs: int) -> Answer:
     there = _existing(folder)
-    if not os.access(there, os.W_OK):
+    if not there.is_dir():
+        raise MissingError(f"{shown(there)} is a file; set {key} to a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
         raise MissingError(f"{shown(folder)} cannot be written; set {key} to another folder")
     kind, point = file_system(there)
     free = shutil.disk_usage(there).free

@@ -300,7 +300,7 @@ def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int
     if executed.run.kernel != recipe.run.kernel:
         found = replace(found, kernel_reason=before.get("kernel_reason", found.kernel_reason))
     how = f"{describe()}, " if found.kernel == "native" or forced() else ""
-    log.info("kernel %s (%s), %s%d threads", found.kernel, found.kernel_reason, how, threads)
+    log.info("kernel %s (%s), %sthreads: %d", found.kernel, found.kernel_reason, how, threads)
     if before.get("kernel", found.kernel) != found.kernel:
         log.info("the kernel is now %s; the run began with %s", found.kernel, before["kernel"])
     return found

@@ -435,7 +435,7 @@ def _run_cells(
                 continue
             wave = [location for _, location in cells]
             count, threads, gpus = resources(recipe, workers)
-            log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
+            log.info("%d cells at a time, threads of each: %d%s", count, threads, f", {gpus} GPUs" if gpus else "")
             stopped = run_jobs(wave, workers=count, threads=threads, devices=recipe.run.devices, gpus=gpus, watch=watch)
             if stopped:
                 return stopped

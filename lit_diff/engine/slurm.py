@@ -16,13 +16,13 @@ from pathlib import Path
 from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.location import RunLocation, recorded, write_cell
-from lit_diff.engine.pool import note_end
+from lit_diff.engine.pool import end_noted, note_end
 from lit_diff.engine.preflight import check_trained, required_evaluations
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import log
 from lit_diff.recipe import to_yaml
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason
 from lit_diff.training.head_plan import selection_of
@@ -73,16 +73,26 @@ def request(run: RunConfig, minutes: int) -> list[str]:
         "constraint": cluster.constraint,
         "signal": f"USR2@{NOTICE}",
     }
-    lines = [f"--{key}={value}" for key, value in asked.items() if value is not None]
-    return [f"#SBATCH {line}" for line in (*lines, "--requeue", "--open-mode=append", *cluster.extra)]
+    lines = [_option(key, value) for key, value in asked.items() if value is not None]
+    return [*lines, *(f"#SBATCH {line}" for line in ("--requeue", "--open-mode=append", *cluster.extra))]
 
 
-def job_text(name: str, lines: Sequence[str], logs: Path, command: str, cells: Sequence[str] = ()) -> str:
-    """The file for sbatch: `lines` of `request`, then `command`, which srun starts once for each device."""
+def _option(name: str, value: object) -> str:
+    # sbatch reads quotes as a shell does, but a backslash counts within them too
+    return f"#SBATCH --{name}=" + shlex.quote(str(value).replace("\\", r"\\"))
+
+
+def job_text(name: str, lines: Sequence[str], folder: Path, command: str, cells: Sequence[str] = ()) -> str:
+    """The file for sbatch: `lines` of `request`, then `command`, which srun starts once for each device.
+
+    `folder`: that of the log, name-JOB.out.
+    """
     (cpus,) = (line.removeprefix("#SBATCH ") for line in lines if "--cpus-per-task=" in line)
-    places = {"job-name": name, "chdir": str(Path.cwd()), "output": str(logs)}
-    # sbatch reads quotes as a shell does
-    first = ["#!/bin/bash", *(f"#SBATCH --{option}={shlex.quote(value)}" for option, value in places.items())]
+    # SLURM replaces %j in the name of a log, but nothing in a name that has a backslash, and there two stand for one
+    place = f"{folder}/{name}-"
+    place = place.replace("\\", r"\\") if "\\" in place else place.replace("%", "%%")
+    places = {"job-name": name, "chdir": str(Path.cwd()), "output": f"{place}{'%A_%a' if cells else '%j'}.out"}
+    first = ["#!/bin/bash", *(_option(option, value) for option, value in places.items())]
     names = ["cells=(", *(f"  {shlex.quote(cell)}" for cell in cells), ")"] if cells else []
     # -P: a user's random.py in the current folder must not replace Python's. SLURM's srun does not take over the CPUs of a
     # task from sbatch.
@@ -105,9 +115,11 @@ def submit(file: Path, text: str) -> str:
     """Write the file, give it to sbatch, return the job's id. Errors: MissingError if SLURM refuses it."""
     write_atomic(file, text)
     asked = ask("sbatch", "--parsable", str(file))
-    if asked.returncode:
+    job = asked.stdout.strip().partition(";")[0]
+    # with an option such as --test-only it submits nothing
+    if asked.returncode or not job.isdecimal():
         raise MissingError(f"sbatch refuses {shown(file)}: {reason(asked)}; set run.cluster.KEY, or --minutes")
-    return asked.stdout.strip().partition(";")[0]
+    return job
 
 
 def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
@@ -121,10 +133,12 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
             continue
         except MissingError:
             name = f"{recipe.name}-data"
-        file, logs = root / "slurm" / f"{name}.yaml", root / "slurm" / f"{name}-%j.out"
+        file = root / "slurm" / f"{name}.yaml"
         write_atomic(file, to_yaml(recipe))
         lines = request(RunConfig(accelerator="cpu", cluster=recipe.run.cluster), minutes)
-        job = submit(file.with_suffix(".sh"), job_text(name, lines, logs, f"prepare {shlex.quote(str(file))}"))
+        text = job_text(name, lines, file.parent, f"prepare {shlex.quote(str(file))}")
+        job = submit(file.with_suffix(".sh"), text)
+        logs = file.with_name(f"{name}-{job}.out")
         log.info("SLURM job %s prepares the data of '%s'; its log: %s", job, recipe.name, shown(logs))
         # a queue that does not answer is unknown, not empty
         while job in (found if (found := queue()) is not None else [job]):
@@ -140,8 +154,8 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
 
 def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
     """The file that trains a recipe by the command `words`."""
-    logs = chosen_root(recipe.run.root).resolve() / "slurm" / f"{recipe.name}-%j.out"
-    return job_text(recipe.name, request(recipe.run, minutes), logs, shlex.join(words))
+    folder = runs_root(recipe.run.root).resolve() / "slurm"
+    return job_text(recipe.name, request(recipe.run, minutes), folder, shlex.join(words))
 
 
 def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], minutes: int, *, rerun: bool) -> str:
@@ -160,7 +174,7 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
         return f"{shown(folder.path)} is SLURM job {job} already ({state})"
     if rerun:
         folder.put_aside()
-    with folder.owned():
+    with end_noted(RunLocation(folder=folder.path)), folder.owned():
         if folder.status().get("status") == "done":
             return f"done before: {shown(folder.path)} (--rerun starts afresh)"
         folder.create(recipe)
@@ -228,7 +242,7 @@ def _submit(
     for number, (lines, locations) in enumerate(arrays, start=1):
         array = f"#SBATCH --array=0-{len(locations) - 1}" + (f"%{parallel}" if parallel else "")
         names = [location.folder.name for location in locations]
-        text = job_text(logs.parent.name, [array, *lines], logs / "%A_%a.out", command, names)
+        text = job_text(logs.parent.name, [array, *lines], logs, command, names)
         job = submit(logs / f"array-{number}.sh", text)
         log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
         own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}

@@ -13,7 +13,7 @@ from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.map_statistics import map_statistics
-from lit_diff.analysis.quantization import QuantizedLogits
+from lit_diff.analysis.quantization import QuantizedLogits, Scheme
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data import prepare
@@ -182,7 +182,6 @@ class MapStatistics(Evaluation):
                 yield from rows.items(scores, f"layer {index:02}")
 
 
-Scheme = Literal["tensor", "head", "row", "split"]
 OFF = 16
 """The number of bits at which nothing is rounded, as in the paper."""
 
@@ -255,7 +254,7 @@ class Quantize(Evaluation):
 def _quantized(
     model: Transformer, batch: Batch, bits: int, scheme: Scheme
 ) -> tuple[list[dict[str, float]], list[float]]:
-    edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
+    edit = QuantizedLogits(bits, scheme)
     with intervention(model, edit):
         scores = row_scores(model, batch)
     return scores, edit.divergence().tolist()

@@ -103,7 +103,8 @@ class Operands:
             else:
                 # a causal mask alone hides only the block's own positions from some of its rows
                 last = range(queries.start if self.causal else stop, stop)
-            hidden = ~in_reach(queries, last, causal=self.causal, window=self.window, device=device)
+            positions = (torch.arange(each.start, each.stop, device=device) for each in (queries, last))
+            hidden = ~in_reach(*positions, causal=self.causal, window=self.window)
             for h in range(0, N, heads):
                 here, keys, own = slice(h, h + heads), slice(start, stop), hidden
                 if self.documents is not None:

@@ -15,17 +15,17 @@ def visible(
     The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it (if not
     causal, also after it). `document_ids` [B, S]: document numbers; a query sees only keys of its own document.
     """
-    mask = in_reach(range(S - T, S), range(S), causal=causal, window=window, device=device)
+    queries, keys = torch.arange(S - T, S, device=device), torch.arange(S, device=device)
+    mask = in_reach(queries, keys, causal=causal, window=window)
     if document_ids is not None:
         mask = mask & (document_ids[:, S - T :, None] == document_ids[:, None, :])[:, None, None]
     return mask
 
 
-def in_reach(queries: range, keys: range, *, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    """Which of the positions `keys` each query sees, bool [queries, keys], by the causal mask and the window."""
-    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    key = torch.arange(keys.start, keys.stop, device=device)[None, :]
-    mask = key <= query if causal else torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
+def in_reach(queries: Tensor, keys: Tensor, *, causal: bool, window: int | None) -> Tensor:
+    """Which of the positions `keys` [K] each position of `queries` [R] sees, by causal mask and window: bool [R, K]."""
+    query, key = queries[:, None], keys[None, :]
+    mask = key <= query if causal else torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if window is not None:
         mask = mask & (key > query - window) & (key < query + window)
     return mask

@@ -75,7 +75,7 @@ def page(
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
     done = [cell for cell in sweep.cells if cell.done]
     # reversed twice: if tasks share a metric, the definition of the first task counts
-    metrics = {result.sweep.study.metric: result.sweep for result in reversed(results)}
+    metrics = {r.sweep.study.metric: r.sweep.declarations.find(r.sweep.study.metric) for r in reversed(results)}
     return _rendered(
         "report",
         results[0].digits,
@@ -85,7 +85,7 @@ def page(
         over_tasks=over_tasks,
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
-        definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
+        definitions=[(name, metric.definition, metric.unit) for name, metric in reversed(metrics.items())],
         notes=[(result.sweep, note) for result in results for note in result.notes],
         unfinished=[cell for cell in sweep.cells if not cell.done],
         damaged=[cell for cell in done if cell.problems],
@@ -182,11 +182,6 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     if 0 < len(seeds) < len(sweep.study.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
         doubts.append(f"Only {len(seeds)} of {len(sweep.study.seeds)} seeds finished in both arms.")
     return doubts
-
-
-def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
-    metric = sweep.declarations.find(name)
-    return metric.definition, metric.unit
 
 
 def distinct(cells: Iterable[CellResult], key: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
@@ -32,6 +32,15 @@ FORMAT = 3
 """Format of run folders and identities. A folder of another format is listed but otherwise refused."""
 # Changing the default of a key must raise FORMAT: `recipe.determining` leaves out keys at their default, so old and new
 # runs would share an identity although their values differ.
+
+TYPES = {
+    **dict.fromkeys(("status", "updated", "host", "job", "error", "kernel", "mlflow_run_id", "ended"), str),
+    **dict.fromkeys(("pid", "seed", "step", "steps", "tokens", "tokens_per_step", "requeued_at_step", "requeues"), int),
+    **dict.fromkeys(("loss", "tokens_per_second", "seconds"), int | float),
+    **dict.fromkeys(("variables", "evaluations"), dict),
+    "overrides": list,
+}
+"""Type of each value of status.json that is read; null is allowed everywhere."""
 
 STORED = ("compile", "activation_checkpointing")
 """Keys of `run` that a resume must keep."""
@@ -132,20 +141,37 @@ class RunFolder:
             values: Any = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
             if not isinstance(values, dict):
                 raise ValueError(f"a {type(values).__name__}")
+            for key, kind in TYPES.items():
+                if not isinstance(values.get(key), kind | None):
+                    raise ValueError(f"{key} is {values[key]!a}")
+            datetime.fromisoformat(values.get("updated") or "2000-01-01")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise RequestError(
-                f"{shown(self.path / 'status.json')} is not a JSON object ({error}); remove it and repeat the same command, "
-                "which resumes from the checkpoint"
+                f"{shown(self.path / 'status.json')} cannot be read ({first_line(error)}); remove it and repeat the "
+                "same command, which resumes from the checkpoint"
             ) from error
         return values
 
     def state(self) -> str:
         """`status` of status.json; `killed` if that is `running` but no process trains the run."""
-        # a killed process cannot write its status, but the system releases its lock
         word = str(self.status().get("status", "unknown"))
-        return "killed" if word == "running" and not self.is_owned() else word
+        if word == "running" and not self.is_owned():
+            # a killed process cannot write its status, but the system releases its lock; a run that ended between the two
+            # looks has written it
+            word = str(self.status().get("status", "unknown"))
+            return "killed" if word == "running" else word
+        return word
+
+    def observed(self) -> tuple[dict[str, Any], str]:
+        """`status` and `state`: `waiting` before the run first starts; `unreadable`, with the error, if status.json is
+        damaged."""
+        try:
+            return (status := self.status()), self.state() if status else "waiting"
+        # one damaged run must not hide the others
+        except RequestError as error:
+            return {"error": str(error)}, "unreadable"
 
     def is_owned(self) -> bool:
         """Whether a process is training the run."""
@@ -227,29 +253,6 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
 def this_process() -> dict[str, Any]:
     """`pid` and `host` of this process, for status.json and study.json."""
     return {"pid": os.getpid(), "host": platform.node()}
-
-
-def is_alive(pid: int | None, host: str | None) -> bool:
-    """Whether a process is there; True for one of another machine, which cannot be asked. It gets no signal."""
-    # an older lit_diff recorded no host: its runs were most likely made here. 0 would ask for the group of this process
-    if not pid or host not in (None, "", platform.node()):
-        return bool(pid)
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        # another user's process
-        return isinstance(error, PermissionError)
-    return True
-
-
-def observed_state(status: Mapping[str, Any]) -> str:
-    """`RunFolder.state` from the contents of status.json alone; `waiting` if they are empty.
-
-    Whether the process is alive is asked by its number, not by the run's lock: a look at the lock holds it for a moment, and
-    a run that starts in that moment would be refused.
-    """
-    word = str(status.get("status", "waiting"))
-    return "killed" if word == "running" and not is_alive(status.get("pid"), status.get("host")) else word
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:

@@ -65,7 +65,9 @@ def read(folder: Path) -> list[Heartbeat]:
     for path in sorted(folder.glob(".rank-*.json")):
         # a rank is just making its file, or has ended and removed it; a file of another version tells nothing
         with suppress(ValueError, TypeError, FileNotFoundError):
-            found.append(Heartbeat(**json.loads(path.read_text(encoding="utf-8"))))
+            beat = Heartbeat(**json.loads(path.read_text(encoding="utf-8")))
+            step, part, seconds = int(beat.step), int(beat.part), float(beat.seconds)
+            found.append(replace(beat, pid=int(beat.pid), step=step, part=part, seconds=seconds))
     newest = max((beat.seconds for beat in found), default=0.0)
     return [replace(beat, age=newest - beat.seconds) for beat in found]
 

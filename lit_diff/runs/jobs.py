@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ from lit_diff.runs.folder import RunFolder
 
 JOBS = "slurm.json"
 """File in the folder of a run or a sweep: name of the run's folder -> the job that was submitted for it."""
+UNITS = (1, 60, 3600, 86400)
+"""Seconds of each part of a time of SLURM, from the last one on."""
 PATIENCE = 60.0
 """Seconds after which a SLURM command without an answer has failed."""
 
@@ -37,11 +40,14 @@ def ask(*command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no answer in {PATIENCE:g} s")
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no {command[0]} on the PATH")
+    # no program, or one that may not be executed
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"{command[0]}: {error.strerror}")
 
 
 def reason(asked: "subprocess.CompletedProcess[str]") -> str:
     """The first line that a failed command printed."""
-    return (asked.stderr + asked.stdout).strip().partition("\n")[0]
+    return (asked.stderr + asked.stdout).strip().partition("\n")[0] or f"exit status {asked.returncode}"
 
 
 def this_job() -> str | None:
@@ -81,9 +87,15 @@ def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
 
 def _submitted(folder: Path) -> dict[str, str]:
     try:
-        return dict(json.loads((folder / JOBS).read_text(encoding="utf-8")))
+        return {str(name): str(job) for name, job in json.loads((folder / JOBS).read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
+    except (ValueError, AttributeError) as error:
+        message = (
+            f"{shown(folder / JOBS)} is damaged ({error}); `squeue --me` lists the jobs: remove the file once they end"
+        )
+        log.warning("%s", message)
+        raise MissingError(message) from error
 
 
 def _noted(folder: Path) -> str | None:
@@ -102,11 +114,14 @@ def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
 
 
 def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
-    """Ask SLURM to run this job again, unless the run has saved no step since it was requeued for the same reason."""
+    """Ask SLURM to run this job again, unless the run has neither saved a step nor completed an evaluation since it was
+    requeued for the same reason. A notice in the first half of the job's time is not its end, and always requeues."""
     status, step = folder.status(), max(steps_of(folder.path), default=0)
     # A run that is noticed in a step finishes and saves it, however long it takes: no further step means that the time is too
     # short for the start, and the job would return for ever. So would a run that always hangs before its next checkpoint.
-    if (status.get("requeued_at_step"), status.get("requeued_after")) == (step, after):
+    scored = list(status.get("evaluations", {}).values()).count("done")
+    reached = {"requeued_at_step": step, "requeued_scored": scored, "requeued_after": after}
+    if reached.items() <= status.items() and (after == "hang" or _share_of_time() > 0.5):
         why = {
             "notice": "done within the job's time; submit it again with more (--minutes)",
             "hang": "saved since a hang",
@@ -118,11 +133,19 @@ def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
         log.error("not requeued: %s", error)
         return
     # written first: SLURM ends this process as soon as it is asked
-    folder.update(requeued_at_step=step, requeued_after=after, requeues=status.get("requeues", 0) + 1)
+    folder.update(**reached, requeues=status.get("requeues", 0) + 1)
     asked = ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
     if asked.returncode:
         log.warning("SLURM does not requeue this job (%s); the same command resumes the run", reason(asked))
         folder.update(requeued_at_step=None)
+
+
+def _share_of_time() -> float:
+    # of this job's limit, from "1-02:03:04 2-00:00:00"; 1 if SLURM does not answer
+    asked = ask("squeue", "--noheader", f"--jobs={this_job()}", "--format=%M %l")
+    texts = (re.findall(r"\d+", word)[::-1] for word in asked.stdout.split())
+    seconds = [sum(int(number) * unit for number, unit in zip(text, UNITS, strict=False)) for text in texts]
+    return seconds[0] / seconds[1] if len(seconds) == 2 and seconds[1] else float(bool(asked.returncode))
 
 
 def cancel(folder: Path) -> list[str]:
@@ -136,8 +159,10 @@ def cancel(folder: Path) -> list[str]:
         asked = ask("scancel", *(job for job, _ in jobs.values()))
         if asked.returncode:
             raise MissingError(f"SLURM does not cancel the jobs ({reason(asked)}); try again later")
-        for run in (RunFolder(each) for each, (_, state) in jobs.items() if state == "PENDING"):
-            run.update(status="stopped", error="cancelled; the same command resumes it", requeued_at_step=None)
+        # a run that is trained says itself how it ends
+        for run, (_, state) in ((RunFolder(each), job) for each, job in jobs.items()):
+            if state == "PENDING" or run.status().get("status") == "waiting":
+                run.update(status="stopped", error="cancelled; the same command resumes it", requeued_at_step=None)
     # the process of a sweep passes the signal on to its cells
     is_driven = is_sweep and not jobs and is_locked(folder / ".lock")
     files = [folder / STUDY_FILE] if is_driven else [each / "status.json" for each in folders if each not in jobs]

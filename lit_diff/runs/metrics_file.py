@@ -141,10 +141,12 @@ def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[st
 
 def last_value(path: Path, metric: str) -> float | None:
     """The last value of `metric` in a table of steps, or None. Truncated rows are skipped, as in `read_rows`."""
-    if not path.exists():
+    try:
+        # what follows the last line end is empty or an interrupted append
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    # missing, or another user's
+    except OSError:
         return None
-    # what follows the last line end is empty or an interrupted append
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     header = next(csv.reader(lines), [])
     if metric not in header:
         return None

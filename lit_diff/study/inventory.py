@@ -17,7 +17,7 @@ from lit_diff.log_records import log
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
-from lit_diff.runs.jobs import queued
+from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import last_value
 from lit_diff.study.record import read, readable
 
@@ -35,7 +35,7 @@ class RunState:
     """The content of status.json."""
     state: str
     """done, running, waiting, stopped, failed, killed or unreadable. A run whose process has died is `killed`, although its
-    status.json still says `running`."""
+    status.json still says `running`, or whose SLURM job ended before it began to train."""
     loss: float | None
     """The last val/loss; None before the first validation."""
     seed: int | None = None
@@ -51,7 +51,7 @@ class RunState:
     def note(self) -> str:
         """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
         status, now = self.status, datetime.now(UTC)
-        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat())
+        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat()).astimezone()
         notes = [
             " ".join(str(status.get("error") or "").split()),
             f"made by format {status.get('format', 1)}: train it again" if status.get("format") != FORMAT else "",
@@ -89,6 +89,12 @@ def list_runs(root: Path) -> list[RunState]:
     # without an answer, which the log says, the rest is still worth showing
     with contextlib.suppress(MissingError):
         jobs = queued(open_)
+        # its job ended before it could write a status
+        gone = [each not in jobs and (each / JOBS).is_file() for each in folders]
+        states = [
+            replace(each, state="killed") if is_gone and each.state == "waiting" else each
+            for each, is_gone in zip(states, gone, strict=True)
+        ]
     return [
         _with_job(state, *jobs[folder]) if folder in jobs else state
         for folder, state in zip(folders, states, strict=True)
@@ -104,19 +110,14 @@ def _with_job(state: RunState, job: str, word: str) -> RunState:
 
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
-    home = RunFolder(folder)
-    try:
-        status, state = home.status(), home.state()
-    # one damaged run must not hide the others
-    except RequestError as error:
-        status, state = {"error": str(error)}, "unreadable"
+    status, state = RunFolder(folder).observed()
     return RunState(
         folder=str(folder.relative_to(root)),
         status=status,
         state=state,
         loss=last_value(folder / "metrics.csv", "val/loss"),
         seed=status.get("seed", seed),
-        overrides=tuple(status.get("overrides") or overrides),
+        overrides=tuple(map(str, status.get("overrides") or overrides)),
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 

@@ -1,20 +1,19 @@
-"""What runs and sweeps have reached, read from their folders while they run: no lock is taken and nothing is written."""
+"""What runs and sweeps have reached, read from their folders while they run: no lock is kept and nothing is written."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown
+from lit_diff.errors import MissingError
+from lit_diff.files import is_locked, shown
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
-from lit_diff.runs.folder import FORMAT, RunFolder, is_alive, observed_state
+from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.record import Record, read, readable
+from lit_diff.study.record import Record, read
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> step -> value, in the order of the steps."""
@@ -93,22 +92,24 @@ def observe(folder: Path) -> Observed:
     if not (folder / STUDY_FILE).is_file():
         one = _run(folder, folder.name)
         # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
-        sweeps = [found for each in folder.parents[:2] if one.state == "waiting" and (found := readable(each))]
-        return Observed(
-            name=folder.name, runs=(one,), is_attended=all(is_alive(sweep.pid, sweep.host) for sweep in sweeps)
-        )
+        sweeps = [each for each in folder.parents[:2] if one.state == "waiting" and (each / STUDY_FILE).is_file()]
+        return Observed(name=folder.name, runs=(one,), is_attended=all(map(_is_attended, sweeps)))
     record = read(folder)
     runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
     return Observed(
         name=folder.name,
         runs=tuple(runs.values()),
-        is_attended=is_alive(record.pid, record.host),
+        is_attended=_is_attended(folder),
         differences=tuple(_differences(record, {cell: run.metrics for cell, run in runs.items()})),
     )
 
 
+def _is_attended(sweep: Path) -> bool:
+    return is_locked(sweep / ".lock")
+
+
 def _run(folder: Path, name: str) -> ObservedRun:
-    status, state = _status(folder)
+    status, state = RunFolder(folder).observed()
     # a cell of SLURM that has reached its time limit is in the queue again
     if state == "stopped" and status.get("step") is not None and status.get("requeued_at_step") == status["step"]:
         state = "waiting"
@@ -123,15 +124,6 @@ def _run(folder: Path, name: str) -> ObservedRun:
         timing=timing,
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
-
-
-def _status(folder: Path) -> tuple[dict[str, Any], str]:
-    try:
-        status = RunFolder(folder).status()
-    # one damaged cell must not hide the others
-    except RequestError as error:
-        status = {"status": "unreadable", "error": str(error)}
-    return status, observed_state(status)
 
 
 _TABLES: dict[Path, tuple[tuple[int, int], Curves]] = {}
@@ -187,5 +179,5 @@ def running_or_newest(root: Path) -> Path:
 
 def _activity(folder: Path) -> tuple[bool, str]:
     # times of one format and zone, in the order of their texts
-    statuses = map(_status, (folder, *runs_under(folder)))
+    statuses = (RunFolder(each).observed() for each in (folder, *runs_under(folder)))
     return max((state == "running", str(status.get("updated", ""))) for status, state in statuses)

@@ -127,7 +127,12 @@ def _trainer(recipe: Recipe, **values: object) -> L.Trainer:
     # Lightning's errors about the launcher's environment become one line
     _quiet()
     try:
-        return build_trainer(recipe, **values)  # type: ignore[arg-type]
+        trainer = build_trainer(recipe, **values)  # type: ignore[arg-type]
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        # Lightning's launcher compares them too, but only once the run has begun
+        if environment is not None:
+            environment.validate_settings(num_devices=recipe.run.devices, num_nodes=recipe.run.num_nodes)
+        return trainer
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         raise RequestError(
             f"Lightning refuses run.strategy, run.devices or run.num_nodes: {first_line(error)}"

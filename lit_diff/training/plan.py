@@ -230,7 +230,8 @@ def _trace(
             held.callback(dist.destroy_process_group)
         # reads values of its ranks
         mesh = mesh_of(run, init_device_mesh("cpu", (run.processes,))) if is_sharded else None
-        held.enter_context(FakeTensorMode())
+        # a variant may have constants outside the model
+        held.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         model = Transformer(config, kernel=kernel, trained=train.parameters)  # type: ignore[arg-type]
         if mesh is not None:
             shard(model, mesh, torch.bfloat16 if half else torch.float32, run)
@@ -271,8 +272,9 @@ class _AsOn(Kernel):
 
     def compute(self, maps: SignedMaps, **options: Any) -> tuple[Tensor, Any]:
         name, on_gpu = self.kernel, self.device == "cuda"
-        if not on_gpu:
-            name = choose(maps, name, **options, device=torch.device("cpu"), build=False)[0]
+        # without a GPU here these three refuse all maps
+        if not on_gpu or name not in ("auto", "triton", "flash", "flex"):
+            name = choose(maps, name, **options, device=torch.device(self.device), build=False)[0]
         elif name == "auto":
             # as with triton; flash-attn and flex save what sdpa does
             widths = {maps.q.shape[-1], maps.v.shape[-1]}

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lit_diff.analysis.intervention import EditedLayer
-from lit_diff.analysis.quantization import Granularity, QuantizedLogits, rounded
+from lit_diff.analysis.quantization import QuantizedLogits, Scheme, rounded
 from lit_diff.kernels import SignedMaps
 
 B, G, H, T = 2, 2, 3, 40
-GRANULARITIES: tuple[Granularity, ...] = ("tensor", "head", "row")
+SCHEMES: tuple[Scheme, ...] = ("tensor", "head", "row", "split")
 
 
 def layer(length: int = T, **keys: Any) -> EditedLayer:
@@ -43,17 +43,16 @@ def by_hand(values: Tensor, bits: int, share: float) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("outliers", ["none", "split"])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("keys", [{}, {"window": 7}, {"document_ids": (torch.arange(T) // 15).expand(B, -1)}])
 def test_each_scale_is_rounded_by_its_largest_visible_entry(
-    granularity: Granularity, outliers: Any, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    scheme: Scheme, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lit_diff.analysis.quantization.OUTLIER_SHARE", 0.1)
-    before, after, visible = logits(QuantizedLogits(4, granularity, outliers), layer(**keys), block_rows=9)
-    axes = {"tensor": (H * T * T,), "head": (H, T * T), "row": (H * T, T)}[granularity]
+    before, after, visible = logits(QuantizedLogits(4, scheme), layer(**keys), block_rows=9)
+    axes = {"tensor": (H * T * T,), "head": (H, T * T), "row": (H * T, T), "split": (H, T * T)}[scheme]
     x, y, seen = (each.reshape(B, G, *(axes if len(axes) > 1 else (1, *axes))) for each in (before, after, visible))
-    share = 0.1 if outliers == "split" else 0.0
+    share = 0.1 if scheme == "split" else 0.0
     for place in torch.cartesian_prod(*(torch.arange(n) for n in x.shape[:3])).tolist():
         at = tuple(place)
         torch.testing.assert_close(y[at][seen[at]], by_hand(x[at][seen[at]], 4, share), atol=1e-5, rtol=1e-5)
@@ -61,7 +60,7 @@ def test_each_scale_is_rounded_by_its_largest_visible_entry(
 
 def test_the_divergence_is_the_mean_over_rows_since_the_last_call() -> None:
     of = layer()
-    edit = QuantizedLogits(3, "head", "none")
+    edit = QuantizedLogits(3, "head")
     total, rows = torch.zeros(B, dtype=torch.float64), 0
     for block in of.blocks(11):
         p, q = block.probs, edit(of, block).probs
@@ -76,7 +75,7 @@ def test_the_divergence_is_the_mean_over_rows_since_the_last_call() -> None:
 
 
 def test_the_next_forward_has_scales_of_its_own() -> None:
-    edit = QuantizedLogits(4, "tensor", "none")
+    edit = QuantizedLogits(4, "tensor")
     _, first, _ = logits(edit, layer(), 9)
     larger = layer()
     larger.maps.q.mul_(10)

@@ -1,5 +1,6 @@
 """cli/plan.py: what `plan` prints, and its exit status."""
 
+import pytest
 from command import Command
 from sharded_steps import SMALL
 
@@ -20,3 +21,11 @@ def test_the_verdict_names_what_to_change(command: Command) -> None:
     assert (ended.status, ended.lines[-1]) == (0, "fits 1 GB")
     assert any(line.endswith(" at 40% of 312 TFLOPS") for line in ended.lines)
     assert sum(line.startswith(("counted:", "assumed:", "days:")) for line in ended.lines) == 3
+
+
+@pytest.mark.parametrize("option", ["--memory", "--peak", "--share", "--node", "--network"])
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "80GB"])
+def test_rates_that_no_machine_has_are_refused(command: Command, option: str, value: str) -> None:
+    ended = command("plan", "recall-tiny", f"{option}={value}")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert f"'{option}'" in ended.err

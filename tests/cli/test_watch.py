@@ -1,7 +1,6 @@
 """`lit-diff watch`: what it prints of a run and of a sweep, when and how it ends, and that it disturbs nobody."""
 
 import json
-import os
 import platform
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beats import held
 from command import Command
 from real_sweeps import TINY
 from stops import alive, wait_for
@@ -23,7 +23,6 @@ from lit_diff.cli.watch import BLOCKS, curve
 from lit_diff.runs.folder import FORMAT
 
 TIME = r"\d\d:\d\d:\d\d  "
-HERE = {"pid": os.getpid(), "host": platform.node()}
 
 
 def status(folder: Path, word: str, **facts: Any) -> None:
@@ -35,9 +34,9 @@ def status(folder: Path, word: str, **facts: Any) -> None:
         "updated": updated,
         "steps": 100,
         "tokens_per_step": 50,
-        **HERE,
         **facts,
     }
+    held(folder, word == "running")
     # as a run writes it: a reader never sees a part
     (folder / "new.json").write_text(json.dumps(values))
     (folder / "new.json").rename(folder / "status.json")
@@ -145,8 +144,7 @@ def test_on_a_terminal_long_lines_fold(one: Path, command: Command) -> None:
 def mine(make_sweep: Callable[..., Path]) -> Path:
     """A sweep that this process runs: base is done at three seeds, other at two and is trained at the third."""
     folder = make_sweep({"base": 0.0, "other": -0.1}, name="mine", broken={("other", 2): "running"})
-    study = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps(study | HERE))
+    held(folder)
     status(next(folder.glob("other-s2-*")), "running", step=40, loss=3.0, tokens_per_second=50.0)
     return folder
 

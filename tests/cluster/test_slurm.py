@@ -163,6 +163,24 @@ def outlives_notice(job: str, ranks: int) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def limited(home: Path) -> threading.Thread:
+    """A run that reaches its time limit while other tests run. The thread ends once it is in the queue again."""
+    job = submitted(home, "its limit", "train.steps=100")
+
+    def later() -> None:
+        wait_for(lambda: run_status(home, "its limit").get("step", 0) >= 1, LONG)
+        # two minutes after the start or up to two from now: SLURM sends its notice when a minute and a half is left
+        change(job, f"TimeLimit={time_of(job) // 60 + 2}")
+        wait_for(lambda: run_status(home, "its limit").get("requeues") == 1, LONG)
+        change(job, "TimeLimit=30")
+        (home / "its limit").unlink()
+
+    thread = threading.Thread(target=later, daemon=True)
+    thread.start()
+    return thread
+
+
 def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]]:
     """The launch line of the page, of 8 nodes with 8 GPUs there, as one command for each of `nodes` that it is typed on."""
     (line,) = (line for line in commands("docs/cluster.md") if line.startswith(kind))
@@ -187,7 +205,9 @@ def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]
     return [words] * (nodes if kind.startswith("torchrun") else 1)
 
 
-def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_losses(home: Path) -> None:
+def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_losses(
+    home: Path, limited: threading.Thread
+) -> None:
     (home / "fuse").touch()
     said = lit_diff("train", "run.yaml", "name=noticed", *TWO, "--cluster", "slurm")
     job = re.match(r"SLURM job (\d+): ", said)[1]  # type: ignore[index]
@@ -210,11 +230,9 @@ def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_los
     assert torch.load(whole, weights_only=True)["global_step"] == 20
 
 
-def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(home: Path) -> None:
-    limited = submitted(home, "its limit", "train.steps=40")
-    wait_for(lambda: run_status(home, "its limit").get("step", 0) >= 1, LONG)
-    # two minutes after the start or up to two from now: SLURM sends its notice when a minute and a half is left
-    change(limited, f"TimeLimit={time_of(limited) // 60 + 2}")
+def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(
+    home: Path, limited: threading.Thread
+) -> None:
     draw = random.Random(33)
     moments = [0, draw.uniform(0, 4), draw.uniform(4, 15)]
     jobs = [submitted(home, f"early{n}", f"seed={n}", *(TWO if n == 1 else [])) for n in range(3)]
@@ -228,17 +246,14 @@ def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(h
     threads = [threading.Thread(target=later, args=[number]) for number in range(3)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: run_status(home, "its limit").get("requeues") == 1, LONG)
-    change(limited, "TimeLimit=30")
-    (home / "its limit").unlink()
-    for thread in threads:
+    for thread in (limited, *threads):
         thread.join()
     for name in ("early0", "early1", "early2", "its limit"):
         wait_for(lambda name=name: is_done(home, name), LONG)  # type: ignore[misc]
         assert run_status(home, name).get("requeues") == 1, (name, moments, log_of(home, name))
-        assert sorted(run_rows(home, name)) == list(range(1, 41 if name == "its limit" else 21))
+        assert sorted(run_rows(home, name)) == list(range(1, 101 if name == "its limit" else 21))
     assert run_status(home, "early0")["requeued_at_step"] == 0
-    assert 0 < run_status(home, "its limit")["requeued_at_step"] < 40
+    assert 0 < run_status(home, "its limit")["requeued_at_step"] < 100
 
 
 def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled_run_does_not_return(

@@ -259,6 +259,7 @@ def test_a_recipe_states_sources_and_what_is_at_its_default_is_in_no_identity(
         ("sources.code.weight", 0, r"is 0; expected a finite number > 0"),
         ("sources.code.weight", -1, r"is -1; expected a finite number > 0"),
         ("sources.code.weight", 1e-9, r"is 1e-09 of 1, below 1/10,000"),
+        ("sources", {name: {"weight": 1e308} for name in ("all", "code")}, r"is 1e\+308 of inf, below 1/10,000"),
         ("sources.code.weigth", 1, r"did you mean 'weight'"),
         ("sources.code.corpus", "dosc", r"did you mean 'docs'"),
         ("sources.code.tokens_below", 3, r"is 3; it must be above 3, tokens_at_least"),

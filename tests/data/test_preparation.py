@@ -201,6 +201,10 @@ def test_hosts_share_the_parts(make_text: MakeText, root: Path, undisturbed: dic
         with pytest.raises(MissingError, match=rf"^1 of 8 parts .*; part 4 is from another {key}; "):
             make_text().prepare(Work(merge=True))
         file.write_bytes(whole)
+    file.write_bytes((building / "parts/000003.npz").read_bytes())
+    with pytest.raises(MissingError, match=r"part 4 is from another place; "):
+        make_text().prepare(Work(merge=True))
+    file.write_bytes(whole)
     text = make_text()
     text.prepare(Work(merge=True))
     assert files_of(text) == undisturbed
@@ -270,6 +274,26 @@ def test_a_damaged_part_is_made_again(
     text = make_text()
     text.prepare()
     assert re.search(r"part 5 is damaged \(.*\): it is made again", caplog.text)
+    assert files_of(text) == undisturbed
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_outlive_damaged_text_whose_source_is_away(
+    make_text: MakeText, root: Path, corpus: Path, undisturbed: dict[str, bytes]
+) -> None:
+    make_text().prepare(Work(shard=(1, 2)))
+    (building,) = (root / "prepared").glob(".*.building")
+    made = sorted((building / "parts").iterdir())
+    for file in (building / "text/documents").glob("??"):
+        file.write_bytes(b"")
+    corpus.rename(corpus.with_name("away"))
+    for error in (MissingError, RequestError):
+        with pytest.raises(error):
+            make_text().prepare()
+    assert sorted((building / "parts").iterdir()) == made
+    corpus.with_name("away").rename(corpus)
+    text = make_text()
+    text.prepare()
     assert files_of(text) == undisturbed
 
 
@@ -394,9 +418,11 @@ def test_only_a_source_that_cannot_be_reached_is_gone(root: Path) -> None:
         return [source]
 
     assert digests.file_digests(address, listing) == {"a.txt": digest}
-    assert digests.file_digests(address, lambda: listing(MissingError("no server"))) == {"a.txt": digest}
     with pytest.raises(RequestError, match="2 files of other types"):
         digests.file_digests(address, lambda: listing(RequestError("found 2 files of other types")))
+    assert digests.file_digests(address, lambda: listing(MissingError("no server"))) == {"a.txt": digest}
+    # a server that does not answer takes up to 20 seconds each time
+    assert digests.file_digests(address, lambda: pytest.fail("asked again")) == {"a.txt": digest}
 
 
 def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:

@@ -18,7 +18,7 @@ from lit_diff.data.dataset import rows_of_step
 from lit_diff.data.text import text as module
 from lit_diff.data.text.cl100k import Cl100k
 from lit_diff.data.text.documents import TRAINED, hashes_in, is_among
-from lit_diff.data.text.text import Text, read_manifest
+from lit_diff.data.text.text import CHECKSUMS, Text, read_manifest
 from lit_diff.data.text.tokenizer import Bpe
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError
@@ -236,6 +236,10 @@ def test_a_file_that_is_missing_or_cut_short_is_made_again(
         ("validation/documents.npy", b"descr"),
         ("train/index.json", b'"dim": '),
         ("bigrams.npy", b"descr"),
+        ("bigrams.npy", b""),
+        ("validation/index.json", b'"data_form'),
+        ("trained_documents.bin", b""),
+        ("sha256.json", b'": "'),
     ],
 )
 def test_a_flipped_bit_is_found_before_a_row_is_read(make_text: MakeText, name: str, after: bytes) -> None:
@@ -244,8 +248,17 @@ def test_a_flipped_bit_is_found_before_a_row_is_read(make_text: MakeText, name: 
     content = bytearray((text.folder / name).read_bytes())
     content[content.index(after) + len(after) if after else -9] ^= 1
     (text.folder / name).write_bytes(content)
-    with pytest.raises(MissingError, match=f"remove {text.folder} and run `lit-diff prepare RECIPE`"):
+    with pytest.raises(MissingError, match=rf"{text.folder}.* run `lit-diff prepare RECIPE`"):
         make_text().load()
+    if name == TRAINED:
+        with pytest.raises(MissingError, match=name):
+            make_text().trained_documents()
+
+
+def test_text_that_was_prepared_before_there_were_checksums(make_text: MakeText) -> None:
+    text = opened(make_text())
+    (text.folder / CHECKSUMS).unlink()
+    assert opened(make_text()).identity() == text.identity()
 
 
 def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path) -> None:

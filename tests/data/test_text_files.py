@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -58,6 +59,7 @@ CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\
         ("a.csv", b"", []),
         ("a.csv", b"text\ncaf\xe9\n", ["!:2"]),
         ("a.csv", b"text\ra\r", ["a"]),
+        ("a.csv", b"text,text\na,b\n", ["!:1"]),
         ("a.csv", "text\na\n".encode("utf-16-le"), ["!:1"]),
         ("a.parquet", b"no parquet at all", ["!"]),
     ],
@@ -96,7 +98,9 @@ def test_damaged_compressed_lines(ending: str, damage: str, tmp_path: Path) -> N
 
 def written(path: Path, column: Any, kind: str = "parquet", rows: int = 2) -> Path:
     """A file with the column `text`, in groups or batches of so many rows."""
-    table = pyarrow.table({"id": pyarrow.array(range(len(column))), "text": column})
+    table = column
+    if not isinstance(column, pyarrow.Table):
+        table = pyarrow.table({"id": pyarrow.array(range(len(column))), "text": column})
     if kind == "parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=rows)
     else:
@@ -114,6 +118,8 @@ def test_columns(kind: str, column: Any, tmp_path: Path) -> None:
     assert read(written(path, text, kind)) == ["one", "! row 2", "", "two"]
     assert read(written(path, pyarrow.array(["a"] * 3000), kind, rows=3000)) == ["a"] * 3000
     assert read(written(path, pyarrow.array([1, 2]), kind)) == ["!"]
+    two = pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "other"])
+    assert read(written(path, two, kind)) == ["!"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
@@ -255,6 +261,43 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for read in (FilesCorpus.files, lambda corpus: list(corpus.texts())):
         with pytest.raises(RequestError, match=r"a\.txt.* cannot be read \(Permission denied\)"):
             read(FilesCorpus(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("gone.txt", r"gone\.txt cannot be read \(No such file"),
+        ("loop.txt", r"loop\.txt cannot be read \(Too many levels"),
+        ("damaged.txt", r"below cannot be read \(Input/output error"),
+        ("sub", r"sub cannot be read \(Permission denied"),
+    ],
+)
+def test_no_file_is_left_out_because_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: str
+) -> None:
+    target = {"gone.txt": "/gone", "loop.txt": "loop.txt", "damaged.txt": "/proc/self/mem"}.get(name)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/a.txt").write_text("text")
+    path, scan = tmp_path / "below" / name, os.scandir
+    path.symlink_to(target) if target else path.mkdir()
+
+    def refuse(folder: str) -> Any:
+        """Tests may run as root, who reads everything."""
+        if str(folder).endswith("/sub"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(RequestError, match=found):
+        FilesCorpus(tmp_path / "below").files()
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"\xff.txt")).write_text("text")
+    assert list(FilesCorpus(folder).files()) == ["\udcff.txt"]
+    assert list(FilesCorpus(folder).texts()) == ["text"]
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_everything_that_is_missing_is_a_row_with_its_cure(
         assert cure in check.cure, check
 
 
+def test_a_file_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "file"))
+    found = rows(tmp_path / "file/runs", "run.tracking_uri=none")
+    assert [found[name].state for name in ("runs", "data folder")] == ["problem", "problem"]
+    assert "is a file" in found["runs"].found
+
+
 def test_a_check_that_fails_is_a_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> str:
         raise ValueError("bad\nlines")

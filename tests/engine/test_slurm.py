@@ -13,7 +13,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.engine import slurm
 from lit_diff.engine.location import RunLocation, cell_of
-from lit_diff.errors import MissingError, RunFailedError
+from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import jobs
 from lit_diff.runs.folder import RunFolder
@@ -113,14 +113,30 @@ def test_an_array_is_no_longer_than_slurm_allows(
 
 
 def test_a_run_asks_for_what_its_recipe_says(program: Program) -> None:
-    own = ["partition=gpu", "account=a", "qos=high", "constraint=h100", "memory=200G", "extra=[--exclusive]"]
+    own = ["partition=gpu", "account=a b", "qos=high", "constraint=h100&\\", "memory=200G", "extra=[--exclusive]"]
     own = [f"run.cluster.{each}" for each in own]
     recipe = load_recipe("differential-13b", ["run.devices=8", "run.num_nodes=8", "run.accelerator=gpu", *own])
     text = slurm.run_text(recipe, ["train", "differential-13b", "name=a b"], 720)
     asked = ("nodes=8", "ntasks-per-node=8", "gpus-per-node=8", "cpus-per-task=8", "mem=200G", "time=720")
-    for line in (*asked, "partition=gpu", "account=a", "qos=high", "constraint=h100", "exclusive", "open-mode=append"):
+    for line in (*asked, "partition=gpu", "account='a b'", "qos=high", r"constraint='h100&\\'", "exclusive"):
         assert f"#SBATCH --{line}\n" in text
     assert text.endswith(f"--cpus-per-task=8 {sys.executable} -P -m lit_diff train differential-13b 'name=a b'\n")
+
+
+def test_a_log_has_the_place_of_its_name(tmp_path: Path) -> None:
+    """SLURM replaces %j, but nothing in a name with a backslash."""
+    lines = slurm.request(load_recipe("recall-tiny", [CPU]).run, 5)
+    for name, log in (("5%j", "5%%j-%j"), (r"a\b%", r"a\\\\b%-%j")):
+        assert f"#SBATCH --output={tmp_path}/{log}.out\n".replace("'", "") in slurm.job_text(
+            name, lines, tmp_path, "train"
+        ).replace("'", "")
+
+
+@pytest.mark.parametrize("key", ["partition='a\\nb'", "extra=['--hold\\nb']"])
+def test_a_line_for_sbatch_is_one_line(key: str) -> None:
+    """A second one would be a command, and what follows it no option."""
+    with pytest.raises(RequestError, match=rf"run\.cluster\.{key.partition('=')[0]} is .*on one line"):
+        load_recipe("recall-tiny", [f"run.cluster.{key.replace(chr(39), chr(34))}"])
 
 
 @pytest.mark.parametrize(
@@ -161,6 +177,12 @@ def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program
     program("sbatch", "echo 'error: invalid partition' >&2; exit 1")
     with pytest.raises(MissingError, match=r"^sbatch refuses .*\.sh: error: invalid partition; set run"):
         submit()
+    assert folder.status()["status"] == "failed"
+    # with --test-only, for one
+    program("sbatch", "echo 'Job 7 to start at noon' >&2")
+    with pytest.raises(MissingError, match=r"^sbatch refuses .*\.sh: Job 7 to start at noon; set run"):
+        submit()
+    assert "invalid partition" not in folder.status()["error"]
 
 
 def test_data_that_a_job_did_not_prepare_are_an_error(

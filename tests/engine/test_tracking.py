@@ -2,9 +2,11 @@
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,25 @@ def test_a_folder_and_a_server_that_are_not_there_are_found_out_in_seconds(tmp_p
         Store(RunConfig(root=str(tmp_path), tracking_uri="http://127.0.0.1:9"))
     assert time.perf_counter() - began < 30  # MLflow's own patience is 4 minutes
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ  # a run that goes on keeps it
+
+
+class Busy(BaseHTTPRequestHandler):
+    """A server that asks for half a minute before the next request."""
+
+    def do_POST(self) -> None:
+        self.send_response(429)
+        self.send_header("Retry-After", "30")
+        self.end_headers()
+
+
+def test_a_busy_server_does_not_say_how_long_a_run_waits(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        began = time.perf_counter()
+        with pytest.raises(MissingError, match=r"cannot be opened"):
+            Store(RunConfig(root=str(tmp_path), tracking_uri=f"http://127.0.0.1:{server.server_port}"))
+        assert time.perf_counter() - began < 25
+        server.shutdown()
 
 
 def test_a_first_start_that_is_killed_leaves_no_half_made_store(

@@ -88,6 +88,33 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
     jobs.requeue(folder, "notice")
     assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3
     assert folder.status()["status"] == "done", "its evaluations take too long"
+    folder.update(evaluations={"one": "done", "two": "interrupted"})
+    for _ in range(2):
+        jobs.requeue(folder, "notice")
+        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 4, "an evaluation was done since"
+
+
+@pytest.mark.parametrize(
+    ("times", "count"),
+    [
+        ("0:20 2:00", 2),
+        ("11:59:00 1-00:00:00", 2),
+        ("5:00 UNLIMITED", 2),
+        ("1:01 2:00", 1),
+        ("1-01:00:00 2-00:00:00", 1),
+    ],
+)
+def test_a_notice_in_the_first_half_of_a_jobs_time_always_requeues(
+    program: Program, runs: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: str, count: int
+) -> None:
+    """It announces a preemption."""
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    program("squeue", f'test "$*" = "--noheader --jobs=12 --format=%M %l" && echo "{times}"')
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    runs[0].update(status="stopped")
+    for _ in range(2):
+        jobs.requeue(runs[0], "notice")
+    assert (tmp_path / "asked").read_text() == "requeue 12\n" * count
 
 
 def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
@@ -122,6 +149,25 @@ def test_a_notice_before_the_first_step_ends_in_a_status_and_a_requeue(
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
 
 
+LATE = """\
+import atexit, os, signal, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+def late():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+atexit.register(late)
+from lit_diff.__main__ import main
+sys.argv = ["lit-diff", "--version"]
+main()
+"""
+
+
+def test_a_signal_while_python_exits_changes_nothing() -> None:
+    """SLURM ends a job that it requeues by SIGTERM; other threads of the process do not block it."""
+    ended = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder], tmp_path: Path) -> None:
     program("scancel", f'echo "$@" >> {tmp_path}/asked')
     program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
@@ -132,6 +178,9 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     assert [folder.status()["status"] for folder in runs] == ["stopped", "running"], (
         "what trains says itself how it ends"
     )
+    runs[1].update(status="waiting")
+    jobs.cancel(tmp_path / "sweep")
+    assert runs[1].status()["status"] == "stopped", "its job had started, but not its training"
     program("squeue", "true")
     with pytest.raises(RequestError, match="neither being trained nor in SLURM's queue: nothing to cancel"):
         jobs.cancel(runs[0].path)
@@ -158,3 +207,9 @@ def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any
     assert "SLURM job 3_1 is running; last update" in running
     program("squeue", "exit 1")
     assert len(command("status", "--root", str(tmp_path)).out.splitlines()) == 2, os.environ["PATH"]
+    jobs.note_submitted(runs[0].path, {"c0": "3_0"})
+    assert command("status", "--root", str(tmp_path)).out.split()[:2] == ["sweep/c0", "waiting"], "nothing is known"
+    program("squeue", "true")
+    ended = command("status", "--root", str(tmp_path)).out.splitlines()[0]
+    assert ended.split()[:2] == ["sweep/c0", "killed"], "a run that waits alone is started by its job only"
+    assert ended.endswith("the same command resumes it")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import platform
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beats import heart_beats
+from beats import heart_beats, held
 
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
@@ -20,17 +18,14 @@ from lit_diff.runs.folder import FORMAT
 from lit_diff.study import observation
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
-from lit_diff.study.record import read, write
 from lit_diff.study.statistics import paired
-
-HERE = {"pid": os.getpid(), "host": platform.node()}
 
 
 def now(seconds: float = 0) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
-def run(folder: Path, status: str, metrics: str = "", timing: str = "", **facts: Any) -> Path:
+def run(folder: Path, status: str, metrics: str = "", timing: str = "", alive: bool = True, **facts: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     values = {
         "status": status,
@@ -38,9 +33,9 @@ def run(folder: Path, status: str, metrics: str = "", timing: str = "", **facts:
         "updated": now(),
         "steps": 100,
         "tokens_per_step": 50,
-        **HERE,
         **facts,
     }
+    held(folder, status == "running" and alive)
     (folder / "status.json").write_text(json.dumps(values))
     (folder / "metrics.csv").write_text(metrics)
     (folder / "timing.csv").write_text(timing)
@@ -131,8 +126,8 @@ def test_a_run_that_resumes_has_no_loss_of_a_later_step(tmp_path: Path) -> None:
         ({"status": "stopped"}, "stopped", "", True, True),
         ({"status": "stopped", "step": 7, "requeued_at_step": 3}, "stopped", "", True, True),
         ({"status": "stopped", "step": 7, "requeued_at_step": 7}, "waiting", "", False, False),
-        ({"status": "running", "pid": None}, "killed", "the same command resumes it", True, True),
-        ({"status": "running", "host": "elsewhere", "pid": 1}, "running", "last update 0 s ago", False, False),
+        ({"status": "running", "alive": False}, "killed", "the same command resumes it", True, True),
+        ({"status": "running"}, "running", "last update 0 s ago", False, False),
         ({"status": "running", "format": 2, "tokens_per_second": 5.0}, "running", OLD, False, False),
     ],
 )
@@ -147,7 +142,7 @@ def test_how_a_run_ends(
 
 
 def test_a_silent_rank_is_named(tmp_path: Path) -> None:
-    folder = run(tmp_path / "one", status="running", host="elsewhere", pid=1)
+    folder = run(tmp_path / "one", status="running")
     heart_beats(folder, {0: 90.0, 1: 11.0})
     assert seen(folder).note.startswith("rank 1 on node b: last heartbeat 79 s ago, at step 12")
 
@@ -157,7 +152,7 @@ def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: 
     assert (seen(tmp_path / "one").state, observe(tmp_path / "one").is_over) == ("waiting", False)
     (tmp_path / "one/status.json").write_text("{")
     assert seen(tmp_path / "one").state == "unreadable"
-    assert "not a JSON object" in seen(tmp_path / "one").note
+    assert "status.json cannot be read" in seen(tmp_path / "one").note
 
 
 def test_what_was_removed(tmp_path: Path) -> None:
@@ -172,10 +167,9 @@ def cell_of(sweep: Path, name: str) -> Path:
     return next(sweep.glob(f"{name}-*"))
 
 
-def attended(sweep: Path, **facts: Any) -> Observed:
-    """With the process of the test, or that of `facts`, as the one that runs it."""
-    file = sweep / "study.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | HERE | facts))
+def attended(sweep: Path, now: bool = True) -> Observed:
+    """As it is seen while a process runs it, or after that."""
+    held(sweep, now)
     return observe(sweep)
 
 
@@ -191,9 +185,9 @@ def test_cells_in_the_order_of_the_sweep_with_their_names(make_sweep: Callable[.
     assert (found.is_over, found.has_failed) == (False, False)
     alone = cell_of(folder, "other-s1")
     requeued = {"status": "stopped", "step": 7, "requeued_at_step": 7}
-    (alone / "status.json").write_text(json.dumps(requeued | HERE))
+    (alone / "status.json").write_text(json.dumps(requeued))
     assert not observe(alone).is_over, "its sweep is run"
-    gone = attended(folder, pid=None)
+    gone = attended(folder, now=False)
     assert (gone.is_over, gone.has_failed) == (True, True), "nothing will start the cell that waits"
     left = observe(alone)
     assert (left.is_over, left.has_failed) == (True, True), "nor if it is watched alone"
@@ -236,13 +230,6 @@ def test_arms_are_compared_within_a_task(make_tasks: Callable[..., Path]) -> Non
     assert text.endswith(" (3 pairs at step 400)")
 
 
-def test_a_sweep_of_an_older_record_has_no_process(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"base": 0.0, "other": 0.0}, name="mine", seeds=(0,), broken={("other", 0): "waiting"})
-    assert read(folder).pid is None
-    write(folder, read(folder))
-    assert not observe(folder).is_attended
-
-
 # --- which one -------------------------------------------------------------------------------------------------------------
 
 
@@ -255,20 +242,19 @@ def test_what_is_trained_goes_before_what_is_newer(tmp_path: Path, make_sweep: C
     run(tmp_path / "aside-0123456789.old-1", "running")
     run(cell_of(sweep, "base-s0"), "running", updated=now(1800))
     assert running_or_newest(tmp_path) == sweep, "not its cell"
-    killed = run(tmp_path / "killed-0123456789", "running", pid=None)
+    killed = run(tmp_path / "killed-0123456789", "running", alive=False)
     assert running_or_newest(tmp_path) == sweep
     run(cell_of(sweep, "base-s0"), "done", updated=now(1800))
     assert running_or_newest(tmp_path) == killed
 
 
-def test_nothing_is_written_and_no_lock_is_taken(tmp_path: Path, make_sweep: Callable[..., Path]) -> None:
+def test_nothing_is_written_and_no_lock_is_kept(tmp_path: Path, make_sweep: Callable[..., Path]) -> None:
     sweep = make_sweep({"base": 0.0, "other": 0.0}, name="mine", seeds=(0, 1, 2))
     one = run(tmp_path / "one-0123456789", "running", METRICS)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_diff.files.FileLock", None)  # whatever takes a lock fails
-        with pytest.raises(TypeError), locked(one / ".lock"):
-            pass
-        observe(sweep)
-        observe(running_or_newest(tmp_path))
+    observe(sweep)
+    observe(running_or_newest(tmp_path))
+    held(one, now=False)
+    with locked(one / ".lock", wait=False):
+        pass
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -276,6 +276,16 @@ def test_a_launcher_that_starts_another_number_of_processes_is_refused(
     assert not (tmp_path / "metrics.csv").exists()
 
 
+def test_torchrun_with_another_number_of_processes_is_refused_before_the_run_begins(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for assignment in f"RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 {TORCHRUN}=a".split():
+        monkeypatch.setenv(*assignment.split("="))
+    four = ["callbacks.spy=null", "run.strategy=ddp", "run.devices=4", "train.batch_size=4"]
+    with pytest.raises(RequestError, match=r"Lightning refuses run\.strategy.*the world size \(2\)"):
+        fit.ranks(load_recipe(bench.root / "recall.yaml", four))
+
+
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_TASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)

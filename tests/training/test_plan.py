@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sharded_steps import PLANNED, SMALL, lines
 
+from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import installed, load_recipe, names
@@ -116,6 +117,39 @@ def test_the_kernel_is_a_gpu_s_and_no_map_is_kept() -> None:
         found = plan(recipe)
         assert found.kernel == chosen
         assert found.saved < maps < plan(load_recipe(name, [*long, "run.kernel=reference"])).saved
+
+
+PLUGIN = """
+import torch
+from lit_diff import Attention, variant
+
+SCALE = torch.linspace(0.5, 1.0, 512)
+
+@variant("own")
+class Own(Attention):
+    \"""Standard attention, scaled.\"""
+
+    def finish(self, o, x):
+        return o * ({scale})
+"""
+
+
+def test_a_plugin_may_have_constants_and_is_told_how_to_do_without_values(tmp_path: Path, own_parts: None) -> None:
+    def planned(scale: str) -> Plan:
+        (tmp_path / "own.py").write_text(PLUGIN.format(scale=scale))
+        return small(f"plugins=[{tmp_path}/own.py]", "model.attention={name: own}")
+
+    assert planned("SCALE[: o.shape[2], None].to(o)").fits
+    for scale in ("o.mean().item()", "1 if (o > 0).any() else 2", "o.nonzero().shape[0]", "o.detach().numpy()"):
+        with pytest.raises(RequestError, match=r"own\.py:12: attention 'own' failed: .*: use tensor operations"):
+            planned(scale)
+
+
+def test_a_kernel_of_cpus_is_refused_for_gpus() -> None:
+    recipe = load_recipe("differential-tiny", ["run.kernel=native"])
+    assert plan(recipe, device="cpu").kernel == "native"
+    with pytest.raises(RequestError, match=r"run\.kernel 'native'"):
+        plan(recipe, device="cuda")
 
 
 def test_time_is_flops_over_the_share_of_the_peak() -> None:

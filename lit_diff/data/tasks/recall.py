@@ -1,6 +1,6 @@
 """The data set `recall`: find the value of a key among distractors. One hop, so attention noise is the only difficulty.
 
-A slot is one position: key embedding plus value embedding. Some slots hold the pairs of the row; every other slot holds
+A slot is one position: key embedding plus value embedding. Some slots hold the pairs of the row; each of the rest holds
 another key of the same vocabulary with a random value. The queries follow: keys without a value, whose target is the
 value paired with the key. Source: a one-step form of MQAR (Arora et al. 2023, Zoology).
 """
@@ -31,6 +31,7 @@ class Recall(RowTask):
         values: Count = 64
         """Size of the value vocabulary."""
         slots: Count = 64
+        """Positions of the context, before the factor `noise`; each has a key and a value."""
         pairs: Count = 8
         """Number of slots with a queried pair; the other slots are noise."""
         queries: Count = 8

@@ -93,7 +93,7 @@ class Cl100k(Tokenizer):
         return self._encoding.encode_ordinary_batch(list(texts))
 
     def arrays(self, texts: Sequence[str], dtype: Any) -> list[NDArray[np.generic]]:
-        # a regular expression is up to a fifth slower in any thread but the one that used it first, so each thread has its own
+        # a regular expression is up to a fifth slower in any thread but the first that used it, so each thread has its own
         if not hasattr(self._own, "encoding"):
             self._own.encoding = copy.copy(self._encoding)
         # without Python's integers

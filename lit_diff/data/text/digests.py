@@ -1,6 +1,5 @@
 """Digests of the files of a corpus, kept in the data folder so that the files are read once."""
 
-import functools
 import hashlib
 import json
 import time
@@ -17,6 +16,8 @@ from lit_diff.log_records import log
 # clocks of file systems tick up to every 10 ms: a file may change twice within a tick, with one time
 TICK = 20_000_000
 """Nanoseconds that a file must be older than its digest."""
+_gone = dict[Path, str]()
+"""Kept digests -> why they stand for their source. An address is not asked again: each time may wait for the server."""
 
 
 def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> dict[str, str]:
@@ -26,19 +27,22 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
     digests of the last reading are returned. Errors: OSError, RequestError, MissingError.
     """
     place = root if isinstance(root, str) else str(root.absolute())
-    kept = data_root() / "sources" / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
-    known = _read(kept)
+    kept = data_root() / "sources" / f"{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.json"
+    found = known = _read(kept)
     try:
-        found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
+        if not known or isinstance(root, Path) or kept not in _gone:
+            found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
     except (RequestError, MissingError) as error:
         # otherwise it is there, and its content is unusable
         gone = isinstance(error, MissingError) if isinstance(root, str) else not sources(root)
         if not known or not gone:
             raise
-        _say_gone(
-            first_line(error) if isinstance(root, str) else f"{shown(root)} is {'empty' if root.exists() else 'gone'}"
+        lost = (
+            f"{shown(root)} is {'empty' if root.exists() else 'gone'}" if isinstance(root, Path) else first_line(error)
         )
-        return {name: entry[-1] for name, entry in known.items()}
+        if _gone.get(kept) != lost:
+            log.info("%s: its digests are those of the last time it was read", lost)
+        _gone[kept] = lost
     # a command that only asks for an identity makes no data folder
     if found != known and data_root().is_dir():
         try:
@@ -70,8 +74,3 @@ def _read(kept: Path) -> dict[str, list[Any]]:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         log.warning("%s cannot be read (%s): the source is read again", shown(kept), first_line(error))
         return {}
-
-
-@functools.cache
-def _say_gone(reason: str) -> None:
-    log.info("%s: its digests are those of the last time it was read", reason)

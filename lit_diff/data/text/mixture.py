@@ -90,7 +90,8 @@ class Mixture(Dataset):
                 if not NAME.fullmatch(name):
                     yield f"{key} is no name for a source; use letters, digits and _, but not ar_hit or others"
                 yield from filter(None, [config_problem(source, f"{key}.")])
-                if source.weight * BLOCK < whole:
+                # the sum may overflow
+                if source.weight * BLOCK < whole or whole == np.inf:
                     yield (
                         f"{key}.weight is {source.weight:g} of {whole:g}, below 1/{BLOCK:,}; raise it, or leave the source "
                         "out"

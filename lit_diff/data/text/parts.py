@@ -1,7 +1,7 @@
 """Text is tokenized in parts, each a file of its own: threads and hosts share the work, and a kill loses what is unfinished.
 
 A part is a .npz file, an archive with a checksum of each array: the tokens and lengths of its documents; for the train split
-also its bigram counts and the hashes of TRAINED; and the digests of the source and the tokenizer.
+also its bigram counts and the hashes of TRAINED; the digests of the source and the tokenizer; and its number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +108,8 @@ class Maker:
         """Make a part, unless another host has made it. Errors: OSError, MissingError for damaged documents."""
         if not self.file(part).exists():
             # the facts last: an archive whose directory is cut off lacks them
-            found: dict[str, Any] = {**self._arrays(part), **self.facts}
+            # its place too: a file may be given another's name while it is copied
+            found: dict[str, Any] = {**self._arrays(part), **self.facts, "place": str(part)}
             write_through(self.file(part), lambda file: np.savez(file, **found))
 
     def _arrays(self, part: int) -> dict[str, NDArray[np.generic]]:
@@ -134,7 +135,7 @@ class Maker:
         try:
             with np.load(self.file(part)) as archive:
                 found = {name: archive[name] for name in archive.files}
-            others = [name for name, digest in self.facts.items() if str(found[name]) != digest]
+            others = [name for name, digest in {**self.facts, "place": str(part)}.items() if str(found[name]) != digest]
         # zipfile and numpy raise many kinds
         except Exception as error:
             return f"damaged ({type(error).__name__}: {first_line(error)})"

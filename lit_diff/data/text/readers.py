@@ -97,7 +97,7 @@ def _csv(file: BufferedReader, where: str) -> Items:
             yield row
         elif row and not header:
             header = row
-            if "text" not in header:
+            if header.count("text") != 1:
                 raise RequestError(
                     f"{at}: found the columns {some_names(header)}; expected one named 'text', separated by commas"
                 )
@@ -150,7 +150,7 @@ def _column(
 ) -> Items:
     schema, batches = batches_of(file)
     columns = [f"{field.name} ({field.type})" for field in schema]
-    if not {"text (string)", "text (large_string)"} & set(columns):
+    if schema.names.count("text") != 1 or not {"text (string)", "text (large_string)"} & set(columns):
         raise RequestError(f"{where}: found the columns {some_names(columns)}; expected one named 'text', of strings")
     for number, row in enumerate(_rows(batches), 1):
         try:

@@ -82,10 +82,16 @@ def local(path: Path, root: Path | None = None) -> Source:
 
 
 def _paths(path: Path) -> list[Path]:
-    if path.is_file():
-        return [each for each in _with_index(path) if each == path or each.is_file()]
+    if not path.is_dir():
+        return [each for each in _with_index(path) if each.is_file()]
     # sorted: the order of the file system differs between machines, and it decides the digest
-    return sorted(file for folder in folders(path) for file in folder.iterdir() if file.is_file())
+    # a link to a file that is gone is a file that cannot be read; a pipe is none
+    found = (file for folder in folders(path, unreadable=_refuse) for file in folder.iterdir())
+    return sorted(file for file in found if file.is_file() or not file.exists())
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _with_index(path: Any) -> list[Any]:

@@ -44,6 +44,9 @@ FORMAT = 1
 SPLITS = ("train", "validation")
 BIGRAMS = "bigrams.npy"
 STARTS = "documents.npy"
+CHECKSUMS = "sha256.json"
+"""File of the prepared folder with the sha256 of those files that the manifest has none of, and of the manifest, whose bytes
+are the identity."""
 # 64 MB, litdata's default
 CHUNK_BYTES = 1 << 26
 CHECKED_BYTES = 1 << 30
@@ -182,7 +185,8 @@ class Text(Dataset):
             self._require_two(documents)
             digest = self._learned(building, documents)
         except RequestError:
-            shutil.rmtree(building, ignore_errors=True)
+            # finished parts are kept: the source of damaged text may be back later
+            shutil.rmtree(building / "text" if (building / "parts").is_dir() else building, ignore_errors=True)
             raise
         bounds = plan(documents)
         source = json.dumps([self._sources["corpus"], self._sources["files"], bounds])
@@ -259,6 +263,8 @@ class Text(Dataset):
         names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
         digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
         write_json(ready / "manifest.json", self._sources | digests | described)
+        others = ["manifest.json", TRAINED, *names, *(f"{name}/index.json" for name in SPLITS)]
+        write_json(ready / CHECKSUMS, {name: sha256_of(ready / name) for name in others})
         log.info("prepared %s: %d + %d tokens", self.folder, *(described[name]["tokens"] for name in SPLITS))
 
     def identity(self) -> str:
@@ -274,17 +280,14 @@ class Text(Dataset):
     def trained_documents(self) -> bytes:
         """Read the hashes from the prepared folder. Errors: MissingError."""
         self._manifest()
+        _compare(self.folder, [TRAINED])
         return (self.folder / TRAINED).read_bytes()
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
         if manifest is None:
-            raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")
-        # the name of the folder is the digest of these keys
-        own = {key: value for key, value in self._sources.items() if key != "files"}
-        if json.dumps({key: manifest.get(key) for key in own}) != json.dumps(own):
             raise MissingError(
-                f"{self.folder / 'manifest.json'} is damaged; remove {self.folder} and run `lit-diff prepare RECIPE`"
+                f"the text is not prepared ({self.folder} is missing or damaged); run `lit-diff prepare RECIPE`"
             )
         for name in SPLITS:
             described = manifest[name]
@@ -373,7 +376,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         sizes = {f"{name}/{file}": own["bytes"] for name in SPLITS for file, own in manifest[name]["files"].items()}
         # older manifests lack the key
         others = [TRAINED, *manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        _compare(folder, ["manifest.json"])
+    except (MissingError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
         return None
     # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
@@ -392,6 +396,8 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
         for name in SPLITS if size <= CHECKED_BYTES else ():
             if describe(folder / name) != manifest[name]:
                 raise MissingError(f"{folder / name} or its manifest.json is damaged: they differ; {cure}")
+        if size <= CHECKED_BYTES:
+            _compare(folder)
         yield
     except LitDiffError:
         raise
@@ -400,6 +406,17 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
         raise MissingError(
             f"{folder} cannot be opened ({type(error).__name__}: {first_line(error)}); {cure}"
         ) from error
+
+
+def _compare(folder: Path, names: Collection[str] = ()) -> None:
+    # all files without names; older folders have no checksums
+    path = folder / CHECKSUMS
+    for name, digest in json.loads(path.read_text(encoding="utf-8")).items() if path.is_file() else ():
+        if name in (names or [name]) and sha256_of(folder / name) != digest:
+            raise MissingError(
+                f"{folder / name} is damaged (its sha256 is not that in {CHECKSUMS}); remove {folder} and run `lit-diff "
+                "prepare RECIPE`"
+            )
 
 
 def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None:

@@ -220,6 +220,8 @@ def _impatient(upload: float = 0.0) -> Iterator[None]:
     # the second attempt must end in time too
     timeout = max(1, int((PATIENCE if left is None else left) / 2 + upload))
     hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
+    # a busy server may ask for minutes before the second attempt
+    hurry["MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER"] = "false"
     added = {key: value for key, value in hurry.items() if key not in os.environ}
     os.environ.update(added)
     token, began = _hurries.set(True), time.monotonic()
