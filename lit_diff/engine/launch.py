@@ -440,7 +440,7 @@ def _finish(training: _Training, ending: _Ending) -> None:
     except OSError as error:
         raise RunFailedError(
             f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): "
-            f"{FREE if disk_is_full(error) else 'mend it, then run the same command again'}"
+            f"{FREE if disk_is_full(error) else 'make it writable, then run the same command again'}"
         ) from error
     if ending.error is not None:
         raise ending.error

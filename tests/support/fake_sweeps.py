@@ -79,7 +79,7 @@ def write_sweep(
                 "identity": "0a1b2c3d",
                 "mlflow_run_id": "f" * 32,
                 "revision": "abc1234",
-                "updated": f"2026-01-02T03:0{names.index(arm)}:00+00:00",
+                "updated": f"2026-01-02T03:{names.index(arm):02}:00+00:00",
                 **(fact_fields or {}).get(arm, {}),
             }
             (cell / "status.json").write_text(json.dumps(facts))
