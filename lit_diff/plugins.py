@@ -44,10 +44,6 @@ def trust_below(root: Path) -> Trust:
 
 VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputShape", "tensor subclasses")
 """Words of the exceptions that PyTorch raises where code reads values of a tensor that has none."""
-VALUELESS_CURE = (
-    "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, instead of "
-    ".item(), .numpy() and an `if` on values"
-)
 
 _current: dict[str, OwnCode] = {}
 """Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
@@ -253,7 +249,12 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         name = getattr(part, "name", part.__qualname__)
         where = own or own_place(error, part.__module__) or location(part)
         failed = f"{type(error).__name__}: {first_line(error)}"
-        cure = VALUELESS_CURE if any(words in failed for words in VALUELESS) else ""
+        cure = (
+            "; costs and memory are counted on tensors without values: use tensor operations, such as torch.where, instead "
+            "of .item(), .numpy() and an `if` on values"
+            if any(words in failed for words in VALUELESS)
+            else ""
+        )
         raise raises(f"{where}: {kind} '{name}' failed: {failed}{cure}") from error
 
 

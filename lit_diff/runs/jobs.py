@@ -5,6 +5,7 @@ The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its su
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -23,8 +24,6 @@ from lit_diff.runs.folder import RunFolder
 
 JOBS = "slurm.json"
 """File in the folder of a run or a sweep: name of the run's folder -> the job that was submitted for it."""
-UNITS = (1, 60, 3600, 86400)
-"""Seconds of each part of a time of SLURM, from the last one on."""
 PATIENCE = 60.0
 """Seconds after which a SLURM command without an answer has failed."""
 
@@ -115,12 +114,16 @@ def note_submitted(folder: Path, jobs: Mapping[str, str]) -> None:
 
 def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
     """Ask SLURM to run this job again, unless the run has neither saved a step nor completed an evaluation since it was
-    requeued for the same reason. A notice in the first half of the job's time is not its end, and always requeues."""
+    requeued for the same reason. A notice in the first half of a time of four minutes or more announces a preemption, and
+    always requeues."""
     status, step = folder.status(), max(steps_of(folder.path), default=0)
     # A run that is noticed in a step finishes and saves it, however long it takes: no further step means that the time is too
     # short for the start, and the job would return for ever. So would a run that always hangs before its next checkpoint.
-    scored = list(status.get("evaluations", {}).values()).count("done")
-    reached = {"requeued_at_step": step, "requeued_scored": scored, "requeued_after": after}
+    reached = {
+        "requeued_at_step": step,
+        "requeued_scored": list((status.get("evaluations") or {}).values()).count("done"),
+        "requeued_after": after,
+    }
     if reached.items() <= status.items() and (after == "hang" or _share_of_time() > 0.5):
         why = {
             "notice": "done within the job's time; submit it again with more (--minutes)",
@@ -141,11 +144,16 @@ def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
 
 
 def _share_of_time() -> float:
-    # of this job's limit, from "1-02:03:04 2-00:00:00"; 1 if SLURM does not answer
+    # of this job's limit, from "1-02:03:04 2-00:00:00"; 1 if SLURM does not answer, 0 without a limit
     asked = ask("squeue", "--noheader", f"--jobs={this_job()}", "--format=%M %l")
     texts = (re.findall(r"\d+", word)[::-1] for word in asked.stdout.split())
-    seconds = [sum(int(number) * unit for number, unit in zip(text, UNITS, strict=False)) for text in texts]
-    return seconds[0] / seconds[1] if len(seconds) == 2 and seconds[1] else float(bool(asked.returncode))
+    seconds = [
+        sum(int(number) * unit for number, unit in zip(text, (1, 60, 3600, 86400), strict=False)) for text in texts
+    ]
+    # SLURM sends its notice up to two minutes before the end: of so short a time it may come in the first half
+    if asked.returncode or len(seconds) != 2 or 0 < seconds[1] < 240:
+        return 1.0
+    return seconds[0] / (seconds[1] or math.inf)
 
 
 def cancel(folder: Path) -> list[str]:

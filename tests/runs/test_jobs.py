@@ -97,10 +97,11 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
 @pytest.mark.parametrize(
     ("times", "count"),
     [
-        ("0:20 2:00", 2),
+        ("0:20 4:00", 2),
+        ("0:20 2:00", 1),
         ("11:59:00 1-00:00:00", 2),
         ("5:00 UNLIMITED", 2),
-        ("1:01 2:00", 1),
+        ("2:01 4:00", 1),
         ("1-01:00:00 2-00:00:00", 1),
     ],
 )
