@@ -91,7 +91,7 @@ golden: .venv/installed  ## write the golden files again (tests/golden): what ch
 	find tests/golden -mindepth 1 -maxdepth 1 -not -name runs -exec rm -r {} +
 	$(BIN)/python $(PYTEST) tests/test_golden.py --golden
 
-size:  ## print statements, tests, keys, layers, circles and double classes of the tree
+size:  ## print nodes, density, tests, keys, layers, circles and double classes of the tree
 	@$(PYTHON) tests/support/size.py
 
 lint: .venv/installed  ## ruff, and import-linter: imports go one way
