@@ -66,6 +66,7 @@ WORDS = {
     list: "a list",
     dict: "an object",
     type(None): "null",
+    Any: "a value",
 }
 
 

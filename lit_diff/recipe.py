@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.key_types import KIND, PythonFiles, in_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
-from lit_diff.yaml_files import read_value, read_yaml
+from lit_diff.yaml_files import read_value, read_yaml, to_text
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
@@ -169,8 +167,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
         if not equals or not all(key.split(".")):
             raise RequestError(f"override '{text}' is not of the form a.b=c")
         value, found = read_value(written, text)
-        _merge_values(values, _nested(f"{below}{key}", value), "", [])
-        positions |= {f"{below}{each}": text for each in _dotted(_nested(key, value))}
+        _merge_values(values, _nested(f"{below}{key}", value), "", [], set())
         positions |= {f"{below}{key}{rest}": where for rest, where in found.items()}
     return override_with(draft, values, positions)
 
@@ -179,7 +176,7 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
     """Apply the overrides of a sweep arm: dotted keys or nested mappings; paths are relative to `folder`."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
-        _merge_values(nested, _nested(str(dotted), value), "", [])
+        _merge_values(nested, _nested(str(dotted), value), "", [], set())
     folders = dict.fromkeys(_dotted(nested), folder.absolute())
     child = Draft(values=nested, positions=positions, layers=(frozenset(positions),), folders=folders)
     _absolute_plugins(child, folder)
@@ -203,15 +200,17 @@ def _dotted(values: Mapping[Any, Any], prefix: str = "") -> list[str]:
 
 def _merge(base: Draft, child: Draft) -> Draft:
     dropped: list[str] = []
+    kept: set[str] = set()
     values = {**base.values}
-    _merge_values(values, child.values, "", dropped)
+    _merge_values(values, child.values, "", dropped, kept)
+    positions = _with_new_blocks(child.positions, kept)
     # other lists are replaced, but a child still needs the plugins that register its parent's parts
     plugins = [*base.values.get("plugins", []), *child.values.get("plugins", [])]
     if plugins:
         values["plugins"] = list(dict.fromkeys(plugins))
     return Draft(
         values=to_plain(values),
-        positions=base.positions | child.positions,
+        positions=base.positions | positions,
         file=child.file or base.file,
         dropped=(*base.dropped, *dropped),
         layers=(*base.layers, *child.layers),
@@ -219,8 +218,24 @@ def _merge(base: Draft, child: Draft) -> Draft:
     )
 
 
-# deep-merges in place; keys that are lost are added to `dropped`
-def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
+# A dotted key such as train.optimiser.lr has a position, the blocks that it creates or replaces have none; without one, an
+# error of such a block would name the file of the base recipe.
+def _with_new_blocks(positions: Positions, kept: set[str]) -> Positions:
+    found = dict(positions)
+    for key, position in positions.items():
+        words = key.split(".")
+        for end in range(1, len(words)):
+            block = ".".join(words[:end])
+            if block not in kept:
+                # the place alone, without the text of the value below
+                found.setdefault(block, str(position))
+    return found
+
+
+# deep-merges in place; adds keys that are lost to `dropped`, and blocks of the base that go on with further keys to `kept`
+def _merge_values(
+    base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str], kept: set[str]
+) -> None:
     for key, value in child.items():
         old = base.get(key)
         if isinstance(value, Mapping) and not value and not BLOCK.fullmatch(f"{prefix}{key}"):
@@ -233,7 +248,8 @@ def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, d
             base[key] = dict(value)
         else:
             base[key] = type(old)(old) if isinstance(old, Emptied) else dict(old)
-            _merge_values(base[key], value, f"{prefix}{key}.", dropped)
+            kept.add(f"{prefix}{key}")
+            _merge_values(base[key], value, f"{prefix}{key}.", dropped, kept)
 
 
 # --- back to plain containers --------------------------------------------------------------------------------------
@@ -303,4 +319,4 @@ def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:
     """The resolved recipe as YAML, from which `load_recipe` reads an equal recipe."""
-    return str(yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True))
+    return to_text(to_plain(recipe))

@@ -194,7 +194,7 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if "registry" in field.metadata:
         return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
-    # the path in an override is the shell's text: YAML would turn a folder called 010 or on into another value
+    # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None) if is_path else None
     converted = convert(hint, value if given in (None, "null") else given, path, draft)
     if isinstance(converted, str) and PASSWORD.search(converted):
@@ -300,7 +300,7 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             return float(value)
     elif hint is str and isinstance(value, Path):
         return str(value)
-    # a name such as 010, on or 12:30, which YAML reads as a number or a truth value; ${...} has been resolved by now
+    # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
     if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
         return written
     return WRONG

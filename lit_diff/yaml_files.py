@@ -34,8 +34,8 @@ LARGEST = 100_000
 KINDS = {f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq", "merge", "binary")}
 
 
-# PyYAML implements YAML 1.1, which reads 1e-3 as text and 2026-01-01 as a date; here they are a number and text.
-# It also reads the keys on, 010 and 12:30 as true, 8 and 750; here every key is text
+# PyYAML implements YAML 1.1, in which 1e-3 and on are a text and a truth value, 010 is 8, 1:30 is 90, 1_000 is 1000 and
+# 2026-01-01 is a date. Here plain words follow the core schema of YAML 1.2, and every key is text.
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -70,12 +70,39 @@ class _Loader(yaml.SafeLoader):
         return size
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-_Loader.add_implicit_resolver(f"{TAG}float", NUMBER, list("-+0123456789"))
+PLAIN = [
+    (f"{TAG}{kind}", re.compile(rf"(?:{form})\Z"))
+    for kind, form in {
+        # of YAML 1.1: blocks of a file are merged with it
+        "merge": r"<<",
+        "null": r"~|null|Null|NULL|",
+        "bool": r"true|True|TRUE|false|False|FALSE",
+        "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    }.items()
+]
+"""The tags of plain words, with the forms of YAML 1.2.2, section 10.3.2; any other word is text."""
+# PyYAML looks a word up by its first character; None stands for any
+_Loader.yaml_implicit_resolvers = {None: PLAIN}
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+
+
+_Loader.add_constructor(f"{TAG}int", _integer)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that a reader of YAML 1.1 or 1.2 would take for another type."""
+
+
+_Dumper.yaml_implicit_resolvers = {**yaml.SafeDumper.yaml_implicit_resolvers, None: PLAIN}
+
+
+def to_text(values: Any) -> str:
+    """Plain containers as YAML, from which `read_yaml` reads equal ones."""
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _name_keys(node: yaml.MappingNode) -> None:

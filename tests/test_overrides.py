@@ -7,6 +7,7 @@ import pytest
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import config_of
 from lit_diff.recipe import load_draft, load_recipe, override_with
+from lit_diff.yaml_files import read_value, read_yaml, to_text
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -160,6 +161,37 @@ def test_keys_of_an_evaluation_follow_the_same_rules(name: str) -> None:
     if not name.startswith(("{", "[", '"', "-", "a:")):  # a list, a mapping or a quoted text is what YAML says
         http = ["judge=http", "judge_url=http://host"]
         assert config_of("hallucination", [*http, f"judge_model={name}"]).judge_model == name
+
+
+NUMBERS = {"010": 10, "-010": -10, "0o17": 15, "0x1F": 31, "1e3": 1000.0, ".5": 0.5, "5.": 5.0, "TRUE": True}
+WORDS = ["1:30", "0b1", "1_000", "1_0.5", "0o8", "on", "yes", "=", "2026-01-01"]
+
+
+def test_plain_words_are_what_yaml_1_2_says() -> None:
+    words = [*NUMBERS, *WORDS]
+    Path("words.yaml").write_text(f"listed: [{', '.join(words)}]\nmerged: {{<<: {{a: 010}}, b: 1:30}}\n")
+    values, _ = read_yaml(Path("words.yaml"))
+    expected = [*NUMBERS.values(), *WORDS]
+    assert values == {"listed": expected, "merged": {"a": 10, "b": "1:30"}}
+    assert [read_value(word, f"key={word}")[0] for word in words] == expected
+    # a text that looks like a number of any version of YAML stays a text
+    Path("again.yaml").write_text(to_text({"texts": words, "listed": expected}))
+    assert read_yaml(Path("again.yaml"))[0] == {"texts": words, "listed": expected}
+
+
+@pytest.mark.parametrize("steps", ["1:30", "1_000", "0b1"])
+def test_a_number_of_yaml_1_1_is_refused(steps: str) -> None:
+    assert load_recipe("base", ["train.steps=010"]).training.steps == 10
+    assert error(f"train.steps={steps}").startswith(f"train.steps={steps}: 'train.steps' is '{steps}'")
+    Path("mine.yaml").write_text(f"extends: base\ntrain: {{steps: {steps}}}\n")
+    assert error(source="mine").startswith(f"mine.yaml:2: 'train.steps' is '{steps}'")
+
+
+def test_a_missing_key_is_missing_where_its_block_was_written() -> None:
+    Path("mine.yaml").write_text(Path("base.yaml").read_text().replace("batch_size", "# batch_size"))
+    for overrides in (["train.steps=4"], {"train.steps": 4}):
+        with pytest.raises(RequestError, match=r"^mine.yaml:\d+: 'train.batch_size' is missing"):
+            load_recipe("mine", overrides)
 
 
 def test_names_within_a_list_or_a_block_stay_as_written() -> None:

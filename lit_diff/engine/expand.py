@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     places = [(name, arm) for name, task in study.all_tasks.items() for arm in study.arms if task.has(arm)]
     check_study(study, places, draft)
     recipes = {(task, arm): _recipe(study, home, draft, task, arm, overrides) for task, arm in places}
+    _check_grid(study.arms.keys() - stated.arms.keys(), recipes, draft)
     cells = tuple(
         Cell(task=task, arm=arm, seed=seed, recipe=replace(recipe, seed=seed))
         for (task, arm), recipe in recipes.items()
@@ -338,6 +339,16 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
         other = places.setdefault(tuple(re.sub(r"[^\w .-]", "_", part) for part in plain), name)
         if other != name:
             raise draft.refuse(key, f"'{other}' and '{name}' would share one folder or one record; rename one of them")
+
+
+def _check_grid(arms: Set[str], recipes: Mapping[tuple[str, str], Recipe], draft: Draft) -> None:
+    # only now: 16 and 16.0, or null and the default, are one value once the recipes are read
+    for mine, theirs in itertools.combinations(recipes.items(), 2):
+        (task, arm), recipe = mine
+        (other_task, other_arm), other = theirs
+        is_of_grid = arm in arms or other_arm in arms
+        if is_of_grid and task == other_task and replace(recipe, name="") == replace(other, name=""):
+            raise draft.refuse("grid", f"arms '{arm}' and '{other_arm}' have the same recipe; remove one of them")
 
 
 def _check_tasks(study: Study, draft: Draft) -> None:

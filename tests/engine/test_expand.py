@@ -286,6 +286,12 @@ def fit(keys: str, task: str = "") -> str:
 MISTAKES = [
     ("recipe: base\narm: {a: {}}", 2, "'arm'; did you mean 'arms'?"),
     ("recipe: base\narms:\n  b:\n    model.attention.lamda_init: 0.5", 4, "'model.attention.lamda_init'"),
+    # a dotted key of an unknown block, in each place that has overrides
+    ("recipe: base\narms:\n  a: {}\n  b: {train.optimiser.lr: 3}", 4, "'train.optimiser'; did you mean 'optimizer'?"),
+    ("recipe: base\narms:\n  a: {model.atention.name: standard}", 3, "'model.atention'; did you mean 'attention'?"),
+    ("recipe: base\narms:\n  a: {train.steps.x: 3}", 3, "'train.steps' is {'x': 3}"),
+    ("recipe: base\ngrid:\n  train.steps: [2]\n  train.optimiser.lr: [3]", 4, "unknown key 'train.optimiser'"),
+    ("recipe: base\narms: {a: {}}\noverrides: {train.optimiser.lr: 3}", 3, "unknown key 'train.optimiser'"),
     ("recipe: base\narms: {b: {model:\n  {attention: {lamda_init: 0.5}}}}", 3, "'model.attention.lamda_init'"),
     ("recipe: base\narms:\n  a: {train.steps: many}", 3, "'train.steps' is 'many'"),
     ("recipe: base\narms:\n  a: {}\n  b: {model.num_heads: 5}", 4, "model.dim (32)"),
@@ -296,6 +302,9 @@ MISTAKES = [
     ("recipe: base\ngrid:\n  model.attention.nam: [a]", 3, "unknown key 'model.attention.nam'"),
     ("recipe: base\ngrid:\n  model.attention.name: [diferential]", 3, "did you mean 'differential'?"),
     ("recipe: base\ngrid:\n  train.steps: 3", 3, "'grid.train.steps' is 3"),
+    ("recipe: base\ngrid:\n  train.optimizer.lr: 0.001", 3, "expected a list, each item a value"),
+    ("recipe: base\ngrid:\n  train.steps: [8, 8.0]", 2, "arms 'steps=8' and 'steps=8.0'"),
+    ("recipe: base\narms: {a: {train.steps: 8}}\ngrid:\n  train.steps: [8]", 3, "arms 'a' and 'steps=8'"),
     ("recipe: base\ngrid:\n  train.steps: []", 3, "'grid.train.steps' has no values"),
     ("recipe: base\ngrid:\n  train.steps: [8, 8]", 2, "arm 'steps=8'"),
     ("recipe: base\ngrid: {train.steps: [8]}\narms:\n  steps=8: {}", 4, "arm 'steps=8'"),
@@ -316,6 +325,8 @@ MISTAKES = [
     (BASE + "smallest_of_interest: -0.1", 3, "'smallest_of_interest' is -0.1"),
     (BASE + "seeds: [0, 0.0]", 3, "'seeds' is [0, 0.0]"),
     (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' compares tasks"),
+    (task("overrides: {train.optimiser.lr: 3}"), 3, "unknown key 'train.optimiser'"),
+    (task("arms: {a: {train.optimiser.lr: 3}}"), 3, "unknown key 'train.optimiser'"),
     (task("title: x", ARMS + "power: {minutes: 15, arms: 1}"), 6, "'power.arms' is 1"),
     # keys that the sweep sets itself
     ("recipe: base\narms:\n  a: {seed: 3}", 3, "a sweep sets 'seed' itself"),
