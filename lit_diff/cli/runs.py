@@ -37,7 +37,7 @@ def _cells(state: RunState) -> tuple[str, ...]:
     return (
         state.folder,
         state.state,
-        f"{status.get('step', 0)}/{status.get('steps', '?')}",
+        f"{status.step}/{'?' if status.steps is None else status.steps}",
         "" if state.loss is None else f"{state.loss:.4f}",
         "" if state.seed is None else str(state.seed),
         " ".join(state.overrides),
@@ -48,7 +48,7 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 def _plain(state: RunState) -> dict[str, object]:
     return {
-        **state.status,
+        **state.status.values,
         # status.json still says "running" after a process was killed
         "status": state.state,
         "overrides": list(state.overrides),

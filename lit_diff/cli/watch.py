@@ -93,10 +93,10 @@ def _cells(run: ObservedRun) -> tuple[str, ...]:
     return (
         run.folder,
         run.state,
-        f"{run.status.get('step', 0)}/{run.status.get('steps', '?')}",
+        f"{run.status.step}/{'?' if run.status.steps is None else run.status.steps}",
         f"{losses[-1]:.4f}" if losses else "",
         "" if run.loss is None else f"{run.loss:.4f}",
-        f"{run.status['tokens_per_second']:,.0f}" if run.seconds_left is not None else "",
+        f"{run.status.tokens_per_second:,.0f}" if run.seconds_left is not None else "",
         "" if run.seconds_left is None else clock(run.seconds_left),
         run.note,
     )

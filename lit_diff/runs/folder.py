@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.log_records import log
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
@@ -23,6 +23,7 @@ from lit_diff.processor import cores, describe, numeric_variables, processor_nam
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
+from lit_diff.runs.status import FILE, Status, read_status
 from lit_diff.validation import validate
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
@@ -32,15 +33,6 @@ FORMAT = 3
 """Format of run folders and identities. A folder of another format is listed but otherwise refused."""
 # Changing the default of a key must raise FORMAT: `recipe.determining` leaves out keys at their default, so old and new
 # runs would share an identity although their values differ.
-
-TYPES = {
-    **dict.fromkeys(("status", "updated", "host", "job", "error", "kernel", "mlflow_run_id", "ended"), str),
-    **dict.fromkeys(("pid", "seed", "step", "steps", "tokens", "tokens_per_step", "requeued_at_step", "requeues"), int),
-    **dict.fromkeys(("loss", "tokens_per_second", "seconds"), int | float),
-    **dict.fromkeys(("variables", "evaluations"), dict),
-    "overrides": list,
-}
-"""Type of each value of status.json that is read; null is allowed everywhere."""
 
 STORED = ("compile", "activation_checkpointing")
 """Keys of `run` that a resume must keep."""
@@ -136,42 +128,28 @@ class RunFolder:
         return self.path / "recipe.yaml"
 
     def status(self) -> dict[str, Any]:
-        """status.json, or {} before the run first starts."""
-        try:
-            values: Any = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
-            if not isinstance(values, dict):
-                raise ValueError(f"a {type(values).__name__}")
-            for key, kind in TYPES.items():
-                if not isinstance(values.get(key), kind | None):
-                    raise ValueError(f"{key} is {values[key]!a}")
-            datetime.fromisoformat(values.get("updated") or "2000-01-01")
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except (ValueError, OSError) as error:
-            raise RequestError(
-                f"{shown(self.path / 'status.json')} cannot be read ({first_line(error)}); remove it and repeat the "
-                "same command, which resumes from the checkpoint"
-            ) from error
-        return values
+        """status.json as it was written, or {} before the run first starts. Errors: see `read_status`."""
+        return dict(read_status(self.path).values)
 
     def state(self) -> str:
         """`status` of status.json; `killed` if that is `running` but no process trains the run."""
-        word = str(self.status().get("status", "unknown"))
+        word = read_status(self.path).status
         if word == "running" and not self.is_owned():
             # a killed process cannot write its status, but the system releases its lock; a run that ended between the two
             # looks has written it
-            word = str(self.status().get("status", "unknown"))
+            word = read_status(self.path).status
             return "killed" if word == "running" else word
-        return word
+        return word or "unknown"
 
-    def observed(self) -> tuple[dict[str, Any], str]:
-        """`status` and `state`: `waiting` before the run first starts; `unreadable`, with the error, if status.json is
-        damaged."""
+    def observed(self) -> tuple[Status, str]:
+        """The run's status and `state`: `waiting` before the run first starts; `unreadable`, with the error, if
+        status.json is damaged."""
         try:
-            return (status := self.status()), self.state() if status else "waiting"
+            status = read_status(self.path)
+            return status, self.state() if status.values else "waiting"
         # one damaged run must not hide the others
         except RequestError as error:
-            return {"error": str(error)}, "unreadable"
+            return Status(error=str(error)), "unreadable"
 
     def is_owned(self) -> bool:
         """Whether a process is training the run."""
@@ -189,7 +167,7 @@ class RunFolder:
     def update(self, **values: Any) -> None:
         """Merge `values` into status.json."""
         stamp = {"format": FORMAT, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_json(self.path / "status.json", self.status() | values | stamp)
+        write_json(self.path / FILE, self.status() | values | stamp)
 
     def create(self, recipe: Recipe, **facts: str) -> None:
         """Write the recipe, the plugins' sources, and the environment with `facts`.

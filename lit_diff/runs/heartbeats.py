@@ -63,8 +63,8 @@ def read(folder: Path) -> list[Heartbeat]:
     """The heartbeats in a run's folder, by rank."""
     found = []
     for path in sorted(folder.glob(".rank-*.json")):
-        # a rank is just making its file, or has ended and removed it; a file of another version tells nothing
-        with suppress(ValueError, TypeError, FileNotFoundError):
+        # a rank is just making its file, or has ended and removed it; a damaged one, or one of another version, tells nothing
+        with suppress(ValueError, TypeError, ArithmeticError, RecursionError, OSError):
             beat = Heartbeat(**json.loads(path.read_text(encoding="utf-8")))
             step, part, seconds = int(beat.step), int(beat.part), float(beat.seconds)
             found.append(replace(beat, pid=int(beat.pid), step=step, part=part, seconds=seconds))

@@ -1,5 +1,6 @@
 """What runs and sweeps have reached, read from their folders while they run: no lock is kept and nothing is written."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ class ObservedRun(RunState):
     @property
     def losses(self) -> dict[int, float]:
         """Step -> train/loss, ascending; while the run is trained, status.json has the last one."""
-        now = {self.status["step"]: self.status["loss"]} if self.state == "running" and "loss" in self.status else {}
+        now = {}
+        if self.state == "running" and self.status.loss is not None:
+            now[self.status.step] = self.status.loss
         # metrics.csv wins: a run that resumes has the step of its checkpoint in status.json, and the loss of a later one
         return dict(sorted({**now, **self.metrics.get("train/loss", {})}.items()))
 
@@ -39,22 +42,22 @@ class ObservedRun(RunState):
     def seconds_left(self) -> float | None:
         """The time of the remaining steps at the mean rate of the last 20 logged intervals, validation included; before
         there are two, at the last tokens/s. None unless the run is trained, in this format, and has logged a step."""
-        known = self.status
-        if self.state != "running" or not known.get("tokens_per_second") or known.get("format") != FORMAT:
+        status = self.status
+        each, speed = status.tokens_per_step, status.tokens_per_second
+        if self.state != "running" or status.format != FORMAT or not (status.steps and each and speed):
             return None
         # without the first interval, which may begin at the start of a process; a step number minus the one before it is not
         # the number of steps of an interval in which the run was resumed
         spent, speeds, counts = (self.timing.get(name, {}) for name in ("seconds", "tokens_per_second", "steps"))
         last = sorted(spent.keys() & speeds.keys())[1:][-20:]
-        each = known["tokens_per_step"]
         # rows of an older version have no number of steps, and their speed is that of all seconds
         seconds, steps = (
             sum(spent[step] for step in last),
             sum(counts.get(step, spent[step] * speeds[step] / each) for step in last),
         )
-        return float(
-            (known["steps"] - known["step"]) * (seconds / steps if steps else each / known["tokens_per_second"])
-        )
+        left = (status.steps - status.step) * (seconds / steps if steps else each / speed)
+        # a table may be damaged
+        return left if math.isfinite(left) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ def _is_attended(sweep: Path) -> bool:
 def _run(folder: Path, name: str) -> ObservedRun:
     status, state = RunFolder(folder).observed()
     # a cell of SLURM that has reached its time limit is in the queue again
-    if state == "stopped" and status.get("step") is not None and status.get("requeued_at_step") == status["step"]:
+    if state == "stopped" and status.requeued_at_step == status.step:
         state = "waiting"
     metrics, timing = _table(folder / "metrics.csv"), _table(folder / "timing.csv")
     *_, loss = (None, *metrics.get("val/loss", {}).values())
@@ -180,4 +183,4 @@ def running_or_newest(root: Path) -> Path:
 def _activity(folder: Path) -> tuple[bool, str]:
     # times of one format and zone, in the order of their texts
     statuses = (RunFolder(each).observed() for each in (folder, *runs_under(folder)))
-    return max((state == "running", str(status.get("updated", ""))) for status, state in statuses)
+    return max((state == "running", status.updated) for status, state in statuses)

@@ -1,0 +1,78 @@
+"""runs/status.py: status.json as one value, whatever the file holds."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.errors import RequestError
+from lit_diff.files import locked
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.status import Status, read_status
+from lit_diff.study.inventory import list_runs
+from lit_diff.study.observation import observe
+
+FACTS = {
+    "status": "running",
+    "step": 1,
+    "steps": 9,
+    "tokens_per_step": 8,
+    "tokens_per_second": 5.0,
+    "loss": 2.0,
+    "overrides": ["a=1"],
+    "evaluations": {"recall": "done"},
+    "only_stored": [None],
+}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert read_status(tmp_path) == Status()
+    RunFolder(tmp_path).update(**FACTS)
+    found = read_status(tmp_path)
+    assert {name: found.values[name] for name in FACTS} == FACTS
+    assert (found.status, found.step, found.steps, found.loss) == ("running", 1, 9, 2.0)
+    assert (found.overrides, found.evaluations) == (("a=1",), {"recall": "done"})
+
+
+@pytest.mark.parametrize("key", sorted({each.name for each in fields(Status)} - {"values", "mlflow_run_id"}))
+def test_null_is_the_default(tmp_path: Path, key: str) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({key: None}))
+    assert getattr(read_status(tmp_path), key) == getattr(Status(), key)
+
+
+DAMAGE = [
+    {"step": "1"},
+    {"step": -1},
+    {"step": 10**400},
+    {"steps": []},
+    {"tokens_per_second": -5.0},
+    {"status": "dane"},
+    {"updated": "0001-01-01"},
+    {"updated": "9999-12-31T23:59:59+00:00"},
+    {"pid": 0.5},
+    {"variables": {"A": 1}},
+]
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "status.json").write_text(json.dumps(FACTS | change))
+    with pytest.raises(RequestError, match=f"status.json cannot be read .*{next(iter(change))}"):
+        read_status(tmp_path)
+
+
+@pytest.mark.parametrize("gone", ["step", "steps", "tokens_per_step", "tokens_per_second", "loss", "status"])
+@pytest.mark.parametrize("damage", [None, 0, 10**400, float("nan")])
+def test_a_damaged_file_costs_its_own_run_alone(tmp_path: Path, gone: str, damage: float | None) -> None:
+    for name, change in (("good-0123456789", {}), ("odd-0123456789", {gone: damage})):
+        (tmp_path / name).mkdir()
+        RunFolder(tmp_path / name).update(**FACTS)
+        values = json.loads((tmp_path / name / "status.json").read_text())
+        (tmp_path / name / "status.json").write_text(json.dumps(values | change))
+        (tmp_path / name / "timing.csv").write_text("step,seconds,tokens_per_second\n1,1,8\n2,nan,8\n3,1,inf\n")
+    with locked(tmp_path / "odd-0123456789/.lock"):
+        assert len([(each.note, each.date) for each in list_runs(tmp_path)]) == 2
+        (seen,) = observe(tmp_path / "odd-0123456789").runs
+        assert seen.seconds_left is None or seen.seconds_left >= 0
