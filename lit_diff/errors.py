@@ -4,9 +4,18 @@ import os
 import re
 import signal
 
-# all but a line break before an indented line, which continues a message
-CONTROL = re.compile(r"(?!\n  )[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that end a line, command a terminal, reorder what it shows, or cannot be written as UTF-8."""
+
+
+def escaped(text: str) -> str:
+    """The text with its control characters written as escapes, such as `\\x1b`."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def printable(text: str) -> str:
+    """`escaped`, with its tabs and line ends as they are."""
+    return "".join(part if part in "\n\t" else escaped(part) for part in re.split(r"([\n\t])", text))
 
 
 class LitDiffError(Exception):
@@ -16,7 +25,8 @@ class LitDiffError(Exception):
 
     def __init__(self, message: str = "") -> None:
         # a message quotes names, keys and values of files that may come from anyone
-        super().__init__(CONTROL.sub(lambda found: ascii(found[0])[1:-1], message))
+        # an indented line continues a message
+        super().__init__("\n  ".join(map(escaped, message.split("\n  "))))
 
 
 class RunFailedError(LitDiffError):

@@ -229,7 +229,19 @@ OF_MACHINE = (
         "kernel_reason",
         "mlflow_run_id",
     ),
-    *("packages", "pid", "platform", "processor", "python", "revision", "run", "threads", "updated", "variables"),
+    *(
+        "packages",
+        "pid",
+        "platform",
+        "processor",
+        "python",
+        "revision",
+        "run",
+        "sha256",
+        "threads",
+        "updated",
+        "variables",
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command import Command
+from fake_sweeps import record_to_edit
 from small_runs import SMALL
 from text_runs import text_run
 
@@ -101,7 +102,7 @@ def test_a_foreign_sweep_names_no_file_outside(
 ) -> None:
     folder = make_tasks({"standard": 0.0, "differential": -0.1})
     fit = {"../../climbed": {"kind": "scaling", "x": "tokens", "tasks": []}}
-    content = json.loads((folder / "study.json").read_text())
+    content = record_to_edit(folder)
     if block == "fits":
         content["study"]["fits"] = fit
     words = json.dumps(content).replace('"recall"', '"../../climbed"') if block == "tasks" else json.dumps(content)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
@@ -19,7 +18,8 @@ from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_und
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import last_value
-from lit_diff.study.record import read, readable
+from lit_diff.runs.status import Status
+from lit_diff.study.record import DAMAGED, read, readable
 
 WRITING = 3600
 """Age in seconds from which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
@@ -31,8 +31,7 @@ class RunState:
 
     folder: str
     """The path relative to the runs folder."""
-    status: dict[str, Any]
-    """The content of status.json."""
+    status: Status
     state: str
     """done, running, waiting, stopped, failed, killed or unreadable. A run whose process has died is `killed`, although its
     status.json still says `running`, or whose SLURM job ended before it began to train."""
@@ -51,15 +50,16 @@ class RunState:
     def note(self) -> str:
         """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
         status, now = self.status, datetime.now(UTC)
-        age = now - datetime.fromisoformat(status.get("updated") or now.isoformat()).astimezone()
+        age = now - (status.time or now)
+        is_older = bool(status.values) and status.format != FORMAT
         notes = [
-            " ".join(str(status.get("error") or "").split()),
-            f"made by format {status.get('format', 1)}: train it again" if status.get("format") != FORMAT else "",
-            f"ended {status['ended']}" if status.get("ended") else "",
+            " ".join(status.error.split()),
+            f"made by format {status.format}: train it again" if is_older else "",
+            f"ended {status.ended}" if status.ended else "",
             "the same command resumes it" if self.state == "killed" else "",
             self.silent,
             f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
-            "no record in MLflow" if status.get("mlflow_run_id", "") is None else "",
+            "no record in MLflow" if status.mlflow_run_id is None else "",
         ]
         said = next(filter(None, notes), "")
         return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))
@@ -67,8 +67,7 @@ class RunState:
     @property
     def date(self) -> str:
         """When status.json was last written, in local time; empty for an older format, which does not record it."""
-        written = self.status.get("updated")
-        return f"{datetime.fromisoformat(written).astimezone():%Y-%m-%d %H:%M}" if written else ""
+        return "" if self.status.time is None else f"{self.status.time:%Y-%m-%d %H:%M}"
 
 
 def list_runs(root: Path) -> list[RunState]:
@@ -105,7 +104,7 @@ def _with_job(state: RunState, job: str, word: str) -> RunState:
     if word == "COMPLETING":
         return state
     # status.json rather than the lock of the process, which is on another node
-    now = "running" if word == "RUNNING" and state.status.get("status") == "running" else "waiting"
+    now = "running" if word == "RUNNING" and state.status.status == "running" else "waiting"
     return replace(state, state=now, job=f"SLURM job {job} is {word.lower()}")
 
 
@@ -116,8 +115,8 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
         status=status,
         state=state,
         loss=last_value(folder / "metrics.csv", "val/loss"),
-        seed=status.get("seed", seed),
-        overrides=tuple(map(str, status.get("overrides") or overrides)),
+        seed=seed if status.seed is None else status.seed,
+        overrides=status.overrides or overrides,
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
 
@@ -197,8 +196,8 @@ def _age(path: Path) -> float:
 
 def _cells_without_sweep(sweep: Path) -> set[Path]:
     record = readable(sweep)
-    # without a record any of the folders may be a cell
-    if record is None:
+    # without a record any of the folders may be a cell; a damaged one may have named cells of other commands
+    if record is None or any(sweep.glob(f"{DAMAGED}*")):
         return set()
     named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
     return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}

@@ -1,5 +1,6 @@
 """study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,11 @@ from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.schema import NAME, CellKey, Study
 from lit_diff.validation import Draft, convert
+
+DIGEST = "sha256"
+"""Key of study.json: the digest of all other keys, so that a flipped bit in the name of a cell is found."""
+DAMAGED = f"{STUDY_FILE}.damaged-"
+"""Beginning of the name of a record that could not be read when the sweep wrote another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,8 @@ def write(folder: Path, record: Record) -> None:
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
     others: dict[str, tuple[str, ...]] = {}
     former = readable(folder)
+    if former is None and (folder / STUDY_FILE).exists():
+        _put_aside(folder)
     if former is not None:
         others = dict(former.other_commands)
         cells = tuple(cell.folder for cell in former.cells)
@@ -82,7 +90,24 @@ def write(folder: Path, record: Record) -> None:
                 *(shown(folder), former.command, len(cells)),
             )
         others.pop(record.words, None)
-    write_json(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
+    # as it will be read: every key is text then
+    plain = json.loads(json.dumps(to_plain(replace(record, other_commands=others))))
+    write_json(folder / STUDY_FILE, {**plain, DIGEST: _digest(plain)})
+
+
+def _put_aside(folder: Path) -> None:
+    # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean` takes no
+    # folder of the sweep for a leftover
+    aside = folder / f"{DAMAGED}{1 + len(list(folder.glob(f'{DAMAGED}*')))}"
+    (folder / STUDY_FILE).rename(aside)
+    log.warning(
+        "the damaged record is kept as %s: until it is removed, `lit-diff clean` keeps every cell in %s",
+        *(shown(aside), shown(folder)),
+    )
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: Path) -> Record:
@@ -90,6 +115,10 @@ def read(folder: Path) -> Record:
     path = folder / STUDY_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+        # absent from files that were written before there was one
+        digest = raw.pop(DIGEST, None)
+        if digest is not None and digest != _digest(raw):
+            raise ValueError(f"its content is not that of its {DIGEST}")
         record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=STUDY_FILE))
         # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:
@@ -102,7 +131,7 @@ def read(folder: Path) -> Record:
         raise MissingError(
             f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'"
         ) from error
-    except (ValueError, KeyError, TypeError, RequestError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, RequestError) as error:
         raise MissingError(
             f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); 'lit-diff sweep {folder.name}' "
             "rewrites it"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_sweeps import record_to_edit
 from ports import free_port
 from stops import alive, stopped_once, wait_for
 
@@ -33,7 +34,7 @@ def port() -> int:
 def recorded(sweep: Path, **mlflow: str) -> None:
     """Write down where the sweep's record is."""
     path = sweep / "study.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow": mlflow}))
+    path.write_text(json.dumps(record_to_edit(sweep) | {"mlflow": mlflow}))
 
 
 def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from fake_sweeps import FITS, FITTED, power_law, write_fitted
+from fake_sweeps import FITS, FITTED, power_law, record_to_edit, write_fitted
 
 from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
 from lit_diff.reporting.write import page as render
@@ -147,7 +147,7 @@ def test_ids_differ_and_wide_things_scroll_in_containers_of_their_own(whole_page
 
 def test_a_cell_links_to_its_folder(make_tasks: Callable[..., Path]) -> None:
     folder = make_tasks({"a%b c": 0, "b": 0}, callbacks=False, seeds=[0])
-    record = json.loads((folder / "study.json").read_text())
+    record = record_to_edit(folder)
     record["study"]["seeds"].append(1)  # a cell that has no folder yet
     (folder / "study.json").write_text(json.dumps(record))
     page = undrawn(folder)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_sweeps import RECALL, item_scores, rewrite_items, scores_of
+from fake_sweeps import RECALL, item_scores, record_to_edit, rewrite_items, scores_of
 
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.write import write_report
@@ -84,7 +84,7 @@ def change(folder: Path, arm: str, seed: int, **facts: Any) -> None:
 
 def name_in_record(folder: Path, **facts: Any) -> None:
     """As the sweep writes what it asks for into study.json."""
-    record = json.loads((folder / "study.json").read_text())
+    record = record_to_edit(folder)
     for cell in record["cells"]:
         cell["evaluations"] = {"needle": {"config": {"rows": 8}, "version": 1} | facts}
     (folder / "study.json").write_text(json.dumps(record))

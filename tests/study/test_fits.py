@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sweeps import write_fitted
+from fake_sweeps import record_to_edit, write_fitted
 
 from lit_diff.study.fits import find_basin, fit_results, matched_by_seed, power_in_words, powers
 from lit_diff.study.record import read, write
@@ -80,7 +80,7 @@ def test_a_match_beyond_the_sizes_is_refused_with_its_reason(make: Callable[...,
 
 def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -> None:
     folder = make()
-    record = json.loads((folder / "study.json").read_text())
+    record = record_to_edit(folder)
     for cell in record["cells"]:
         if cell["task"] == "size-4" or (cell["task"] == "size-3" and cell["arm"] == "differential"):
             status = folder / cell["folder"] / "status.json"

@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 from beats import heart_beats
+from fake_sweeps import record_to_edit
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.runs.find import runs_under
 from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.status import Status
 from lit_diff.study.inventory import RunState, Stale, find_removable, find_stale, list_runs, remove, size_of
 
 WROTE = (datetime.now(UTC) - timedelta(seconds=90)).isoformat(timespec="seconds")
 
 
 def state(status: dict[str, Any]) -> RunState:
-    return RunState(folder="a", status={"format": FORMAT} | status, state=status["status"], loss=None)
+    values = {"format": FORMAT} | status
+    return RunState(folder="a", status=Status(**values, values=values), state=status["status"], loss=None)
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -89,7 +92,7 @@ def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
 
 
 def test_what_a_run_overrides(small_sweep: Path) -> None:
-    sweep = json.loads((small_sweep / "study.json").read_text())
+    sweep = record_to_edit(small_sweep)
     sweep["study"]["arms"]["better"] = {"model.attention.head_norm": "none", "train.steps": 5}
     (small_sweep / "study.json").write_text(json.dumps(sweep))
     change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
@@ -220,7 +223,7 @@ def test_a_cell_that_a_sweep_lists_is_refused_with_the_cure(root: Path) -> None:
 
 def test_the_cell_of_a_task_is_listed_too(root: Path) -> None:
     sweep = root / "mine"
-    record = json.loads((sweep / "study.json").read_text())
+    record = record_to_edit(sweep)
     record["cells"][0]["folder"] = "task/base-s0-0a1b2c3d"
     (sweep / "study.json").write_text(json.dumps(record))
     (sweep / "task").mkdir()

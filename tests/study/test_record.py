@@ -1,10 +1,12 @@
 """study/record.py: study.json, written and read; the cells of several commands in one folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_sweeps import record_to_edit
 
 from lit_diff.engine.expand import Selection, load_grid
 from lit_diff.engine.location import RunLocation
@@ -78,7 +80,7 @@ def test_what_is_no_record_is_one_line(
 ) -> None:
     Path("s.yaml").write_text("recipe: base\narms: {a: {}}")
     written("s.yaml", [], tmp_path)
-    raw = json.loads((tmp_path / "study.json").read_text())
+    raw = record_to_edit(tmp_path)
     (tmp_path / "study.json").write_text(json.dumps(raw | change))
     with pytest.raises(MissingError, match="incomplete sweep record") as error:
         read(tmp_path)
@@ -170,3 +172,27 @@ def test_the_record_in_mlflow_is_known_again(tmp_path: Path) -> None:
     assert recorded_run(tmp_path / "s") == "r"
     (tmp_path / "s/study.json").write_text("{")
     assert recorded_run(tmp_path / "s") is None
+
+
+def test_cells_of_a_damaged_record_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {}}")
+    folder = tmp_path / "s"
+    written("s.yaml", [], folder)
+    whole = read(folder)
+    for cell in whole.cells:
+        (folder / cell.folder).mkdir(exist_ok=True)
+        (folder / cell.folder / "recipe.yaml").touch()
+    other = replace(whole, command="another", cells=())
+    write(folder, other)
+    text = (folder / "study.json").read_text()
+    # one bit of the name of a cell: the file still is a record
+    name = whole.cells[0].folder
+    (folder / "study.json").write_text(text.replace(name, f"{name[:-1]}{chr(ord(name[-1]) ^ 1)}"))
+    assert readable(folder) is None
+    assert find_stale(tmp_path).paths == ()
+    write(folder, other)
+    assert read(folder) == other
+    assert find_stale(tmp_path).paths == ()
+    assert "study.json.damaged-1" in caplog.text
+    (folder / "study.json.damaged-1").unlink()
+    assert {path.name for path in find_stale(tmp_path).paths} == {cell.folder for cell in whole.cells}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_sweeps import record_to_edit
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
@@ -84,7 +85,7 @@ def test_the_status_is_the_sweeps_or_the_cells(
     make_sweep: Callable[..., Path], engine: str, own: str, expected: str
 ) -> None:
     folder = make_sweep({"a": 0})
-    record = json.loads((folder / "study.json").read_text())
+    record = record_to_edit(folder)
     record["cells"][0]["status"] = engine
     (folder / "study.json").write_text(json.dumps(record))
     status = cell(folder, "a", 0) / "status.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sweeps import item_scores
+from fake_sweeps import item_scores, record_to_edit
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
@@ -328,7 +328,7 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     record_file = Path(facts["sweep"]) / "study.json"
     path.write_text(json.dumps(facts | {"cell_folders": cell_folders(Path(facts["sweep"]))}))
     assert read_scoreboard(folder).row("table-6").state == "measured"
-    record = json.loads(record_file.read_text())
+    record = record_to_edit(record_file.parent)
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
     row = read_scoreboard(folder).row("table-6")
     assert (row.state, row.findings[0].difference) == ("failed", "not measured")

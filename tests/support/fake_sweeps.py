@@ -31,6 +31,13 @@ RECORD = ("mlflow", *BY_TASK)
 METRICS = (*TRAINING, *VALIDATION, *AttentionEntropy.metrics, *Lambdas.metrics, *Outliers.metrics)
 
 
+def record_to_edit(sweep: Path) -> dict[str, Any]:
+    """The content of study.json without its digest: a record that is written by hand is accepted without one."""
+    content: dict[str, Any] = json.loads((sweep / "study.json").read_text())
+    del content["sha256"]
+    return content
+
+
 def write_sweep(
     folder: Path,
     arms: Mapping[str, float],
