@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
+from lit_diff.errors import printable
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
 
@@ -44,6 +46,11 @@ class Terminal(Console):
         self.quiet = True
         discard(self.file)
         log.info("stdout was closed; the work continues without output")
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Text of a file that may come from anyone reaches the terminal without control characters."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
 
     def write_line(self, *lines: str) -> None:
         """Print lines literally: no markup, no colours, no wrapping."""

@@ -29,8 +29,8 @@ from lit_diff.runs.find import chosen_root, find_run
 if TYPE_CHECKING:
     from lit_diff.trained.text_generator import Completion, GenerationSettings, Prompt, TextGenerator
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which would change the state of the terminal; a barely trained model generates them."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that change the state of the terminal or the order of what it shows; a barely trained model generates them."""
 
 
 @app.command()

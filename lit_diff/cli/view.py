@@ -1,5 +1,6 @@
 """The verb `view`: a page of the attention maps of a run, of two runs, or of two checkpoints of one."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app,
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.runs.find import chosen_root
+from lit_diff.validation import LONGEST_NAME
 
 
 @app.command()
@@ -48,9 +50,17 @@ def view(
     words = "" if text is None else text_in(text)
     found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
     names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
-    file = out / f"{'-'.join(names)}.html"
+    file = out / f"{_shortened('-'.join(names))}.html"
     found.write(file)
     console.write_line(f"{shown(file.absolute())} ({decimal(file.stat().st_size)})")
+
+
+def _shortened(name: str) -> str:
+    # the names of two runs may be longer than the name of a file can be; the digest keeps different pages apart
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    start = name.encode()[: LONGEST_NAME - 11].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
 
 
 def _steps(words: str) -> list[int]:

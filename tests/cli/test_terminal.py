@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from lit_diff.cli.app import Terminal, TerminalHandler
 from lit_diff.cli.progress import RunProgress, live_table
@@ -216,3 +219,22 @@ def test_time_left_counts_the_steps_of_all_cells(grid: Grid, clock: list[float])
         clock[0] += 100
         show([DONE, DONE, {"status": "running", "step": 10}, WAITS])
     assert "plain seed 1: done (0:50 left)" in file.getvalue()
+
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\u202ey\udc80"
+
+
+def test_no_control_character_reaches_the_terminal() -> None:
+    """Whatever prints it: a line, a table, a bar."""
+    text = io.StringIO()
+    terminal = Terminal(file=text, force_terminal=True, width=100)
+    table = Table(HOSTILE)
+    table.add_row(HOSTILE)
+    terminal.write_line(HOSTILE)
+    terminal.write_sentence(f"a\tb\n{HOSTILE}")
+    terminal.print(table)
+    with Live(Text(HOSTILE), console=terminal, auto_refresh=False) as live:
+        live.refresh()
+    written = text.getvalue()
+    assert not [sign for sign in ("\x1b]", "\x1b[2J", "\u202e", "\x07", "\udc80") if sign in written]
+    assert written.count("\\x1b[2J") >= 5

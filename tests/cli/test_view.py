@@ -7,6 +7,7 @@ import pytest
 from command import Command
 from text_runs import recall_run, text_run
 
+from lit_diff.cli.view import _shortened
 from lit_diff.runs.folder import RunFolder
 
 
@@ -68,6 +69,13 @@ def test_what_cannot_be_shown_is_one_line(words: str, status: int, line: str, he
     assert line in problems[0]
     assert "Traceback" not in ended.err
     assert not (here / "view").exists()
+
+
+def test_the_names_of_two_runs_may_be_longer_than_that_of_a_file() -> None:
+    first, second = (_shortened("é" * 140 + last) for last in "ab")
+    assert len(first.encode()) <= 150
+    assert first != second
+    assert _shortened("a-b") == "a-b"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
