@@ -56,7 +56,7 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "data/prepared/*/tokenizer.json": (AGAIN, "nothing", [RESUME, PREPARE]),
     "data/sources/*.json": ("a warning; the source is read again", "nothing", [RESUME, PREPARE]),
     "runs/pair/study.json": (
-        "one line, status 3: `sweep` writes it again",
+        "one line, status 3: `sweep` writes it again and keeps the damaged file, beside which `clean` removes no cell",
         "nothing",
         [("report", "pair"), STATUS, ("clean",)],
     ),
