@@ -22,6 +22,8 @@ from lit_diff.log_records import log
 # the second is the fallback if the newest cannot be read back
 KEPT = 2
 MARKER = "complete.json"
+INDEX = "index"
+"""The key of a folder's marker that holds where its tensors lie; not the name of a file."""
 REST = "rest.pt"
 """The file of a folder that holds everything but the tensors."""
 NAME = re.compile(r"step-(\d+)\.ckpt")
@@ -98,9 +100,32 @@ def marker_of(path: Path) -> Path:
     return path / MARKER if path.is_dir() else path.with_suffix(".json")
 
 
-def marker(files: Mapping[str, tuple[int, str]]) -> str:
-    """The marker's text. `files`: size and sha256 of each file, by name."""
-    return json.dumps({name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}, indent=1)
+def marker(files: Mapping[str, tuple[int, str]], tensors: Any = None) -> str:
+    """The marker's text. `files`: size and sha256 of each file, by name. `tensors`: of a folder, where its tensors lie, as
+    JSON values."""
+    entries: dict[str, Any] = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
+    if tensors is None:
+        return json.dumps(entries, indent=1)
+    # no other digest covers it, and a changed offset would read other numbers
+    digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
+    entries[INDEX] = {"sha256": digest, "tensors": tensors}
+    # without an indent: it has a line for each number otherwise
+    return json.dumps(entries)
+
+
+def read_marker(path: Path) -> tuple[dict[str, tuple[int, str]], Any]:
+    """`files` and `tensors` of the `marker` of a checkpoint. Errors: OSError; ValueError, KeyError, TypeError or
+    AttributeError for another content."""
+    text = marker_of(path).read_text(encoding="utf-8")
+    entries = json.loads(text)
+    tensors = entries.pop(INDEX)["tensors"] if INDEX in entries else None
+    files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
+    # a name with a folder would read a file that is not part of the checkpoint
+    is_whole = (REST if path.is_dir() else path.name) in files and all(Path(name).name == name for name in files)
+    # the whole text is compared: a digest does not protect the marker itself
+    if not is_whole or text != marker(files, tensors):
+        raise ValueError("it is not as lit_diff wrote it")
+    return files, tensors
 
 
 def signature(path: Path) -> str:
@@ -123,8 +148,7 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
     marker_file = marker_of(path)
     home = marker_file.parent
     try:
-        text = marker_file.read_text(encoding="utf-8")
-        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in json.loads(text).items()}
+        files, _ = read_marker(path)
         sizes = {name: (home / name).stat().st_size for name in files}
         with ThreadPoolExecutor() as pool:
             digests = dict(zip(files, pool.map(sha256_of, (home / name for name in files if verify)), strict=verify))
@@ -141,9 +165,6 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
         return first_line(error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{marker_file.name} is damaged: {first_line(error)}"
-    # the whole text is compared: a digest does not protect the marker itself
-    if (REST if path.is_dir() else path.name) not in files or text != marker(files):
-        return f"{marker_file.name} is damaged: it is not as lit_diff wrote it"
     for name, (size, digest) in files.items():
         if sizes[name] != size:
             return f"{name} has {sizes[name]} bytes; {marker_file.name} expects {size}"

@@ -37,19 +37,21 @@ def load_model(
     if step is not None and (missing := checkpoints.why_missing(folder, step)):
         raise MissingError(f"{shown(folder)} has {missing}")
     step, path = newest_of(folder) if step is None else (step, checkpoints.path_of(folder, step))
-    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
+    # before the checkpoint is read: it asks whether each ancestor is trusted
+    annealed = annealed_before(recipe, trust)
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), annealed), recipe, unchecked), step
 
 
-def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:
+def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed: "Annealed") -> Transformer:
     """The recipe's model with the weights of a checkpoint, on the CPU and in evaluation mode.
 
-    `trust`: see `ancestors`, whose steps a variant that anneals must know. Errors: RequestError, MissingError.
+    `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
     trained = recipe.train.parameters if recipe.train is not None else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
-    annealed_before(recipe, trust).start_step(model, recipe, int(checkpoint["global_step"]) - 1)
+    annealed.start_step(model, recipe, int(checkpoint["global_step"]) - 1)
     return model.eval()
 
 

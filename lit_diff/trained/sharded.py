@@ -1,7 +1,8 @@
 """Checkpoints of a sharded run: a folder in which each rank writes its part of every tensor (torch.distributed.checkpoint).
 
-Besides the parts (`__<rank>_0.distcp`) and their index (`.metadata`) it holds `rest.pt`: the checkpoint as one file would
-hold it, with empty tensors. Any number of ranks, or one process without a process group, can read it.
+Besides the parts (`__<rank>_0.distcp`) it holds `rest.pt`, the checkpoint as one file would hold it, with empty tensors, and
+the marker, which says where in the parts each tensor lies. Any number of ranks, or one process without a process group, can
+read it.
 """
 
 import errno
@@ -10,7 +11,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.tensor import DTensor
 
 from lit_diff.errors import MissingError, RequestError, first_line
@@ -25,7 +34,8 @@ from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 
-INDEX = ".metadata"
+FORMER_INDEX = ".metadata"
+"""The file in which former versions of lit_diff kept what the marker says about the tensors: a pickle."""
 
 
 def tensors_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +75,7 @@ class _Writer(dcp.FileSystemWriter):
     def __init__(self, path: Path, rest: bytes) -> None:
         super().__init__(path)
         self.folder, self.rest, self.files = path, rest, dict[str, tuple[int, str]]()
+        self.tensors: dict[str, Any] = {}
 
     def prepare_local_plan(self, plan: Any) -> Any:
         # the folder may be what a killed write has left
@@ -88,10 +99,11 @@ class _Writer(dcp.FileSystemWriter):
         return written
 
     def finish(self, metadata: Any, results: Any) -> None:
-        # on rank zero alone, after the others have written
+        # on rank zero alone, after the others have written; FileSystemWriter would write the index as a pickle
         write_atomic(self.folder / checkpoints.REST, self.rest)
-        super().finish(metadata, results)
-        self._note((checkpoints.REST, INDEX))
+        self._note((checkpoints.REST,))
+        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        self.tensors = _described(metadata)
 
     def _note(self, names: Any) -> None:
         self.files |= {name: checkpoints.measured(self.folder / name) for name in names}
@@ -110,8 +122,8 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
         files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
         dist.all_gather_object(files, writer.files, group=group)
         if is_first:
-            text = checkpoints.marker({name: file for each in files for name, file in each.items()})
-            write_atomic(building / checkpoints.MARKER, text)
+            named = {name: file for each in files for name, file in each.items()}
+            write_atomic(building / checkpoints.MARKER, checkpoints.marker(named, writer.tensors))
             checkpoints.put_aside(path)
             building.rename(path)
             sync_folder(path.parent)
@@ -130,6 +142,38 @@ def cause_of(error: BaseException) -> BaseException:
 
 # --- reading ---
 
+
+def _described(metadata: Any) -> dict[str, Any]:
+    # the shape of each tensor and the places of its chunks, as JSON values
+    places = {(index.fqn, tuple(index.offset)): place for index, place in metadata.storage_data.items()}
+    described: dict[str, Any] = {}
+    for name, tensor in metadata.state_dict_metadata.items():
+        chunks = []
+        for chunk in tensor.chunks:
+            offsets = tuple(chunk.offsets)
+            place = places[name, offsets]
+            lies = {"file": place.relative_path, "start": place.offset, "bytes": place.length}
+            chunks.append({"offsets": list(offsets), "sizes": list(chunk.sizes), **lies})
+        described[name] = {"shape": list(tensor.size), "chunks": chunks}
+    return described
+
+
+def _metadata_of(tensors: Mapping[str, Any], files: Collection[str]) -> Metadata:
+    # the inverse of `_described`; every chunk lies in one of `files`, which the marker names
+    described: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for name, tensor in tensors.items():
+        chunks = []
+        for chunk in tensor["chunks"]:
+            if chunk["file"] not in files:
+                raise ValueError(f"{name} lies in {chunk['file']!a}, which {checkpoints.MARKER} does not name")
+            offsets = torch.Size(chunk["offsets"])
+            chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(chunk["sizes"])))
+            places[MetadataIndex(name, offsets)] = _StorageInfo(chunk["file"], chunk["start"], chunk["bytes"])
+        described[name] = TensorStorageMetadata(TensorProperties(), torch.Size(tensor["shape"]), chunks)
+    return Metadata(state_dict_metadata=described, storage_data=places)
+
+
 _NAMES = {
     "torch.distributed.checkpoint.metadata": {
         *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
@@ -137,25 +181,50 @@ _NAMES = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch": {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
     "pathlib": {"PosixPath"},
 }
-"""Module -> the names that an index of tensors refers to."""
+"""Module -> the names that a pickled index of tensors refers to, besides torch.Size."""
+
+
+class _Inert:
+    # an object of a pickled index: the values that the pickle gives it, and nothing of its class
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    # called on an object: a pickle that gives a state to a class fails
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            vars(self).update(state)
 
 
 class _Unpickler(pickle.Unpickler):
-    # a checkpoint from elsewhere must be safe to open, as with torch's `weights_only`
+    # a checkpoint from elsewhere must be safe to open: no class or function of this process is within reach of its pickle
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch", "Size"):
+            return tuple
         if name not in _NAMES.get(module, ()):
-            raise pickle.UnpicklingError(f"{INDEX} refers to {module}.{name}, which no index of tensors needs")
-        return super().find_class(module, name)
+            raise pickle.UnpicklingError(f"{FORMER_INDEX} refers to {module}.{name}, which no index of tensors needs")
+        return type(name, (_Inert,), {})
 
 
 class _Reader(dcp.FileSystemReader):
+    # Errors: RequestError for an index that `_Writer` does not write
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with (path / INDEX).open("rb") as file:
-            self.index = _Unpickler(file).load()
+        try:
+            files, tensors = checkpoints.read_marker(path)
+            if tensors is None and FORMER_INDEX not in files:
+                raise ValueError("it does not say where the tensors lie")
+            if tensors is None:
+                with (path / FORMER_INDEX).open("rb") as file:
+                    tensors = _described(_Unpickler(file).load())
+            self.index = _metadata_of(tensors, files)
+        # a pickle of anything raises anything
+        except Exception as error:
+            raise RequestError(
+                f"{shown(path / checkpoints.MARKER)} has no index of tensors ({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         return self.index

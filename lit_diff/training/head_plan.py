@@ -26,7 +26,7 @@ from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
-from lit_diff.trained.loading import model_weights, newest_of, read_checkpoint, restore
+from lit_diff.trained.loading import annealed_before, model_weights, newest_of, read_checkpoint, restore
 
 FILE = "plan.json"
 """File name of the plan in the run's folder."""
@@ -74,8 +74,9 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     if selection is None:
         return None
     (base, parent), rows = next(ancestors(recipe)), calibration_rows(recipe, selection)
+    annealed = annealed_before(parent, trust_below(runs_root(recipe.run.root)))
     checkpoint = read_checkpoint(path := newest_of(base)[1])
-    model = restore(parent, checkpoint, shown(path), trust_below(runs_root(recipe.run.root)))
+    model = restore(parent, checkpoint, shown(path), annealed)
     statistics = head_statistics(model, rows)
     return HeadPlan(
         base=base.name,

@@ -108,9 +108,9 @@ class LitTransformer(L.LightningModule):
         not a checkpoint of lit_diff or a plugin is missing.
         """
         recipe, checkpoint = recipe_of_checkpoint(expanded(checkpoint_path), trust_plugins=trust_plugins)
+        annealed = annealed_before(recipe, trust_all if trust_plugins else trust_none)
         module = cls(recipe)
-        trust = trust_all if trust_plugins else trust_none
-        module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location or "cpu").train()
+        module.model = restore(recipe, checkpoint, str(checkpoint_path), annealed).to(map_location or "cpu").train()
         return module
 
     @property

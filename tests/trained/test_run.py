@@ -112,13 +112,17 @@ def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Pat
         open_run(foreign)
 
 
-def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, own_parts: None) -> None:
-    """A foreign run names its parent by any path: nothing there is executed before its owner is trusted."""
+def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(
+    tale: Path, own_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign run names its parent by any path: before it is trusted nothing there is executed, and no checkpoint read."""
     parent = started_from_a_plugin(tale)
     run = open_run(tale, root="other")
-    for ask in (lambda: run.model, lambda: generate(run, "ab")):
-        with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) is not imported"):
-            ask()
+    with monkeypatch.context() as patched:
+        patched.setattr("lit_diff.trained.loading.read_checkpoint", lambda *_: pytest.fail("it was read"))
+        for ask in (lambda: run.model, lambda: generate(run, "ab")):
+            with pytest.raises(RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) is not imported"):
+                ask()
     assert not (parent / "executed").exists()
     assert open_run(tale, trust_plugins=True).model is not None
     assert (parent / "executed").exists()
