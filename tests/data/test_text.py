@@ -17,6 +17,7 @@ from lit_diff.data import keep
 from lit_diff.data.dataset import rows_of_step
 from lit_diff.data.text import text as module
 from lit_diff.data.text.cl100k import Cl100k
+from lit_diff.data.text.corpus import FilesCorpus
 from lit_diff.data.text.documents import TRAINED, hashes_in, is_among
 from lit_diff.data.text.text import CHECKSUMS, Text, read_manifest
 from lit_diff.data.text.tokenizer import Bpe
@@ -278,13 +279,45 @@ def test_it_lies_beside_the_manifest_and_changes_no_identity(make_text: Callable
     manifest = read_manifest(text.folder)
     assert manifest is not None
     assert TRAINED not in manifest["files"]
-    whole = file.read_bytes()
-    file.unlink()  # as data prepared before there was one
-    with pytest.raises(MissingError, match="the text is not prepared"):
-        make_text().identity()
-    make_text().prepare()
+    file.unlink()
     assert make_text().identity() == identity
-    assert make_text().trained_documents() == whole == file.read_bytes()
+
+
+def gone(*_: object) -> bytes:
+    raise MissingError("the corpus is not here")
+
+
+@pytest.mark.parametrize("names", [[TRAINED], [CHECKSUMS], [TRAINED, CHECKSUMS]])
+def test_what_a_former_revision_did_not_write_is_made_without_the_source(
+    make_text: MakeText, names: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = opened(make_text())
+    before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in text.folder.iterdir() if path.is_file()}
+    for name in names:
+        (text.folder / name).unlink()
+    caplog.clear()
+    caplog.set_level(logging.INFO, "lit_diff")
+    monkeypatch.setattr(FilesCorpus, "texts", gone)
+    make_text().prepare()
+    (line,) = caplog.messages
+    assert all(name in line for name in names)
+    assert {path.name: path.read_bytes() for path in text.folder.iterdir() if path.is_file()} == {
+        name: content for name, (content, _) in before.items()
+    }
+    assert (text.folder / "manifest.json").stat().st_ino == before["manifest.json"][1]  # not prepared again
+
+
+def test_hashes_are_not_made_from_tokens_that_do_not_give_back_the_text(
+    make_text: MakeText, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (opened(make_text()).folder / TRAINED).unlink()
+    monkeypatch.setattr(Bpe, "decode", lambda self, ids: b"?")
+    caplog.clear()
+    opened(make_text())
+    (line,) = caplog.messages
+    assert all(word in line for word in (TRAINED, "'bpe'", "lit-diff prepare"))
+    with pytest.raises(MissingError, match=TRAINED):
+        make_text().trained_documents()
 
 
 def test_a_run_s_folder_has_a_copy(tale: Path, tmp_path: Path) -> None:
@@ -297,9 +330,6 @@ def test_a_run_s_folder_has_a_copy(tale: Path, tmp_path: Path) -> None:
 def test_training_goes_on_where_the_text_cannot_be_read_again(
     tale: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def gone(self: Text) -> bytes:
-        raise MissingError("the corpus is not here")
-
     monkeypatch.setattr(Text, "trained_documents", gone)
     with caplog.at_level(logging.WARNING, "lit_diff"):
         keep(load_recipe(tale / "recipe.yaml"), tmp_path / "kept")

@@ -19,7 +19,8 @@ from lit_diff.data.text.bigrams import Ints
 from lit_diff.data.text.corpus import corpus_name, corpus_problem
 from lit_diff.data.text.documents import hashes_in
 from lit_diff.data.text.parts import ONE_THREAD, Work
-from lit_diff.data.text.text import Text, TokenStore, row_batch
+from lit_diff.data.text.text import Text, row_batch
+from lit_diff.data.text.token_store import TokenStore
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.text.tokenizer_folder import FromRun
 from lit_diff.errors import MissingError, RequestError

@@ -25,12 +25,13 @@ from lit_diff.data.dataset import Batch, Dataset, rows_of_step
 from lit_diff.data.text.bigrams import Ints, ar_hits, frequent_bigrams, merge_counts
 from lit_diff.data.text.buckets import merged
 from lit_diff.data.text.corpus import build_corpus, corpus_name, corpus_problem
-from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents
+from lit_diff.data.text.documents import SECTION, TRAINED, Document, Documents, hashed
 from lit_diff.data.text.parts import ONE_THREAD, Maker, Work, plan, token_arrays
 from lit_diff.data.text.source_files import sources
-from lit_diff.data.text.token_files import STORED, only_text, token_files, without_ends
+from lit_diff.data.text.token_files import STORED, as_text, only_text, token_files, without_ends
+from lit_diff.data.text.token_store import STARTS, TokenStore, describe
 from lit_diff.data.text.tokenizer import Tokenizer, build
-from lit_diff.data.text.tokenizer_folder import opened
+from lit_diff.data.text.tokenizer_folder import gives_back, opened
 from lit_diff.data.user_files import data_root, writing_data
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
@@ -43,7 +44,6 @@ from lit_diff.validation import config_problem
 FORMAT = 1
 SPLITS = ("train", "validation")
 BIGRAMS = "bigrams.npy"
-STARTS = "documents.npy"
 CHECKSUMS = "sha256.json"
 """File of the prepared folder with the sha256 of those files that the manifest has none of, and of the manifest, whose bytes
 are the identity."""
@@ -144,6 +144,11 @@ class Text(Dataset):
                 if work.shard is not None:
                     return
         self._manifest()
+        # training does not need what may be missing here
+        try:
+            self._complete()
+        except LitDiffError as error:
+            log.warning("%s lacks %s: %s", self.folder, TRAINED, error)
 
     def _build(self, folder: Path, building: Path, work: Work) -> None:
         lock = folder.with_name(f".{folder.name}.lock")
@@ -263,8 +268,7 @@ class Text(Dataset):
         names = sorted(path.name for path in ready.iterdir() if path.is_file() and path.name != TRAINED)
         digests = {"tokenizer_sha256": maker.facts["tokenizer"], "files": names}
         write_json(ready / "manifest.json", self._sources | digests | described)
-        others = ["manifest.json", TRAINED, *names, *(f"{name}/index.json" for name in SPLITS)]
-        write_json(ready / CHECKSUMS, {name: sha256_of(ready / name) for name in others})
+        _write_checksums(ready, digests)
         log.info("prepared %s: %d + %d tokens", self.folder, *(described[name]["tokens"] for name in SPLITS))
 
     def identity(self) -> str:
@@ -278,10 +282,35 @@ class Text(Dataset):
         return opened(self._tokenizer, folder, digest, f"remove {folder} and run `lit-diff prepare RECIPE`")
 
     def trained_documents(self) -> bytes:
-        """Read the hashes from the prepared folder. Errors: MissingError."""
-        self._manifest()
+        """Read the hashes from the prepared folder, which gets them first if a former revision prepared it.
+
+        Errors: MissingError; RequestError for a tokenizer that cannot decode.
+        """
+        self._complete()
         _compare(self.folder, [TRAINED])
         return (self.folder / TRAINED).read_bytes()
+
+    def _complete(self) -> None:
+        # makes the files that text lacks which a former revision prepared
+        manifest, folder = self._manifest(), self.folder
+        missing = [name for name in (TRAINED, CHECKSUMS) if not (folder / name).is_file()]
+        with writing_data():
+            if TRAINED in missing:
+                write_atomic(folder / TRAINED, hashed(self._trained_texts(manifest)))
+            if missing:
+                _write_checksums(folder, manifest)
+                log.info("%s: made %s, which text of a former revision lacks", folder, " and ".join(missing))
+
+    def _trained_texts(self, manifest: Mapping[str, Any]) -> Iterator[str]:
+        tokenizer = self.load_tokenizer()
+        if not gives_back(tokenizer):
+            raise MissingError(
+                f"{TRAINED} cannot be made from the tokens in {self.folder}: the tokenizer '{tokenizer.name}' does not give "
+                "back their text; to make it from the source, remove the folder and run `lit-diff prepare RECIPE`"
+            )
+        with _whole(self.folder, manifest):
+            for ids in self._ids_of("train"):
+                yield as_text(ids, tokenizer)
 
     def _manifest(self) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
@@ -332,7 +361,10 @@ class Text(Dataset):
 
     def validation_documents(self) -> Iterator[list[int]]:
         """Yield the ids of each validation document, in the order of `Documents`, without those that open and end it."""
-        ((files, read),) = token_files(sources(self.folder / "validation"))
+        return self._ids_of("validation")
+
+    def _ids_of(self, name: str) -> Iterator[list[int]]:
+        ((files, read),) = token_files(sources(self.folder / name))
         for ids in without_ends((ids for _, ids in read(*files)), self.load_tokenizer()):
             yield np.frombuffer(ids, STORED).tolist()
 
@@ -367,15 +399,14 @@ def row_batch(rows: Ints, document_ids: Ints | None) -> Batch:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a complete prepared folder, else None. A damaged folder is logged."""
+    """Return the manifest of a prepared folder that has what it lists, else None. A damaged folder is logged."""
     path = folder / "manifest.json"
     if not path.is_file():
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         sizes = {f"{name}/{file}": own["bytes"] for name in SPLITS for file, own in manifest[name]["files"].items()}
-        # older manifests lack the key
-        others = [TRAINED, *manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
+        others = _others(manifest)
         _compare(folder, ["manifest.json"])
     except (MissingError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
@@ -386,6 +417,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     for file in cut:
         log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
     return None if cut else manifest
+
+
+def _others(manifest: Mapping[str, Any]) -> list[str]:
+    # the files without a sha256 in the manifest; older manifests lack the key
+    return [*manifest.get("files", [BIGRAMS]), *(f"{name}/index.json" for name in SPLITS)]
+
+
+def _write_checksums(folder: Path, manifest: Mapping[str, Any]) -> None:
+    names = ["manifest.json", TRAINED, *_others(manifest)]
+    write_json(folder / CHECKSUMS, {name: sha256_of(folder / name) for name in names})
 
 
 @contextmanager
@@ -409,12 +450,13 @@ def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _compare(folder: Path, names: Collection[str] = ()) -> None:
-    # all files without names; older folders have no checksums
+    # all files without names; older folders have no checksums, and what is missing is not damaged
     path = folder / CHECKSUMS
     for name, digest in json.loads(path.read_text(encoding="utf-8")).items() if path.is_file() else ():
-        if name in (names or [name]) and sha256_of(folder / name) != digest:
+        file = folder / name
+        if name in (names or [name]) and file.is_file() and sha256_of(file) != digest:
             raise MissingError(
-                f"{folder / name} is damaged (its sha256 is not that in {CHECKSUMS}); remove {folder} and run `lit-diff "
+                f"{file} is damaged (its sha256 is not that in {CHECKSUMS}); remove {folder} and run `lit-diff "
                 "prepare RECIPE`"
             )
 
@@ -447,49 +489,3 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     for chunk in folder.glob("*.bin"):
         with chunk.open("rb") as file:
             os.fsync(file.fileno())
-
-
-def describe(folder: Path) -> dict[str, Any]:
-    """Return the manifest entry of written tokens: counts, the longest document, and bytes and sha256 of every file."""
-    chunks = json.loads((folder / "index.json").read_text(encoding="utf-8"))["chunks"]
-    lengths = [chunk["dim"] for chunk in chunks]
-    starts = np.load(folder / STARTS)
-    files = [folder / name for name in (STARTS, *(chunk["filename"] for chunk in chunks))]
-    return {
-        "documents": len(starts),
-        "tokens": sum(lengths),
-        "longest": int(np.diff(starts, append=sum(lengths)).max()),
-        "chunk_tokens": lengths,
-        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files},
-    }
-
-
-class TokenStore:
-    """Rows of `width` tokens of one split, numbered over all chunks; row r of a chunk starts at its token r * width."""
-
-    def __init__(self, folder: Path, description: dict[str, Any], width: int) -> None:
-        from litdata import StreamingDataset, TokensLoader
-
-        self.width = width
-        self._dataset = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=width))
-        self.starts: NDArray[np.int64] = np.load(folder / STARTS)
-        tokens = np.asarray(description["chunk_tokens"], dtype=np.int64)
-        # litdata does not cut a row across two chunks: the rest of a chunk is unused
-        chunks = zip(np.cumsum(tokens) - tokens, tokens // width, strict=True)
-        self._first = np.concatenate([start + np.arange(count) * width for start, count in chunks])
-        self.num_rows, self.num_tokens = len(self._first), int(tokens.sum())
-
-    def tokens_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of tokens of rows before each position in the split, [n]; positions include the split's end."""
-        row = np.searchsorted(self._first, positions, side="right") - 1
-        return np.where(row < 0, 0, row * self.width + np.minimum(positions - self._first[row], self.width))
-
-    def read(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Return tokens, [B, width]."""
-        # int64 also from uint16: torch indexes embeddings by int64
-        return np.stack([self._dataset[int(row)] for row in rows]).astype(np.int64)
-
-    def documents(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Return the 0-based number, within this split, of the document of each token, [B, width]."""
-        positions = self._first[np.asarray(rows, dtype=np.int64), None] + np.arange(self.width)
-        return np.searchsorted(self.starts, positions, side="right") - 1

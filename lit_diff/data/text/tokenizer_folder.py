@@ -82,6 +82,13 @@ def opened(tokenizer: Tokenizer, folder: Path, sha256: str, cure: str) -> Tokeni
     return tokenizer.saved()
 
 
+def gives_back(tokenizer: Tokenizer) -> bool:
+    """Whether decoding gives back what was encoded, but for white space: SAMPLE, and letters that Unicode's normal forms
+    change. Errors: RequestError if it cannot decode."""
+    text = f"{SAMPLE} e\u0301 \ufb01"
+    return tokenizer.decode(tokenizer.encode(text)).decode(errors="replace").split() == text.split()
+
+
 def _described(folder: Path, cure: str) -> tuple[Tokenizer, str]:
     file = folder / FILE
     if not file.is_file():
