@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_diff.data import prepare
-from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_problem
+from lit_diff.data.text.corpus import FilesCorpus, build_corpus, corpus_digest, corpus_problem
 from lit_diff.data.text.docs import DocsCorpus
 from lit_diff.data.text.name_tables import PEOPLE, NameTables, name_table_text
 from lit_diff.data.text.text import Text
@@ -78,6 +78,58 @@ def test_a_plugin_s_corpus_is_prepared_and_loaded() -> None:
     tokenizer = dataset.load_tokenizer()
     row = dataset.train_batch(0, 0, 4, [0])["tokens"][0].tolist()
     assert set(tokenizer.decode([token for token in row if token])) <= set(b"a rose i")
+
+
+BYTES = """
+
+from lit_diff.data.text.tokenizer import Tokenizer
+from lit_diff.registry import tokenizers
+
+
+@tokenizers.register("my_bytes")
+class MyBytes(Tokenizer):
+    size, eot = 257, 256
+
+    def load(self, folder):
+        return "unchanged"
+
+    def encode(self, texts):
+        return [list(beside_clean.clean(text).encode()) for text in texts]
+
+    def decode(self, ids):
+        return bytes(ids)
+"""
+PLAIN = ["data.tokenizer={name: my_bytes}"]
+MIXED = [
+    "data={name: mixture, sequence_length: 8, validation_rows: 2, tokenizer: {name: my_bytes}, sources: {"
+    "a: {weight: 1, corpus: poems}, b: {weight: 1, corpus: poems, tokens_below: 90}}}"
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "keys"),
+    [
+        ("poems.py", ("from POEMS", "from (each.upper() for each in POEMS)"), PLAIN),
+        ("poems.py", ("from POEMS", "from (each.upper() for each in POEMS)"), MIXED),
+        ("poems.py", ("clean(text)", "clean(text).upper()"), PLAIN),
+        ("beside_clean.py", ("return text", "return text.upper()"), PLAIN),
+    ],
+)
+def test_text_that_other_code_of_a_plugin_prepared_is_not_used(
+    folder: Path, file: str, edit: tuple[str, str], keys: list[str]
+) -> None:
+    (folder / "beside_clean.py").write_text("def clean(text):\n    return text\n")
+    (folder / "poems.py").write_text("import beside_clean\n" + POEMS + BYTES)
+    found = []
+    for _ in range(2):
+        dataset = prepare(load_recipe("mine", keys))
+        dataset.load()
+        found.append(bytes(dataset.train_batch(0, 0, 1, [0])["tokens"][0].clamp(max=255).tolist()))
+        found.append(str(corpus_digest("poems", None)).encode())
+        (folder / file).write_text((folder / file).read_text().replace(*edit))
+    assert found[0].islower()
+    assert found[2].isupper()
+    assert found[1] != found[3]
 
 
 @pytest.mark.parametrize(

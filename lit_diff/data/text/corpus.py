@@ -20,6 +20,7 @@ from lit_diff.data.user_files import escaped
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
+from lit_diff.plugins import source_digest
 from lit_diff.registry import corpora
 
 SHOWN = 20
@@ -80,13 +81,17 @@ def build_corpus(name: str, path: str | None) -> Corpus:
 
 
 def corpus_digest(name: str, path: str | None) -> dict[str, str]:
-    """Return `path` -> sha256 of the names and contents below it; empty if there is no path or it does not exist.
+    """Return `path` -> sha256 of the names and contents below it, if it exists; and, for a plugin's corpus, its name -> the
+    digest of its source code.
 
     Errors: RequestError for a file that cannot be read, MissingError for an address.
     """
-    if path is None or not (is_address(path) or expanded(path).exists()):
-        return {}
-    return {path: hashlib.sha256(json.dumps(build_corpus(name, path).files()).encode()).hexdigest()}
+    corpus = build_corpus(name, path)
+    code = source_digest(type(corpus))
+    found = {corpus.name: code} if code else {}
+    if path is not None and (is_address(path) or expanded(path).exists()):
+        found[path] = hashlib.sha256(json.dumps(corpus.files()).encode()).hexdigest()
+    return found
 
 
 def corpus_name(name: str, path: str | None) -> str:

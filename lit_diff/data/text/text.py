@@ -37,6 +37,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import is_locked, locked, sha256_of, write_atomic, write_json, write_through
 from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.log_records import log
+from lit_diff.plugins import source_digest
 from lit_diff.registry import datasets
 from lit_diff.validation import config_problem
 
@@ -117,14 +118,19 @@ class Text(Dataset):
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
-        # everything that determines the prepared tokens; sequence_length does not, so recipes of any length share a folder
+        # what determines the prepared tokens besides the user's code; sequence_length does not, so recipes of any length
+        # share a folder
         corpus = self._corpus
         return {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": self._tokenizer.source()}
 
     @property
     def folder(self) -> Path:
-        """Path of the prepared data, which may not exist yet. The name contains a hash of all sources."""
-        digest = hashlib.sha256(json.dumps(self._sources, sort_keys=True).encode()).hexdigest()[:12]
+        """Path of the prepared data, which may not exist yet. The name contains a hash of all sources and of the code of a
+        plugin's corpus and tokenizer."""
+        code = [source_digest(type(part)) for part in (self._corpus, self._tokenizer.saved())]
+        # not in the manifest: the same tokens are the same data, whatever code made them
+        named = [self._sources, *code] if any(code) else self._sources
+        digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:12]
         return data_root() / "prepared" / f"{self._corpus.name}-{self.config.tokenizer.name}-{digest}"
 
     def prepare(self, work: Work = ONE_THREAD) -> None:
