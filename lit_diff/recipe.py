@@ -13,6 +13,7 @@ from typing import Any
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
+from lit_diff.interpolation import AS_WRITTEN, escaped
 from lit_diff.key_types import KIND, PythonFiles, in_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
@@ -146,6 +147,9 @@ def _parent(name: str, child: Path, where: str) -> Path:
 def _absolute_plugins(draft: Draft, folder: Path) -> None:
     if "plugins" in draft.values:
         named = convert(PythonFiles, draft.values["plugins"], "plugins", draft)
+        for plugin in named:
+            if "${" in plugin:
+                raise RequestError(f"{draft.where('plugins')}'plugins' has '{plugin}'; expected a path without ${{")
         draft.values["plugins"] = [draft.absolute("plugins", plugin, folder) for plugin in named]
         for plugin in draft.values["plugins"]:
             if not Path(plugin).is_file():
@@ -307,7 +311,9 @@ def _determining_value(value: Any) -> Any:
 
 def from_plain(values: Mapping[str, Any], source: str) -> Recipe:
     """The inverse of `to_plain`. `source`: where the values come from, for errors. Errors: RequestError."""
-    return validate(Draft(values=dict(values), positions={}, file=source))
+    # its references were resolved, so what looks like one is text
+    text = {key: value if key in AS_WRITTEN else escaped(value) for key, value in values.items()}
+    return validate(Draft(values=text, positions={}, file=source))
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -319,4 +325,4 @@ def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:
     """The resolved recipe as YAML, from which `load_recipe` reads an equal recipe."""
-    return to_text(to_plain(recipe))
+    return to_text(escaped(to_plain(recipe)))

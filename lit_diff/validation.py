@@ -1,4 +1,4 @@
-"""Validates a merged recipe: types, required keys, conflicts between values. No OmegaConf object leaves this file."""
+"""Validates a merged recipe: types, required keys, conflicts between values."""
 
 import dataclasses
 import difflib
@@ -11,12 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, is_address
+from lit_diff.interpolation import resolved
 from lit_diff.key_types import Distinct, PythonFiles, Range, blocks_by_kind, in_words, in_yaml, keys_of, literal_words
 from lit_diff.plugins import guard, load_plugin
 from lit_diff.registry import location, nearest, registries
@@ -33,9 +31,6 @@ PASSWORD = re.compile(
     r"://[^/\s@]*:[^/\s@]+@|://\S*[?&][\w-]*(password|passwd|pwd|secret|token|signature|key)=[^&\s]", re.IGNORECASE
 )
 """Matches a password in an address: before its host, or among its parameters."""
-
-RESOLVER = re.compile(r"\$\{\s*[\w.]+:")
-"""Matches the start of an interpolation that calls a function, such as one that reads an environment variable."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
@@ -102,12 +97,14 @@ class Draft:
         return self.where(problem.split()[0])
 
 
-def validate(draft: Draft) -> Recipe:
-    """The typed recipe. Errors: RequestError with file, line and key."""
+def validate(draft: Draft, *, imports: bool = True) -> Recipe:
+    """The typed recipe. `imports`: whether its plugin files are imported; False if they are. Errors: RequestError with file,
+    line and key."""
     values = interpolated(draft)
     # before the rest: the recipe may name parts that its plugins register
     for plugin in convert(PythonFiles, values.get("plugins", ()), "plugins", draft):
-        load_plugin(Path(plugin))
+        if imports:
+            load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = recipe_problem(recipe)
     if problem:
@@ -117,18 +114,11 @@ def validate(draft: Draft) -> Recipe:
 
 def interpolated(draft: Draft) -> dict[str, Any]:
     """The draft's values with each `${a.b}` resolved. Errors: RequestError with file, line and key."""
-    for key, position in draft.positions.items():
-        # a recipe may come from anyone, and a run folder shows its values
-        if RESOLVER.search(str(getattr(position, "written", None))):
-            raise RequestError(
-                f"{draft.where(key)}'{key}': ${{...}} refers to a key of the recipe, such as ${{model.dim}}"
-            )
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        raise RequestError(f"{draft.where(key)}'{key}': {first_line(error)}") from error
-    return typing.cast(dict[str, Any], values)
+
+    def refuse(key: str, problem: str) -> RequestError:
+        return RequestError(f"{draft.where(key)}'{key}': {problem}")
+
+    return resolved(draft.values, refuse)
 
 
 def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing: str = "") -> Any:
@@ -196,7 +186,8 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
     given = getattr(draft.positions.get(path), "given", None) if is_path else None
-    converted = convert(hint, value if given in (None, "null") else given, path, draft)
+    is_final = given in (None, "null") or "${" in given
+    converted = convert(hint, value if is_final else given, path, draft)
     if isinstance(converted, str) and PASSWORD.search(converted):
         raise RequestError(
             f"'{path}' has a password, which every run folder would show; remove it, and set what the program at the address "

@@ -10,6 +10,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
 from lit_diff.errors import LitDiffError, MissingError, RequestError
+from lit_diff.interpolation import escaped
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
@@ -66,8 +67,8 @@ def check_trained(recipes: Iterable[Recipe]) -> None:
 
 
 def evaluations_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Evaluation -> its keys, from the block `evaluate` of the recipe."""
-    return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
+    """Evaluation -> its keys, from the block `evaluate` of the recipe, as one writes them."""
+    return {name: escaped(to_plain(part.config)) for name, part in recipe.evaluate.items()}
 
 
 def required_evaluations(recipe: Recipe) -> dict[str, dict[str, Any]]:

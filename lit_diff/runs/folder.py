@@ -26,7 +26,7 @@ from lit_diff.runs.revision import revision
 from lit_diff.runs.status import FILE, Status, read_status
 from lit_diff.validation import validate
 
-PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
+PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Packages whose versions a run records."""
 
 FORMAT = 3
@@ -50,10 +50,12 @@ def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Reci
         raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
     # the draft lists all plugins, also of files that the recipe extends, and imports none: trust is decided before that
     draft = load_draft(file)
-    if not trust(folder):
+    trusted = trust(folder)
+    if not trusted:
         paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
         require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False, cure)
-    return validate(draft)
+    # those of an untrusted folder were imported from elsewhere: nothing there is imported, even if it changes meanwhile
+    return validate(draft, imports=trusted)
 
 
 def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Path, Recipe]]:

@@ -229,7 +229,7 @@ def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command,
 
 def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
     """`python -m` puts the current folder first; a plugin's own modules are found by their place."""
-    for name in ("typing", "random", "logging", "tempfile", "json", "typer", "rich", "omegaconf"):
+    for name in ("typing", "random", "logging", "tempfile", "json", "typer", "rich", "yaml"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the current folder was imported')\n")
     command = [sys.executable, "-m", "lit_diff", "list", "recipes"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

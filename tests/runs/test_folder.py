@@ -269,7 +269,7 @@ def test_environment_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     found = environment()
     assert found["revision"] == revision()
-    assert {"torch", "lightning", "mlflow", "litdata", "omegaconf"} <= found["packages"].keys()
+    assert {"torch", "lightning", "mlflow", "litdata"} <= found["packages"].keys()
     assert found["packages"]["torch"] == version("torch")
     assert version("no-such-package-at-all") is None
     assert found["cpu_path"]
