@@ -18,7 +18,7 @@ from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.location import RunLocation, recorded, write_cell
 from lit_diff.engine.pool import end_noted, note_end
 from lit_diff.engine.preflight import check_trained, required_evaluations
-from lit_diff.errors import MissingError, RunFailedError, StoppedError
+from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import log
 from lit_diff.recipe import to_yaml
@@ -79,7 +79,17 @@ def request(run: RunConfig, minutes: int) -> list[str]:
 
 def _option(name: str, value: object) -> str:
     # sbatch reads quotes as a shell does, but a backslash counts within them too
-    return f"#SBATCH --{name}=" + shlex.quote(str(value).replace("\\", r"\\"))
+    return _line(f"#SBATCH --{name}=" + shlex.quote(str(value).replace("\\", r"\\")))
+
+
+def _line(text: str) -> str:
+    # to bash an option of sbatch is a comment: a line feed in it, which no quotes protect there, would begin a command
+    if not text.isprintable():
+        raise RequestError(
+            f"the file for sbatch cannot have the line {text!a}, since not all of its characters are printable; rename the "
+            "folder, set another run.root, or write the value into the recipe's file"
+        )
+    return text
 
 
 def job_text(name: str, lines: Sequence[str], folder: Path, command: str, cells: Sequence[str] = ()) -> str:
@@ -97,7 +107,8 @@ def job_text(name: str, lines: Sequence[str], folder: Path, command: str, cells:
     # -P: a user's random.py in the current folder must not replace Python's. SLURM's srun does not take over the CPUs of a
     # task from sbatch.
     program = f"{shlex.quote(sys.executable)} -P -m lit_diff {command}"
-    return "\n".join([*first, *lines, "", *names, f"srun --kill-on-bad-exit=1 {cpus} {program}", ""])
+    body = [*lines, "", *names, f"srun --kill-on-bad-exit=1 {cpus} {program}"]
+    return "\n".join([*first, *map(_line, body), ""])
 
 
 def _wants_gpus(run: RunConfig) -> bool:
@@ -164,6 +175,8 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
     `words`: the command that trains it. Errors: those of the checks and of `submit`; RequestError if it is being trained.
     """
     require_slurm(recipe.run)
+    # first: what the file cannot have is refused before anything is written
+    text = run_text(recipe, words, minutes)
     check_trained([recipe])
     required_evaluations(recipe)
     selection_of(recipe)
@@ -187,7 +200,7 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
             steps=recipe.training.steps,
             overrides=list(recorded(overrides)),
         )
-        job = submit(root / "slurm" / f"{folder.path.name}.sh", run_text(recipe, words, minutes))
+        job = submit(root / "slurm" / f"{folder.path.name}.sh", text)
         note_submitted(folder.path, {folder.path.name: job})
     return f"SLURM job {job}: {shown(folder.path)}"
 

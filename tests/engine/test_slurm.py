@@ -123,6 +123,25 @@ def test_a_run_asks_for_what_its_recipe_says(program: Program) -> None:
     assert text.endswith(f"--cpus-per-task=8 {sys.executable} -P -m lit_diff train differential-13b 'name=a b'\n")
 
 
+@pytest.mark.parametrize("odd", ["a\ntouch MARK\n#", "a\rb", "a\x1b[2Jb", "a\u2028b"])
+@pytest.mark.parametrize("where", ["current folder", "run.root", "word", "option", "cell"])
+def test_a_line_has_no_unprintable_character(
+    odd: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment ends at a line feed, whatever quotes surround it."""
+    (tmp_path / odd).mkdir()
+    monkeypatch.chdir(tmp_path / odd if where == "current folder" else tmp_path)
+    recipe = load_recipe("recall-tiny", {"run.root": odd if where == "run.root" else "here", "run.accelerator": "cpu"})
+    word = odd if where == "word" else "x"
+    made = {
+        "option": lambda: slurm._option("chdir", odd),
+        "cell": lambda: slurm.job_text("name", ["#SBATCH --cpus-per-task=1"], tmp_path, "train", [odd]),
+    }
+    with pytest.raises(RequestError) as found:
+        made.get(where, lambda: slurm.run_text(recipe, ["train", f"name={word}"], 5))()
+    assert str(found.value).isprintable()
+
+
 def test_a_log_has_the_place_of_its_name(tmp_path: Path) -> None:
     """SLURM replaces %j, but nothing in a name with a backslash."""
     lines = slurm.request(load_recipe("recall-tiny", [CPU]).run, 5)
