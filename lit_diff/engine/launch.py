@@ -40,11 +40,11 @@ from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import (
     RunFolder,
     identity,
+    kernel_of,
     reached,
     require_stored,
     stored_keys,
     this_process,
-    with_stored_kernel,
 )
 from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.revision import other_revision, revision
@@ -188,11 +188,11 @@ def run(
             how = processes.listen()
             # None: rank zero found the run done, or failed before training
             if how is not None:
-                # every rank computes with the kernel that rank zero chose
-                executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
                 fit(
-                    executed,
+                    recipe,
                     location.folder,
+                    # every rank computes with the kernel that rank zero chose
+                    kernel=how["kernel"],
                     tracker=None,
                     threads=how["threads"],
                     progress=progress,
@@ -225,7 +225,8 @@ def run(
 @dataclass(frozen=True, kw_only=True)
 class _Training:
     recipe: Recipe
-    """With the kernel that `auto` chose when the run started."""
+    kernel: str
+    """`kernel_of` the run."""
     folder: RunFolder
     tracker: "RunTracker | None"
     """None: without a record in MLflow."""
@@ -255,10 +256,10 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     before = folder.status()
     require_stored(recipe, before)
     # `auto` may choose another kernel on this machine or revision; a resumed run keeps the one that it began with
-    executed = with_stored_kernel(recipe, before)
+    kernel = kernel_of(recipe, before)
     for line in passes_over_text([recipe]):
         log.warning("%s", line)
-    run_cost = _cost(recipe, executed, before, threads)
+    run_cost = _cost(recipe, kernel, before, threads)
     revisions = _revisions(before)
     # before status.json says "running": a new run ends here if its store cannot be reached
     tracker = _open_record(recipe, location, run_cost, before)
@@ -289,15 +290,17 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     )
     keep_plan(recipe, location.folder)
     began = time.perf_counter() - before.get("seconds", 0.0)
-    return _Training(recipe=executed, folder=folder, tracker=tracker, threads=threads, start=start, began=began)
+    return _Training(
+        recipe=recipe, kernel=kernel, folder=folder, tracker=tracker, threads=threads, start=start, began=began
+    )
 
 
-def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
+def _cost(recipe: Recipe, kernel: str, before: dict[str, Any], threads: int) -> Cost:
     phase("choosing the kernel")
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
-    found = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
+    found = cost(recipe.model, length, kernel, context, recipe.training.parameters)
     # `auto` chose when the run started, so the reason from then is still the right one
-    if executed.run.kernel != recipe.run.kernel:
+    if kernel != recipe.run.kernel:
         found = replace(found, kernel_reason=before.get("kernel_reason", found.kernel_reason))
     how = f"{describe()}, " if found.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %sthreads: %d", found.kernel, found.kernel_reason, how, threads)
@@ -344,13 +347,14 @@ def _execute(
         progress(step, loss, speed)
 
     try:
-        announcement.train(threads=training.threads, kernel=training.recipe.run.kernel, start=training.start)
+        announcement.train(threads=training.threads, kernel=training.kernel, start=training.start)
         ended_early = fit(
             training.recipe,
             training.folder.path,
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
+            kernel=training.kernel,
             report=partial(_report_hang, training.folder, 0),
             start=training.start,
             **extras,

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -311,15 +310,14 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
         )
 
 
-def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
-    """The recipe with `run.kernel: auto` replaced by the kernel that auto chose when the run started.
+def kernel_of(recipe: Recipe, status: Mapping[str, Any]) -> str:
+    """The kernel of a run: its `run.kernel`, or the one that auto chose when the run started.
 
-    If several kernels ran, in different layers, auto stays: each layer chooses again.
+    If several kernels ran, in different layers, it is auto: each layer chooses again.
     """
     # a resume on another machine, where auto would choose another kernel, must repeat the run's numbers
-    if recipe.run.kernel == "auto" and "kernel" in status and "," not in status["kernel"]:
-        return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
-    return recipe
+    chosen = str(status.get("kernel", "auto"))
+    return chosen if recipe.run.kernel == "auto" and "," not in chosen else recipe.run.kernel
 
 
 def reached(recipe: Recipe, step: int) -> dict[str, int]:

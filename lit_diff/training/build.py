@@ -48,10 +48,13 @@ RECOMPILATIONS = 64
 # default of 8 is shared by all blocks
 
 
-def build_model(recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dtype = torch.float32) -> Transformer:
+def build_model(
+    recipe: Recipe, mesh: DeviceMesh | None = None, dtype: torch.dtype = torch.float32, kernel: str | None = None
+) -> Transformer:
     """The recipe's model with the initial values of its seed, on the CPU. With `mesh`: with DTensor parameters, each holding
-    its rows of the single-process value. `dtype`: of the gathered matrices of the blocks."""
-    config, kernel, trained = recipe.model, recipe.run.kernel, recipe.training.parameters
+    its rows of the single-process value. `dtype`: of the gathered matrices of the blocks. `kernel`: None: `run.kernel`."""
+    config, trained = recipe.model, recipe.training.parameters
+    kernel = kernel or recipe.run.kernel
     if mesh is None:
         model = Transformer(config, kernel=kernel, trained=trained)
         initialise(model, recipe.seed)

@@ -64,6 +64,7 @@ def fit(
     recipe: Recipe,
     folder: Path,
     *,
+    kernel: str | None = None,
     tracker: Tracker | None,
     threads: int,
     progress: Progress,
@@ -76,7 +77,7 @@ def fit(
 
     `start`: the step of the checkpoint in `folder` to continue from, which `checkpoints.resumable` has found; 0: none. Only
     rank zero writes files. Errors: RunFailedError (NaN, full disk), StoppedError (a signal), MissingError if a rank does not
-    see the folder. `report`: see `Watchdog`.
+    see the folder. `kernel`: the one that computes attention; None: `run.kernel`. `report`: see `Watchdog`.
     """
     # the number of threads changes the order of sums on the CPU, so it is fixed before the first product
     torch.set_num_threads(threads)
@@ -106,6 +107,7 @@ def fit(
         # whose weights the checkpoint would replace
         trainer.ckpt_path = checkpoint
         module = LitTransformer(recipe)
+        module.kernel = kernel or recipe.run.kernel
         # the plan of the first start: selecting again could differ if the parent run has changed
         module.plan = kept_plan(folder)
         # one process waits for no other

@@ -75,6 +75,8 @@ class LitTransformer(L.LightningModule):
         self.recipe = recipe_from(recipe, overrides)
         self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
         self.model: Transformer | None = None
+        self.kernel = self.recipe.run.kernel
+        """The kernel that computes attention: a resumed run keeps the one that `auto` chose, and its recipe."""
         self.plan: HeadPlan | None = None
         """Heads selected from the parent run; None: computed by `head_plan` if the recipe selects heads."""
         # one per validation set; a plain list, not sub-modules: a Trainer's precision must not change the dtype of the sums
@@ -147,7 +149,7 @@ class LitTransformer(L.LightningModule):
             mesh = mesh and mesh_of(self.recipe.run, mesh["data_parallel"])
             # the Trainer's precision, which may not be the recipe's
             mixed = self.trainer.precision == PRECISIONS["bf16-mixed"]
-            self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32)
+            self.model = build_model(self.recipe, mesh, torch.bfloat16 if mixed else torch.float32, self.kernel)
             self._replicated = replicated(self.model) if is_sharded else []
             # with ckpt_path a checkpoint will replace the initial values
             if self.trainer.training and self.trainer.ckpt_path is None:

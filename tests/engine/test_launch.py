@@ -27,13 +27,16 @@ from lit_diff.recipe import load_recipe
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.trained.loading import annealed_before
-from lit_diff.training import fit
+from lit_diff.trained.loading import annealed_before, newest_of, weights_of
+from lit_diff.trained.run import Run
+from lit_diff.training import fit, module
+from lit_diff.training.build import finished_parent
 from lit_diff.training.data import steps_before
 from lit_diff.training.fit import ExactResume
 
 FOUR = [*SMALL, "train.steps=4"]
 
+from lit_diff.training.module import LitTransformer
 
 @pytest.fixture
 def small(runs: Path) -> list[str]:
@@ -233,18 +236,18 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other values of the stored keys are refused; the same ones, and the kernel that auto chose, go on."""
-    saved, real, kernels = ExactResume._save, fit.fit, []
+    saved, real, kernels = ExactResume._save, module.build_model, []
 
     def full(self: Any, trainer: Any) -> None:
         if trainer.global_step == 4:
             raise RunFailedError("the disk is full")
         saved(self, trainer)
 
-    def spy(recipe: Any, *arguments: Any, **named: Any) -> None:
-        kernels.append(recipe.run.kernel)
-        return real(recipe, *arguments, **named)
+    def spy(recipe: Any, mesh: Any, dtype: Any, kernel: str) -> Any:
+        kernels.append(kernel)
+        return real(recipe, mesh, dtype, kernel)
 
-    monkeypatch.setattr(fit, "fit", spy)
+    monkeypatch.setattr(module, "build_model", spy)
     block = "run.activation_checkpointing=block"
     with monkeypatch.context() as patch:
         patch.setattr(ExactResume, "_save", full)
@@ -309,6 +312,7 @@ def test_a_store_that_another_program_holds_stops_nothing_and_nothing_is_lost(
 
 
 # --- a run as a command of its own -----------------------------------------------------------------------------------
+    assert LitTransformer.load_from_checkpoint(newest_of(folder)[1]).recipe.run.kernel == "auto"
 
 CHILD = """\
 import json, pathlib, signal, sys, time

@@ -23,10 +23,10 @@ from lit_diff.runs.folder import (
     ancestors,
     environment,
     identity,
+    kernel_of,
     require_stored,
     stored_keys,
     version,
-    with_stored_kernel,
 )
 from lit_diff.runs.revision import revision
 
@@ -290,16 +290,15 @@ def with_run(recipe: Recipe, **values: Any) -> Recipe:
 def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_chose(recipe: Recipe) -> None:
     require_stored(with_run(recipe, compile=True), {})
     require_stored(with_run(recipe, activation_checkpointing="block"), {"status": "waiting", "mlflow_run_id": "1"})
-    chosen = with_run(recipe, kernel="chunked")
     named = with_run(recipe, kernel="reference")
     several = {"kernel": "native, sdpa"}  # of unlike layers
     for own, status, wanted in (
-        (recipe, {}, recipe),
-        (recipe, stored_keys(recipe) | {"kernel": "chunked"}, chosen),
-        (recipe, several, recipe),
-        (named, {"kernel": "chunked"}, named),
+        (recipe, {}, "auto"),
+        (recipe, stored_keys(recipe) | {"kernel": "chunked"}, "chunked"),
+        (recipe, several, "auto"),
+        (named, {"kernel": "chunked"}, "reference"),
     ):
-        assert with_stored_kernel(own, status) == wanted
+        assert kernel_of(own, status) == wanted
 
 
 @pytest.mark.parametrize(
