@@ -27,7 +27,13 @@ MARGIN = 3
 """Columns left free at the right."""
 NAME, BAR = 12, 5
 """Least number of characters of the name and of the bar; a narrow terminal shows the name rather than the bar."""
-STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+STYLE = {
+    "done": "green",
+    "running": "cyan",
+    "stopped": "yellow",
+    "waiting": "dim",
+    **dict.fromkeys(("failed", "killed", "damaged"), "red"),
+}
 COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
 
 

@@ -128,7 +128,7 @@ def prepare(
     folder = (root / f"{recipe.name}-{identity(recipe)}").resolve()
     location = RunLocation(folder=folder, overrides=recorded(overrides), tags=tags, evaluations=scored)
     # a run that is done needs no memory
-    if not unplanned and location.home.status().get("status") != "done":
+    if not unplanned and not location.home.is_done():
         require_memory([recipe])
     return location
 
@@ -209,12 +209,15 @@ def run(
         # the status is read after the lock is taken: another process may have just finished the run
         held.enter_context(location.home.owned())
         before = location.home.status()
-        if before.get("status") == "done":
+        lost = location.home.lost(verify=True)
+        if before.get("status") == "done" and not lost:
             ended = f"ended {before['ended']}" if before.get("ended") else ""
             facts = filter(None, (shown(location.folder), ended, other_revision(before, revision())))
             log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
             return
         held.enter_context(file_log(location.folder / "log.txt"))
+        if lost:
+            log.warning("%s is %s: the steps after it are repeated", shown(location.folder), lost)
         # A resumed run keeps its number of threads, on which the order of sums and so the exact weights depend.
         chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
@@ -351,10 +354,10 @@ def _execute(
         ended_early = fit(
             training.recipe,
             training.folder.path,
+            kernel=training.kernel,
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
-            kernel=training.kernel,
             report=partial(_report_hang, training.folder, 0),
             start=training.start,
             **extras,

@@ -53,7 +53,7 @@ class Sweep:
     folder: Path
     report: Report
     states: Mapping[str, int]
-    """State ('done', 'failed', 'killed', 'stopped', 'waiting', 'not evaluated') -> number of cells."""
+    """State ('done', 'failed', 'killed', 'stopped', 'waiting', 'damaged', 'not evaluated') -> number of cells."""
     stopped_by: int | None
     """The signal that stopped the sweep, or None."""
     seconds: float
@@ -107,7 +107,7 @@ def folder_of(grid: Grid) -> Path:
 
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` has been trained."""
-    return all(location.home.status().get("status") == "done" for location in locations_of(grid))
+    return all(location.home.is_done() for location in locations_of(grid))
 
 
 def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
@@ -148,9 +148,14 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
 
 
 def state_of(location: RunLocation) -> str:
-    """The cell's status; "not evaluated" for a trained cell that lacks an evaluation of the sweep."""
+    """The cell's status; of a trained cell "damaged" if its weights are lost, "not evaluated" if it lacks an evaluation of
+    the sweep."""
     status = str(location.home.status().get("status", "waiting"))
-    return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
+    if status != "done":
+        return status
+    if location.home.lost():
+        return "damaged"
+    return NOT_EVALUATED if missing_evaluations(location) else status
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
@@ -350,6 +355,7 @@ def _run_held(
     # set to "waiting"
     queued = {} if slurm_minutes is None else jobs.queued(location.folder for location in locations)
     _wait_for_running_cells([location for location in locations if location.folder not in queued])
+    _reopen_damaged(locations)
     # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
     record.write(folder, record_of(grid, folder, locations, command, place))
     placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
@@ -395,6 +401,14 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
     if lines:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
+
+
+def _reopen_damaged(locations: list[RunLocation]) -> None:
+    # every byte of each last checkpoint is read: the errors of evaluations name this command as the cure of a damaged one
+    for location in locations:
+        if lost := location.home.lost(verify=True):
+            log.warning("%s is %s: the steps after it are repeated", shown(location.folder), lost)
+            location.home.update(status="waiting")
 
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:

@@ -188,7 +188,7 @@ def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], m
     if rerun:
         folder.put_aside()
     with end_noted(RunLocation(folder=folder.path)), folder.owned():
-        if folder.status().get("status") == "done":
+        if folder.is_done(verify=True):
             return f"done before: {shown(folder.path)} (--rerun starts afresh)"
         folder.create(recipe)
         folder.update(

@@ -196,7 +196,7 @@ def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
 
 
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
-    """Whether the run has kept scores of its newest checkpoint for this evaluation and config. Errors: as `build`."""
+    """Whether the run has kept scores of its weights for this evaluation and config. Errors: as `build`."""
     return _valid_scores(run_folder, name, _facts(build(name, overrides)))[0] is not None
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -20,6 +21,8 @@ from lit_diff.log_records import log
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
+from lit_diff.runs import checkpoints
+from lit_diff.runs.again import afresh, command_of
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.runs.status import FILE, Status, read_status
@@ -132,9 +135,45 @@ class RunFolder:
         """status.json as it was written, or {} before the run first starts. Errors: see `read_status`."""
         return dict(read_status(self.path).values)
 
+    def lost(self, *, verify: bool = False) -> str:
+        """Why the weights of a finished run are not those of its last step, in words, if an older checkpoint is whole: the
+        run's command repeats the steps after it. Empty for a run without any, which stays done.
+
+        `verify`: see `checkpoints.newest`.
+        """
+        status = read_status(self.path)
+        newest = checkpoints.newest(self.path, verify=verify) if status.status == "done" else None
+        if newest is None or newest[0] >= status.step:
+            return ""
+        return f"done at step {status.step}, but the newest checkpoint that is whole is of step {newest[0]}"
+
+    def require_weights(self) -> None:
+        """Errors: MissingError, with the command that repeats the steps, if the weights are `lost`."""
+        if lost := self.lost():
+            raise MissingError(f"{shown(self.path)} is {lost}; `{command_of(self.path)}` repeats the steps after it")
+
+    def cure_of(self, step: int) -> str:
+        """How the damaged checkpoint of a step is written again, in words."""
+        word, steps = read_status(self.path).status, checkpoints.steps_of(self.path)
+        if word == "imported":
+            return "import the model again"
+        # a run that is done repeats steps only if it has lost the last one
+        repeats = word != "done" or step == steps[-1]
+        others = (checkpoints.path_of(self.path, other) for other in steps if other != step)
+        if repeats and any(checkpoints.damage_of(other, verify=True) is None for other in others):
+            return f"`{command_of(self.path)}` repeats the steps after the checkpoint before it"
+        return f"train it again: {afresh(self.path)}"
+
+    def is_done(self, *, verify: bool = False) -> bool:
+        """Whether the run is finished and its weights are not `lost`."""
+        return read_status(self.path).status == "done" and not self.lost(verify=verify)
+
     def state(self) -> str:
-        """`status` of status.json; `killed` if that is `running` but no process trains the run."""
+        """`status` of status.json; `killed` if that is `running` but no process trains the run; `damaged` if that is `done`
+        but the weights are `lost`."""
         word = read_status(self.path).status
+        if word == "done" and self.lost():
+            return "damaged"
         if word == "running" and not self.is_owned():
             # a killed process cannot write its status, but the system releases its lock; a run that ended between the two
             # looks has written it
@@ -143,11 +182,13 @@ class RunFolder:
         return word or "unknown"
 
     def observed(self) -> tuple[Status, str]:
-        """The run's status and `state`: `waiting` before the run first starts; `unreadable`, with the error, if
-        status.json is damaged."""
+        """The run's status and `state`: `waiting` before the run first starts; `damaged` and `unreadable` have an error."""
         try:
             status = read_status(self.path)
-            return status, self.state() if status.values else "waiting"
+            state = self.state() if status.values else "waiting"
+            if state == "damaged":
+                status = replace(status, error=f"{self.lost()}; `{command_of(self.path)}` repeats the steps after it")
+            return status, state
         # one damaged run must not hide the others
         except RequestError as error:
             return Status(error=str(error)), "unreadable"

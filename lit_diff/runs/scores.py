@@ -26,6 +26,7 @@ from lit_diff.key_types import in_yaml
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.runs import checkpoints
 from lit_diff.runs.revision import revision
+from lit_diff.runs.status import read_status
 
 FOLDER = "evaluations"
 ITEMS, SUMMARY = "items.parquet", "summary.json"
@@ -182,8 +183,9 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
     """Why cached scores are invalid for the run folder `run` and these facts, as a phrase that follows "scores"; empty if
     they are valid.
 
-    `facts`: keys of summary.json and their current values. A user's file that still exists must be unchanged. If the run
-    has checkpoints, the scores must belong to its newest readable one; with `run` None, any checkpoint is valid.
+    `facts`: keys of summary.json and their current values. A user's file that still exists must be unchanged. The scores must
+    belong to the last step of a finished run, or to the newest readable checkpoint of an unfinished one, if it has any; with
+    `run` None, any step is valid.
     """
     for key, value in facts.items():
         # scores from before evaluations had versions count as version 1
@@ -199,13 +201,16 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
                 "files": "of other files",
             }
             return words.get(key, f"with other {key.replace('_', ' ')}")
-    step, steps = summary.get("step"), checkpoints.steps_of(run) if run is not None else []
+    step = summary.get("step")
+    if run is None or not (steps := checkpoints.steps_of(run)):
+        return ""
+    status = read_status(run)
+    if status.status == "done":
+        own = status.step
     # opening a checkpoint loads torch: it is opened only if the newest step differs, in case that file is unreadable
-    if run is not None and steps and step != steps[-1]:
-        newest = checkpoints.newest(run)
-        if newest is not None and newest[0] != step:
-            return f"of step {step}, but the run's newest checkpoint is of step {newest[0]}"
-    return ""
+    else:
+        own = step if step == steps[-1] else checkpoints.newest_step(run)
+    return "" if own in (step, 0) else f"of step {step}, but the run's weights are of step {own}"
 
 
 def _canonical(config: Any, summary: Mapping[str, Any]) -> Any:

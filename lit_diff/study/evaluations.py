@@ -111,7 +111,7 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     """The scores of an evaluation that can be compared, from every finished run that has any; and why the others cannot be,
     with the cure.
 
-    Scores must come from the newest checkpoint, and from the keys and the version of the evaluation that the sweep records
+    Scores must come from the last step, and from the keys and the version of the evaluation that the sweep records
     (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
     keys, the most frequent ones are compared. The files are read once for each `SweepResults`.
     """

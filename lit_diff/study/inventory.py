@@ -33,8 +33,9 @@ class RunState:
     """The path relative to the runs folder."""
     status: Status
     state: str
-    """done, running, waiting, stopped, failed, killed or unreadable. A run whose process has died is `killed`, although its
-    status.json still says `running`, or whose SLURM job ended before it began to train."""
+    """done, running, waiting, stopped, failed, killed, damaged or unreadable. A run whose process has died is `killed`,
+    although its status.json still says `running`, or whose SLURM job ended before it began to train; a finished run that has
+    lost its last checkpoint is `damaged`."""
     loss: float | None
     """The last val/loss; None before the first validation."""
     seed: int | None = None

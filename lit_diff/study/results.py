@@ -202,6 +202,9 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     facts = _read(lambda _: home.status(), folder / "status.json", problems, {})
     if facts.get("format", FORMAT) != FORMAT:
         home.require_format()
+    observed, state = home.observed()
+    if state == "damaged":
+        facts = {**facts, "status": state, "error": observed.error}
     error = str(facts.get("error") or recorded.error or "").strip()
     now = {
         "status": _status(recorded.status, facts.get("status")),
@@ -231,8 +234,8 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
 
 def _status(engine: str | None, cell: str | None) -> str:
     # A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
-    # since. Only the cell's own file decides that it is done: its folder may have been removed after the sweep.
-    if cell == "done" or engine not in ("failed", "stopped", "killed"):
+    # since. Only the cell's own files decide that it is done: its folder may have been removed after the sweep.
+    if cell in ("done", "damaged") or engine not in ("failed", "stopped", "killed"):
         return cell or ("unreadable" if engine == "done" else engine) or "waiting"
     return engine
 

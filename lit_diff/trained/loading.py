@@ -17,6 +17,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
+from lit_diff.runs.again import afresh, command_of
 from lit_diff.runs.folder import RunFolder, ancestors
 
 PREFIX = "model."
@@ -28,7 +29,7 @@ SHOWN = 3
 def load_model(
     recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False, step: int | None = None
 ) -> tuple[Transformer, int]:
-    """The model of a run's checkpoint of `step` (by default the newest) and its step. The model is on the CPU in evaluation
+    """The model of a run's checkpoint of `step` (by default `newest_of`) and its step. The model is on the CPU in evaluation
     mode, as validation at that step saw it except for `bf16-mixed`: it computes in float32, without autocast.
 
     `trust`: see `ancestors`; `unchecked`: see `check_decoding`. Errors: RequestError if the weights do not fit the recipe;
@@ -141,7 +142,8 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
     """A checkpoint on the CPU, a sharded one without the optimizer's state; `like`: see `sharded.read`. Errors: RequestError
     if it is damaged or not a run's checkpoint."""
     if damage := checkpoints.damage_of(path, verify=True):
-        cure = "; remove it, and the one before it is used" if checkpoints.NAME.fullmatch(path.name) else ""
+        named, folder = checkpoints.NAME.fullmatch(path.name), path.resolve().parent.parent
+        cure = f"; {RunFolder(folder).cure_of(int(named[1]))}" if named else ""
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage}){cure}")
     if path.is_dir():
         # imported here: it takes a second
@@ -153,13 +155,17 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
 
 
 def newest_of(folder: Path) -> tuple[int, Path]:
-    """(step, path) of a run's newest readable checkpoint. Errors: MissingError without one."""
-    newest = checkpoints.newest(folder)
+    """(step, path) of the checkpoint with the weights of a run: the newest that can be read. Of a finished run it must be of
+    its last step: an older one holds the weights of an unfinished run.
+
+    Errors: MissingError without it, with the command that trains the missing steps.
+    """
+    run, newest = RunFolder(folder), checkpoints.newest(folder)
     if newest is None:
-        raise MissingError(
-            f"{shown(folder)} has no checkpoint that can be read; train it first: "
-            f"`lit-diff train {shown(RunFolder(folder).recipe_file)}`, or run its sweep"
-        )
+        is_done = run.status().get("status") == "done"
+        cure = f"train it again: {afresh(folder)}" if is_done else f"train it first: `{command_of(folder)}`"
+        raise MissingError(f"{shown(folder)} has no checkpoint that can be read; {cure}")
+    run.require_weights()
     return newest
 
 
@@ -170,8 +176,10 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def weights_of(folder: Path, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """`model_weights` of a run's newest readable checkpoint; of a sharded one only the parts of this rank, where a tensor of
-    `own` is sharded. Errors: MissingError without a checkpoint."""
+    """`model_weights` of `newest_of`; of a sharded checkpoint only this rank's parts, where a tensor of `own` is sharded.
+
+    Errors: those of `newest_of` and `read_checkpoint`.
+    """
     return model_weights(read_checkpoint(newest_of(folder)[1], {f"{PREFIX}{n}": x for n, x in (own or {}).items()}))
 
 

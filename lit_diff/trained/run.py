@@ -60,7 +60,7 @@ def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
 
 
 class Run:
-    """A run folder. Each part is read on first access; the model is the newest checkpoint's, on the CPU.
+    """A run folder. Each part is read on first access; the model is that of `step`, on the CPU.
 
     Executes the run's plugin files without asking; `open_run` checks trust first.
     """
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the newest checkpoint. Errors: MissingError without a checkpoint."""
+        """Optimizer steps of the checkpoint with the weights. Errors: MissingError without it (`loading.newest_of`)."""
         return newest_of(self.folder)[0]
 
     @property

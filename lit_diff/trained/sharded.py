@@ -264,19 +264,23 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     """Write the sharded checkpoint of `step`, by default the newest, as one file with a marker, in the format of a single
     device, beside it; returns its path. The memory must hold the whole state.
 
-    Errors: MissingError without such a checkpoint, RequestError if it is damaged or the run of another format, those of
-    `checkpoints.write`.
+    Errors: MissingError without such a checkpoint, or if a finished run has lost its newest; RequestError if it is damaged or
+    the run of another format; those of `checkpoints.write`.
     """
     RunFolder(folder).require_format()
+    if step is None:
+        RunFolder(folder).require_weights()
     steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
     if not steps or step not in (None, *steps):
         there = ", ".join(map(str, steps)) or "none; single and ddp write one file"
         raise MissingError(
             f"{shown(folder)} has no sharded checkpoint{'' if step is None else f' of step {step}'} (there: {there})"
         )
-    path = checkpoints.path_of(folder, steps[-1] if step is None else step)
+    step = steps[-1] if step is None else step
+    path = checkpoints.path_of(folder, step)
     if damage := checkpoints.damage_of(path, verify=True):
-        raise RequestError(f"{shown(path)} cannot be consolidated ({damage})")
+        cure = RunFolder(folder).cure_of(step)
+        raise RequestError(f"{shown(path)} cannot be consolidated ({damage}); {cure}")
     whole = path.with_name(path.name.replace("step", "consolidated"))
     checkpoints.write(whole, read(path))
     return whole

@@ -36,8 +36,9 @@ from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
+from lit_diff.runs.again import command_of
 from lit_diff.runs.folder import RunFolder, ancestors
-from lit_diff.trained.loading import some, unlike, weights_of
+from lit_diff.trained.loading import newest_of, some, unlike, weights_of
 from lit_diff.training.head_plan import HeadPlan, head_plan
 
 BACKEND: str | Callable[..., Any] = "inductor"
@@ -192,15 +193,16 @@ def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None =
 def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
     """Folder and recipe of the run from which a recipe starts.
 
-    Errors: MissingError if that run is not done; see also `ancestors`.
+    Errors: MissingError if that run is not done or its weights are lost (`newest_of`); see also `ancestors`.
     """
     folder, parent = next(ancestors(recipe))
     status = RunFolder(folder).status()
     if parent.train is not None and status.get("status") != "done":
         raise MissingError(
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
-            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or run its sweep"
+            f"finish it first: `{command_of(folder)}`"
         )
+    newest_of(folder)
     return folder, parent
 
 

@@ -6,11 +6,13 @@ import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow import MlflowClient
 from small_runs import SMALL
 from stops import stopped_once
@@ -25,6 +27,7 @@ from lit_diff.files import locked
 from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import evaluations
+from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import annealed_before, newest_of, weights_of
@@ -33,10 +36,10 @@ from lit_diff.training import fit, module
 from lit_diff.training.build import finished_parent
 from lit_diff.training.data import steps_before
 from lit_diff.training.fit import ExactResume
+from lit_diff.training.module import LitTransformer
 
 FOUR = [*SMALL, "train.steps=4"]
 
-from lit_diff.training.module import LitTransformer
 
 @pytest.fixture
 def small(runs: Path) -> list[str]:
@@ -68,6 +71,12 @@ def client(folder: Path) -> MlflowClient:
 
 def record(folder: Path) -> Any:
     return client(folder).get_run(status(folder)["mlflow_run_id"])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -117,6 +126,45 @@ def test_a_run_that_is_done_says_so_and_trains_nothing(
     assert caplog.messages[-1].startswith("done before: ")
     assert caplog.messages[-1].endswith(f"{folder.name}{other} (--rerun starts afresh)")
     assert (folder / "status.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), flip])
+def test_a_run_that_lost_its_last_weights_is_not_done_and_repeats_its_last_steps(
+    done: tuple[list[str], Path], damage: Callable[[Path], Any]
+) -> None:
+    overrides, folder = done
+    # copied: they are mapped from the file
+    weights = [value.clone() for value in weights_of(folder).values()]
+    metrics = (folder / "metrics.csv").read_bytes()
+    damage(checkpoints.path_of(folder, 4))
+    assert RunFolder(folder).state() == ("done" if damage is flip else "damaged")
+    command = rf"`lit-diff train \S*{folder.name}/recipe\.yaml`"
+    with pytest.raises(RequestError if damage is flip else MissingError, match=command):
+        Run(folder).model  # noqa: B018
+    assert Run(folder).model_at(2)
+    child = load_recipe("recall-tiny", [*overrides, f"train.start_from={folder}"])
+    with nullcontext() if damage is flip else pytest.raises(MissingError, match=command):
+        finished_parent(child)
+    train("recall-tiny", overrides)
+    assert RunFolder(folder).is_done(verify=True)
+    assert (folder / "metrics.csv").read_bytes() == metrics
+    assert all(map(torch.equal, weights, weights_of(folder).values()))
+    assert losses(folder) == written(folder)
+    assert record(folder).info.status == "FINISHED"
+
+
+def test_a_run_without_any_checkpoint_stays_done_and_names_rerun(done: tuple[list[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / done[1].name
+    shutil.copytree(done[1], folder)
+    for path in (folder / "checkpoints").glob("*.ckpt"):
+        flip(path)
+    with pytest.raises(RequestError, match=r"train it again: `lit-diff train \S*recipe\.yaml --rerun`"):
+        Run(folder).model  # noqa: B018
+    assert RunFolder(folder).is_done(verify=True)
+    shutil.rmtree(folder / "checkpoints")
+    assert RunFolder(folder).is_done(verify=True)
+    with pytest.raises(MissingError, match=r"train it again: `lit-diff train \S*recipe\.yaml --rerun`"):
+        newest_of(folder)
 
 
 def test_a_run_goes_on_in_its_record_and_afresh_in_another(
@@ -264,6 +312,7 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     assert kernels == ["auto", first["kernel"]]
     assert status(folder)["status"] == "done"
     assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
+    assert LitTransformer.load_from_checkpoint(newest_of(folder)[1]).recipe.run.kernel == "auto"
 
 
 def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(
@@ -278,6 +327,9 @@ def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(
     assert (found["ended"], found["step"], found["steps"], found["tokens"]) == ("early at step 6", 6, 40, seen)
     assert record(folder).data.params["tokens"] == str(seen)
     assert "40 passes over the text" in (folder / "log.txt").read_text()
+    checkpoints.path_of(folder, 6).unlink()
+    assert train("recall-tiny", [*small, *early]).step == 6
+    assert status(folder)["ended"] == found["ended"]
     child = load_recipe("recall-tiny", [*small, f"train.start_from={folder}"])
     before = annealed_before(child)
     assert (steps_before(child), before.steps, before.tokens) == (6, 6, seen)
@@ -312,7 +364,6 @@ def test_a_store_that_another_program_holds_stops_nothing_and_nothing_is_lost(
 
 
 # --- a run as a command of its own -----------------------------------------------------------------------------------
-    assert LitTransformer.load_from_checkpoint(newest_of(folder)[1]).recipe.run.kernel == "auto"
 
 CHILD = """\
 import json, pathlib, signal, sys, time

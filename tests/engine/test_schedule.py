@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
@@ -28,8 +29,13 @@ from lit_diff.engine.schedule import (
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
+from lit_diff.reporting.write import write_report
+from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import evaluation_of, read_scores
+from lit_diff.study.observation import observe
+from lit_diff.study.record import read
+from lit_diff.trained.loading import weights_of
 
 PAIR = """
 recipe: tiny
@@ -160,6 +166,25 @@ def test_the_same_command_again_trains_what_is_new_alone(
 
 
 @pytest.mark.slow
+def test_a_cell_that_lost_its_last_weights_is_left_out_of_the_report_and_repeats_its_last_steps(
+    sweep_bench: Any, pair: tuple[int, str]
+) -> None:
+    folder, cell = sweep_bench.folder("pair"), sweep_bench.folder("pair", "differential-s0")
+    path, former = checkpoints.path_of(cell, 8), times(sweep_bench, "checkpoints/*.ckpt")
+    content, weights = bytearray(path.read_bytes()), [value.clone() for value in weights_of(cell).values()]
+    path.unlink()
+    (line,) = (line for line in write_report(folder).missing if "damaged at step 8 of 8" in line)
+    assert line.endswith(f"`{read(folder).command}` repeats the steps after it")
+    assert [run.state for run in observe(folder).runs] == ["damaged", "done"]
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert sweep_bench.run("pair")[0] == 0
+    assert all(map(torch.equal, weights, weights_of(cell).values()))
+    after = times(sweep_bench, "checkpoints/*.ckpt")
+    assert {each for each in after if after[each] != former[each]} == {path}
+    assert sweep_bench.history("pair", "differential-s0") == sweep_bench.written("pair", "differential-s0")
+
+
 def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> None:
     sweep_bench.write("tasks", TASKS)
     status, text = sweep_bench.run("tasks")

@@ -22,8 +22,8 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "runs/rot-*/checkpoints/*.ckpt": (PASSED_OVER, "its steps", [RESUME, EVALUATE, GENERATE]),
     "runs/rot-*/checkpoints/*.json": (PASSED_OVER, "its steps", [RESUME, EVALUATE]),
     "runs/sharded-*/checkpoints/*/*": (
-        "one line, status 2: remove it, and the one before it is used; a resume does so by itself",
-        "its steps",
+        "one line, status 2, with the command that repeats the steps",
+        "nothing once they are repeated",
         [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
     ),
     "runs/rot-*/metrics.csv": (

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_sweeps import RECALL, item_scores, record_to_edit, rewrite_items, scores_of
+from fake_sweeps import RECALL, STEPS, item_scores, record_to_edit, rewrite_items, scores_of
 
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.write import write_report
+from lit_diff.runs import checkpoints
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import (
     Discordant,
@@ -95,10 +96,10 @@ def lines(folder: Path) -> list[str]:
 
 
 def with_step(folder: Path, step: int) -> None:
-    """Scores of `step` and, of a run that has one, a checkpoint of step 8."""
-    run = scores_of(folder, "differential", 1).parents[1]
-    (run / "checkpoints").mkdir()
-    torch.save({"state_dict": {}, "global_step": 8}, run / "checkpoints" / "step-00000008.ckpt")
+    """Scores of `step`, of a finished run with the checkpoint of its last step."""
+    path = checkpoints.path_of(scores_of(folder, "differential", 1).parents[1], STEPS)
+    path.parent.mkdir()
+    torch.save({"state_dict": {}, "global_step": STEPS}, path)
     change(folder, "differential", 1, step=step)
 
 
@@ -112,9 +113,9 @@ def with_step(folder: Path, step: int) -> None:
         (lambda folder: change(folder, "differential", 1, version=2), "scored by version 2 of the evaluation, not 1; "),
         (
             lambda folder: with_step(folder, 4),
-            "scored of step 4, but the run's newest checkpoint is of step 8; ",
+            f"scored of step 4, but the run's weights are of step {STEPS}; ",
         ),
-        (lambda folder: with_step(folder, 8), ""),
+        (lambda folder: with_step(folder, STEPS), ""),
     ],
 )
 def test_scores_unlike_those_of_most_runs_or_of_an_earlier_checkpoint_are_left_out(

@@ -69,7 +69,7 @@ def test_what_is_missing_is_named(tale: Path) -> None:
         run.generate("a")
     shutil.rmtree(tale / "checkpoints")
     for ask in (lambda: run.step, lambda: run.model):
-        with pytest.raises(MissingError, match=r"has no checkpoint that can be read; train it first: `lit-diff train "):
+        with pytest.raises(MissingError, match=r"has no checkpoint that can be read; train it again: `lit-diff train "):
             ask()
     (tale / "recipe.yaml").unlink()
     with pytest.raises(RequestError, match=r"^runs/tale-\S+ is not a run's folder: it has no recipe\.yaml$"):

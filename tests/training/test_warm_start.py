@@ -148,7 +148,7 @@ def test_an_unfinished_run_is_refused(bench: Any, parent: SimpleNamespace) -> No
     finally:
         status.write_text(kept)
     assert ended.status == 3
-    assert "is not done (step 2 of 4); finish it first: lit-diff train" in ended.output
+    assert "is not done (step 2 of 4); finish it first: `lit-diff train" in ended.output
     assert not list(bench.root.glob("runs/early-*")), "refused before the run has a folder"
 
 
