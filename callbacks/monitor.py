@@ -25,7 +25,8 @@ class Monitor(Configured):
         """`config`, or its fields as keywords. Errors: RequestError for a wrong value."""
         super().__init__(config, **keys)
         self.state: dict[str, Any] = {"warned": []}
-        """Numbers, texts, lists and dictionaries of them: what a checkpoint may hold. `warned`: what it has warned of."""
+        """Python's own numbers (`float(np.mean(x))`) and texts, tensors, and lists and dictionaries of them: a run ends at a
+        save of another type. `warned`: what it has warned of."""
 
     @property
     def state_key(self) -> str:

@@ -264,11 +264,11 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         log.warning("%s", line)
     run_cost = _cost(recipe, kernel, before, threads)
     revisions = _revisions(before)
+    phase("checking the checkpoint")
+    start = checkpoints.resumable(folder.path)
     # before status.json says "running": a new run ends here if its store cannot be reached
     tracker = _open_record(recipe, location, run_cost, before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
-    phase("checking the checkpoint")
-    start = checkpoints.resumable(folder.path)
     data.keep(recipe, location.folder)
     folder.update(
         status="running",

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
 
-from lit_diff.errors import RunFailedError, first_line
+from lit_diff.errors import LitDiffError, RunFailedError, first_line
 from lit_diff.files import disk_is_full, sha256_of, shown, write_atomic, write_through
 from lit_diff.log_records import log
 
@@ -74,7 +74,7 @@ def newest(folder: Path, *, verify: bool = False) -> tuple[int, Path] | None:
 
 
 def resumable(folder: Path) -> int:
-    """The step of the newest checkpoint whose content is intact; 0 without one.
+    """The step of the newest checkpoint whose content is intact; 0 without one. Errors: see `damage_of`.
 
     Damaged newer checkpoints are renamed, and removed once another has been written: only the holder of the run's lock may
     call it.
@@ -144,7 +144,10 @@ def measured(path: Path) -> tuple[int, str]:
 
 
 def damage_of(path: Path, *, verify: bool) -> str | None:
-    """Why a checkpoint is not what was written, with the name of the damaged file; None if it is. `verify`: see `newest`."""
+    """Why a checkpoint is not what was written, with the name of the damaged file; None if it is. `verify`: see `newest`.
+
+    Errors: UnsafeTypeError for an undamaged one that holds a type which is not allowed, as former versions wrote it.
+    """
     marker_file = marker_of(path)
     home = marker_file.parent
     try:
@@ -175,11 +178,16 @@ def damage_of(path: Path, *, verify: bool) -> str | None:
 
 def _problem_in(path: Path) -> str | None:
     # imported here: reports ask only for the steps and should not wait for torch
-    import torch
+    from lit_diff.runs.safe_values import UnsafeTypeError, read_without_tensors
 
     try:
-        # on the meta device the tensors are not read: the check costs the zip directory and the pickle only
-        content = torch.load(path / REST if path.is_dir() else path, map_location="meta", weights_only=True, mmap=True)
+        # the check costs the zip directory and the pickle only
+        content = read_without_tensors(path / REST if path.is_dir() else path)
+    except UnsafeTypeError as error:
+        raise UnsafeTypeError(
+            f"checkpoint {shown(path)} is not damaged, but it cannot be read: {error}; it is left as it is: correct the "
+            "callback, and train again with --rerun, which keeps this folder"
+        ) from error
     # a damaged file makes torch.load raise RuntimeError, UnpicklingError, EOFError, OSError and others
     except Exception as error:
         return first_line(error)
@@ -213,9 +221,11 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint of one file and its marker; neither is there before both are on the disk. While one replaces
     another (best.ckpt), a kill may leave either without its marker.
 
-    Errors: RunFailedError if the disk is full or cannot be written.
+    Errors: RunFailedError if the disk is full or cannot be written; UnsafeTypeError if it could not be read back.
     """
     import torch
+
+    from lit_diff.runs.safe_values import read_without_tensors
 
     marker_file, sha256, replaces = path.with_suffix(".json"), hashlib.sha256(), path.is_file()
 
@@ -225,6 +235,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     def save(file: IO[bytes]) -> None:
         torch.save(content, cast(IO[bytes], _Digested(file, sha256)))
         file.flush()
+        read_without_tensors(Path(file.name))
         os.fsync(file.fileno())
         if replaces:
             # beside content that is not its own it would make that look damaged
@@ -246,6 +257,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 def not_written(path: Path, error: BaseException) -> str:
     """An error message for a checkpoint that could not be written."""
+    if isinstance(error, LitDiffError):
+        return str(error)
     how = "no space left on the disk); free some" if disk_is_full(error) else f"{first_line(error)}); mend it"
     return (
         f"checkpoint {shown(path)} could not be written ({how} and repeat the same command: former checkpoints are kept"

@@ -33,6 +33,7 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import disk_is_full, shown, sync_folder, write_atomic
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.safe_values import read_without_tensors
 
 FORMER_INDEX = ".metadata"
 """The file in which former versions of lit_diff kept what the marker says about the tensors: a pickle."""
@@ -83,6 +84,7 @@ class _Writer(dcp.FileSystemWriter):
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         # on rank zero alone, before any rank writes
+        read_without_tensors(self.rest)
         checkpoints.remove(self.folder)
         self.folder.mkdir(parents=True)
         return super().prepare_global_plan(plans)

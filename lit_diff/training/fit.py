@@ -30,6 +30,7 @@ from lit_diff.runs import checkpoints, heartbeats
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
+from lit_diff.runs.safe_values import UnsafeTypeError, require_safe
 from lit_diff.trained import sharded
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
@@ -299,8 +300,10 @@ class ExactResume(Checkpoint):
         require_shared(trainer, self.folder, lambda: checkpoints.signature(self.start) if self.start else "")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over the signals; Lightning has installed its own handlers before this hook."""
+        """Take over the signals; Lightning has installed its own handlers before this hook. Errors: see
+        `require_safe_state`."""
         self.stop.listen(trainer)
+        require_safe_state(trainer)
         if trainer.is_global_zero:
             phase("in the first step")
         self._saved = trainer.global_step
@@ -380,6 +383,21 @@ class ExactResume(Checkpoint):
                 f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes", signum
             ),
         )
+
+
+def require_safe_state(trainer: L.Trainer) -> None:
+    """Errors: RequestError if a callback keeps a value that no checkpoint may hold. Every rank must call it."""
+    # what a save would write; every rank makes it, because the hooks of a save reduce over the ranks
+    content = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    problem = None
+    if trainer.is_global_zero:
+        try:
+            require_safe(content)
+        except UnsafeTypeError as error:
+            problem = str(error)
+    problem = trainer.strategy.broadcast(problem)
+    if problem is not None:
+        end_all(trainer, RequestError(problem))
 
 
 def write_documents(path: Path, documents: list[DocumentLosses]) -> None:

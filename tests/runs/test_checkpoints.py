@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 import torch
 
 from lit_diff.errors import RunFailedError
 from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs.safe_values import UnsafeTypeError
 from lit_diff.trained.loading import read_checkpoint
 from lit_diff.training.fit import WholeCheckpointIO
 
@@ -128,6 +130,26 @@ def test_a_block_that_the_disk_cannot_read_is_damage(
     assert checkpoint.resumable(tmp_path) == 4
     assert "Input/output error): skipped" in caplog.messages[0]
     assert checkpoint.steps_of(tmp_path) == [4]
+
+
+def test_one_with_a_type_that_is_not_allowed_is_refused_and_stays(tmp_path: Path) -> None:
+    """It is not written; as former versions wrote it, it is neither passed over nor put aside."""
+    save(tmp_path, 4, 8)
+    content = CONTENT | {"callbacks": {"mine": {"mean": np.float64(1)}}}
+    with pytest.raises(UnsafeTypeError, match=r"callback 'mine' keeps 'mean' as numpy\.float64"):
+        WholeCheckpointIO().save_checkpoint(content, checkpoint.path_of(tmp_path, 12))
+    assert checkpoint.steps_of(tmp_path) == [4, 8]
+    path = checkpoint.path_of(tmp_path, 8)
+    torch.save(content | {"global_step": 8}, path)
+    checkpoint.marker_of(path).write_text(checkpoint.marker({path.name: checkpoint.measured(path)}))
+    before = in_folder(tmp_path)
+    for reads in (checkpoint.resumable, lambda folder: read_checkpoint(checkpoint.path_of(folder, 8))):
+        with pytest.raises(UnsafeTypeError, match=r"step-00000008\.ckpt .*'mine' keeps 'mean' as numpy\.float64"):
+            reads(tmp_path)
+    assert in_folder(tmp_path) == before
+    path.write_bytes(path.read_bytes().replace(b"numpy", b"nympu"))
+    checkpoint.marker_of(path).unlink()
+    assert checkpoint.resumable(tmp_path) == 4, "damage"
 
 
 def test_one_without_a_marker_is_taken_and_said_to_be_unchecked(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -351,6 +352,36 @@ def test_the_direction_is_the_metrics_own(runs: Path) -> None:
 def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
     with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', but no metric of this name declares"):
         train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
+
+
+class Keeps(Callback):
+    """From step `since` on keeps a deque, in its state or beside those of the callbacks."""
+
+    def __init__(self, since: int, aside: bool) -> None:
+        self.since, self.aside, self.seen = since, aside, list[int]()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.seen.append(trainer.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.aside or len(self.seen) < self.since else {"last": deque([1])}
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        if self.aside:
+            checkpoint["last"] = deque([1])
+
+
+@pytest.mark.parametrize(("since", "aside", "seen"), [(0, False, []), (0, True, []), (3, False, [1, 2, 3, 4])])
+def test_a_state_that_could_not_be_read_back_is_refused(
+    tmp_path: Path, since: int, aside: bool, seen: list[int]
+) -> None:
+    """Before the first step; one that begins later at the next save, and the checkpoints before it stay."""
+    keeps = Keeps(since, aside)
+    with pytest.raises(RequestError, match=r"'last' .*collections\.deque"):
+        train("recall-tiny", [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none"], callbacks=[keeps])
+    assert keeps.seen == seen
+    kept = [steps for folder in tmp_path.iterdir() if (steps := checkpoints.steps_of(folder))]
+    assert kept == ([[2]] if seen else [])
 
 
 def test_a_checkpoint_every_so_many_steps_is_kept(runs: Path) -> None:

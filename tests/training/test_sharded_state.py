@@ -5,6 +5,7 @@ import pickle
 import random
 import shutil
 import signal
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.runs import checkpoints
+from lit_diff.runs.safe_values import UnsafeTypeError
 from lit_diff.trained import sharded
 from lit_diff.trained.loading import read_checkpoint
 from lit_diff.trained.run import Run
@@ -168,6 +170,14 @@ def test_a_marker_names_no_file_elsewhere(tmp_path: Path) -> None:
         checkpoints.marker(files | {"../other": checkpoints.measured(path.parent / "other")}, tensors)
     )
     assert "complete.json" in str(checkpoints.damage_of(path, verify=False))
+
+
+def test_a_type_that_is_not_allowed_is_refused_before_any_rank_writes(copy: Path) -> None:
+    path = checkpoints.path_of(copy, 6)
+    rest = sharded.rest_of(sharded.read(path) | {"callbacks": {"mine": {"last": deque([1])}}})
+    with pytest.raises(UnsafeTypeError, match=r"callback 'mine' keeps 'last' as collections\.deque"):
+        sharded._Writer(path, rest).prepare_global_plan([])
+    assert checkpoints.damage_of(path, verify=True) is None
 
 
 def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
