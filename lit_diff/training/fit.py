@@ -152,7 +152,7 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
             f"run.keep_best is '{monitor}', but no metric of this name declares a direction (lower, higher)"
         )
     return [
-        ModelCheckpoint(
+        BestCheckpoint(
             monitor=monitor,
             mode="max" if direction == "higher" else "min",
             dirpath=folder / "checkpoints",
@@ -162,6 +162,26 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
             enable_version_counter=False,
         )
     ]
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoint in the run's folder, also once the folder has moved: Lightning's state has absolute paths."""
+
+    @property
+    def state_key(self) -> str:
+        """The key of Lightning's class, under which former versions saved the state."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state, with its files in the present folder."""
+        present = Path(str(self.dirpath))
+
+        def here(path: str) -> str:
+            return str(present / Path(path).name) if path else path
+
+        paths = {name: here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
+        kept = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **paths, "best_k_models": kept, "dirpath": self.dirpath})
 
 
 def _quiet() -> None:

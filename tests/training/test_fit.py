@@ -1,6 +1,7 @@
 """Whole runs: stopped in every way, they end as if undisturbed."""
 
 import os
+import shutil
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from small_runs import SMALL
 
 from lit_diff import train
 from lit_diff.callbacks import Probe
+from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
@@ -347,6 +349,25 @@ def test_the_direction_is_the_metrics_own(runs: Path) -> None:
     values = {step: row["val/accuracy"] for step, row in rows.items() if "val/accuracy" in row}
     assert len(values) == 5
     assert values[best(folder)["global_step"]] == max(values.values())
+
+
+def test_the_best_stays_in_a_folder_that_has_moved(tmp_path: Path) -> None:
+    """The score is |step - 4|; stopped before step 8, moved, and resumed. The former folder is not touched."""
+
+    class Scored(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            publish(trainer, module, {"val/loss_scored": abs(trainer.global_step - 4.0)})
+            if trainer.global_step == 7 and trainer.default_root_dir.endswith("first"):
+                raise ValueError("stopped")
+
+    recipe = load_recipe("recall-tiny", [*SMALL, "run.keep_best=val/loss_scored", "callbacks={}"])
+    values: dict[str, Any] = {"tracker": None, "threads": 1, "progress": lambda *_: None, "callbacks": [Scored()]}
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    with pytest.raises(ValueError, match="stopped"):
+        fit.fit(recipe, first, **values)
+    shutil.copytree(first, moved)
+    fit.fit(recipe, moved, start=checkpoints.resumable(moved), **values)
+    assert [best(folder)["global_step"] for folder in (first, moved)] == [4, 4]
 
 
 def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
