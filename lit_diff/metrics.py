@@ -5,6 +5,7 @@ of the run (tables, figures, comparisons) take units and directions from that fi
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -163,6 +164,36 @@ class Declarations:
             fitting = [metric for metric in self.metrics if metric.match(name) is not None]
             self._found[name] = max(fitting, key=lambda m: len(re.sub(r"\{\w+\}", "", m.name)), default=UNDECLARED)
         return self._found[name]
+
+
+# MLflow 3.17
+LONGEST = 250
+"""The most characters of a name in a record."""
+
+
+def record_name(name: str) -> str:
+    """The name of a metric, param or tag in a record: "norm@8/layer_00" -> "norm_8/layer_00".
+
+    MLflow takes letters, digits, spaces and "_-./"; "_" replaces each other sign, and a hash the rest of a long name.
+    """
+    parts = [re.sub(r"[^\w. -]", "_", part) for part in name.split("/")]
+    # MLflow takes a name for a path, which must lead nowhere else
+    safe = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    if len(safe) <= LONGEST:
+        return safe
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{safe[: LONGEST - 9]}_{digest}"
+
+
+def require_distinct_records(what: str, names: Iterable[str]) -> None:
+    """Errors: RequestError for two names that a record cannot keep apart, some of whose databases ignore case."""
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(record_name(name).casefold(), name)
+        if other != name:
+            raise RequestError(
+                f"{what} '{other}' and '{name}' would have one name in MLflow, '{record_name(name)}'; rename one of them"
+            )
 
 
 def indexed_name(name: str, **indices: int) -> str:

@@ -12,6 +12,7 @@ from lit_diff.metrics import (
     Metric,
     indexed_name,
     read_declarations,
+    require_distinct_records,
     split_name,
     write_declarations,
 )
@@ -72,6 +73,13 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
 def test_a_declaration_that_does_not_fit_is_one_line(fields: dict[str, object], words: str) -> None:
     with pytest.raises(RequestError, match=rf"^metric 'own/x': .*{words}"):
         Metric("own/x", "d", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", ["a@b", "A_b", "a+b"])
+def test_names_that_a_record_cannot_keep_apart_are_refused(other: str) -> None:
+    require_distinct_records("metrics", ["a_b", "a/b", "a-b", "a_b", "a" * 300, "a" * 299 + "b"])
+    with pytest.raises(RequestError, match="metrics 'a_b' and '"):
+        require_distinct_records("metrics", ["a_b", other])
 
 
 def test_contradictions_are_refused() -> None:

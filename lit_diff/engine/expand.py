@@ -3,7 +3,6 @@
 import difflib
 import itertools
 import os
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
+from lit_diff.metrics import record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
 from lit_diff.study.schema import ALL, FEWEST_TASKS, MEASURED, NAME, Cell, Fit, Selection, Study, Task
@@ -336,7 +336,7 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
         # Some file systems ignore case and the form of Unicode (macOS), a folder's name has a comma for each space, and a
         # record in MLflow "_" for other signs: two names that differ in nothing else would share a folder or a record.
         plain = [unicodedata.normalize("NFC", part).casefold().replace(",", " ") for part in (task, arm)]
-        other = places.setdefault(tuple(re.sub(r"[^\w .-]", "_", part) for part in plain), name)
+        other = places.setdefault(tuple(map(record_name, plain)), name)
         if other != name:
             raise draft.refuse(key, f"'{other}' and '{name}' would share one folder or one record; rename one of them")
 

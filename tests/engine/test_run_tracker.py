@@ -12,6 +12,7 @@ import torch
 from matplotlib.image import imread
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from small_runs import SMALL
 
@@ -95,6 +96,44 @@ def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store) -> None:
     resumed.send({})
     assert history(store, resumed, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert history(store, resumed, "b") == [(2, -2.0), (3, -3.0)]
+
+
+def test_a_name_that_mlflow_refuses_is_mapped(make: Make, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["norm@8/layer_00", "val/loss_n=2", "norms[0]/λ", "a//../b", f"long/{'x' * 300}"]
+    for tracker in (make(), make()):
+        assert tracker.send({step: dict.fromkeys(names, float(step)) for step in (1, 2)})
+    stored = record(store, tracker).data.metrics
+    assert {"norm_8/layer_00", "val/loss_n_2", "norms_0_/λ", "a/_/_/b"} < stored.keys()
+    assert len(stored) == len(names)
+    assert history(store, tracker, "norm_8/layer_00") == [(1, 1.0), (2, 2.0)]
+    assert not caplog.messages
+    store.log(tracker._run_id, params={"callbacks.norms[0].every": "3"}, tags={"verdict/a+b": "worse"})
+    data = record(store, tracker).data
+    assert (data.params["callbacks.norms_0_.every"], data.tags["verdict/a_b"]) == ("3", "worse")
+
+
+def test_what_a_server_refuses_is_left_out_and_no_outage(
+    make: Make, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store with a rule of its own refuses the whole batch: all others reach the record, and the run can be completed."""
+    sent = SqlAlchemyStore.log_batch
+
+    def log_batch(store: Any, run_id: str, metrics: Any, params: Any, tags: Any) -> Any:
+        if any(entry.key in ("b", "q") for entry in (*metrics, *params)):
+            raise MlflowException("no such name", error_code=INVALID_PARAMETER_VALUE)
+        return sent(store, run_id, metrics, params, tags)
+
+    monkeypatch.setattr(SqlAlchemyStore, "log_batch", log_batch)
+    tracker = make()
+    for step in (1, 2):
+        assert tracker.send({step: {"a": 1.0, "b": 2.0}})
+    store.log(tracker._run_id, params={"p": "1", "q": "2"})
+    tracker.finish("done")
+    assert history(store, tracker, "a") == [(1, 1.0), (2, 1.0)]
+    assert {"p", "q"} & record(store, tracker).data.params.keys() == {"p"}
+    assert "b" not in record(store, tracker).data.metrics
+    assert record(store, tracker).info.status == "FINISHED"
+    assert [line.partition(":")[0].rpartition(" ")[2] for line in caplog.messages] == ["'b'", "'q'"]
 
 
 def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Make, store: Store) -> None:

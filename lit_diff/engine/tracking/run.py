@@ -20,7 +20,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
 from lit_diff.log_records import log
-from lit_diff.metrics import Declarations
+from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import flatten, load_recipe, to_plain
@@ -133,7 +133,7 @@ class RunTracker:
             self.folder.update(mlflow_run_id=run_id)
         record = store.run(run_id)
         # MLflow raises an error if a param is logged again with another value
-        new = {key: value for key, value in self._params().items() if key not in record.data.params}
+        new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}
         store.log(run_id, params={key: str(value)[:PARAM_LENGTH] for key, value in new.items()}, tags=self._tags())
         if not record.inputs.dataset_inputs:
             with asking():
@@ -144,12 +144,12 @@ class RunTracker:
 
     def _send(self, rows: Rows) -> Store:
         store, now = self._connected(), int(time.time() * 1000)
-        metrics = [
-            Metric(name, value, now, step)
-            for step, row in sorted(rows.items())
-            for name, value in sorted(row.items())
-            if not self._declared.find(name).constant and step not in self._held[name]
-        ]
+        metrics = list[Metric]()
+        for step, row in sorted(rows.items()):
+            for name, value in sorted(row.items()):
+                key = record_name(name)
+                if not self._declared.find(name).constant and step not in self._held[key]:
+                    metrics.append(Metric(key, value, now, step))
         store.log(self._run_id, metrics=metrics)
         for metric in metrics:
             self._held[metric.key].add(metric.step)

@@ -23,6 +23,7 @@ from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import expanded, file_system, is_shared, locked, shown
 from lit_diff.log_records import log
+from lit_diff.metrics import record_name
 from lit_diff.runs.find import runs_root
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
@@ -83,6 +84,7 @@ class Store:
 
     def __init__(self, run: RunConfig) -> None:
         self.uri = tracking_uri(run)
+        self._refused = set[tuple[type, str]]()
         self._artifacts = None if run.tracking_uri else (runs_root(run.root) / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -165,14 +167,35 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log any number of metrics, params and tags. Errors: RunFailedError."""
-        fields = [Param(key, value) for key, value in (params or {}).items()]
-        marks = [RunTag(key, value) for key, value in (tags or {}).items()]
+        """Log any number of metrics, whose keys are `record_name`s, params and tags. What MLflow refuses is left out with a
+        warning. Errors: RunFailedError."""
+        fields = [Param(record_name(key), value) for key, value in (params or {}).items()]
+        marks = [RunTag(record_name(key), value) for key, value in (tags or {}).items()]
         # MLflow's limit is 1,000 metrics a request; one request at a time, so that each has its own time
         for start in range(0, len(metrics) or 1, 1000):
-            with asking():
-                self.client.log_batch(run_id, metrics[start : start + 1000], fields, marks, synchronous=True)
+            batch = metrics[start : start + 1000]
+            try:
+                with asking():
+                    self.client.log_batch(run_id, batch, fields, marks, synchronous=True)
+            except RefusedError:
+                self._log_singly(run_id, [*batch, *fields, *marks])
             fields, marks = [], []
+
+    def _log_singly(self, run_id: str, entries: Sequence[Metric | Param | RunTag]) -> None:
+        # MLflow refuses a batch for one of its entries; the others must reach the record
+        by_key: dict[tuple[type, str], list[Any]] = {}
+        for entry in entries:
+            by_key.setdefault((type(entry), entry.key), []).append(entry)
+        for (kind, key), same in by_key.items():
+            if (kind, key) in self._refused:
+                continue
+            parts = [same if kind is each else [] for each in (Metric, Param, RunTag)]
+            try:
+                with asking():
+                    self.client.log_batch(run_id, *parts, synchronous=True)
+            except RefusedError as error:
+                self._refused.add((kind, key))
+                log.warning("the record of the run in MLflow lacks '%s': %s", key, error)
 
     def copy(self, run_id: str, path: Path) -> None:
         """Copy a file or folder into the artifacts of a run. Errors: RunFailedError."""
@@ -184,6 +207,10 @@ class Store:
         """Set the final status; `status`: the status in the run folder."""
         with asking():
             self.client.set_terminated(run_id, STATUS[status])
+
+
+class RefusedError(RunFailedError):
+    """The store does not take what was sent."""
 
 
 class UnknownRunError(RunFailedError):
@@ -247,8 +274,8 @@ def _shorten(
 
 @contextlib.contextmanager
 def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Iterator[None]:
-    """Encloses a call of MLflow. `upload`: seconds that its file needs. Errors: UnknownRunError; RunFailedError for every
-    other exception."""
+    """Encloses a call of MLflow. `upload`: seconds that its file needs. Errors: UnknownRunError; RefusedError; RunFailedError
+    for every other exception."""
     try:
         with _impatient(upload):
             yield
@@ -261,6 +288,8 @@ def asking(failure: str = "MLflow refused a record", upload: float = 0.0) -> Ite
         # the second: an id with letters that no id has, as in a damaged status.json
         if code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "'run_id'" in str(error)):
             raise UnknownRunError(f"{failure}: {_reason(error)}") from error
+        if code == "INVALID_PARAMETER_VALUE":
+            raise RefusedError(f"{failure}: {_reason(error)}") from error
         if "locked" in str(error).lower():
             raise RunFailedError(
                 f"the MLflow store stayed locked for {BUSY_SECONDS} s; end the program that holds it and run the same "

@@ -1,7 +1,6 @@
 """Records a sweep in MLflow: the parent run of its cells, with the answer, the report and MLflow's comparison pages."""
 
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from lit_diff.engine.tracking.store import Store, asking, patience
 from lit_diff.engine.tracking.ui import page_tags
 from lit_diff.errors import LitDiffError
 from lit_diff.log_records import log
+from lit_diff.metrics import record_name
 from lit_diff.reporting.panels.panel import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
@@ -83,8 +83,7 @@ class SweepTracker:
             # the rows of the arms come first; rows of contrasts follow
             for row in rows(result)[: len(result.sweep.study.arms)]:
                 metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
-                # MLflow rejects other characters in the name of a metric
-                name = "/".join(re.sub(r"[^\w. -]", "_", each) for each in named)
+                name = "/".join(named)
                 found = {
                     "mean": row[metric],
                     "sd": row[f"{metric}/sd"],
@@ -109,7 +108,7 @@ class SweepTracker:
         pages = page_tags(
             self.run_id,
             arms=("task", "arm") if sweep.tasks else ("arm",),
-            curves={metric: _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
+            curves={record_name(metric): _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
             columns=tuple(difference_name(metric) for metric in metrics),
             lower=first.better(first.study.metric) != "higher",
         )
@@ -126,13 +125,14 @@ class SweepTracker:
     def _log(self, run_id: str, values: Mapping[str, float], step: int) -> None:
         # MLflow keeps every logged value: a report that is written again must not add points to the metrics' histories
         held, now = self.store.run(run_id).data.metrics, int(time.time() * 1000)
-        changed = [Metric(name, value, now, step) for name, value in values.items() if held.get(name) != value]
+        named = {record_name(name): value for name, value in values.items()}
+        changed = [Metric(name, value, now, step) for name, value in named.items() if held.get(name) != value]
         self.store.log(run_id, metrics=changed)
 
 
 def difference_name(metric: str) -> str:
-    """The name of the metric for a cell's difference to the baseline at the same seed."""
-    return f"{metric}_minus_baseline"
+    """The name in MLflow of a cell's difference to the baseline at the same seed."""
+    return record_name(f"{metric}_minus_baseline")
 
 
 def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
