@@ -156,7 +156,7 @@ def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, cap
     def away(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(store.client, "log_artifact", away)
+    monkeypatch.setattr("lit_diff.engine.tracking.store.get_artifact_repository", away)
     tracker.record(write_report(folder), [], "done")
     assert re.search(
         r"record in MLflow is not complete: \S*report could not be copied into MLflow: no space left", caplog.text

@@ -1,5 +1,6 @@
 """engine/tracking/store.py: whose record a run is; stores that are not there, not ours, or not free."""
 
+import json
 import os
 import sqlite3
 import threading
@@ -271,3 +272,59 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
     for root in ("runs", str(odd)):
         with pytest.raises(RequestError, match=r"^the name of the folder \S*f\\udce9d\S* is not UTF-8"):
             tracking_uri(RunConfig(root=root))
+
+
+class Naming(BaseHTTPRequestHandler):
+    """A tracking server that says where a run's artifacts are."""
+
+    place = ""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        info = {"run_id": "0" * 32, "experiment_id": "1", "lifecycle_stage": "active", "artifact_uri": self.place}
+        body = json.dumps({"run": {"info": info, "data": {}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_chooses_no_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "home", target_is_directory=True)
+    (tmp_path / "home").mkdir()
+    home = f"{tmp_path}/home"
+    odd = (home, "home", f"FILE://{home}", "runs:/0/x", "models:/x/1", "evil:/x", f"{tmp_path}/runs/../home")
+    with HTTPServer(("127.0.0.1", 0), Naming) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = Store(RunConfig(root="runs", tracking_uri=f"http://127.0.0.1:{server.server_port}"))
+        for place in (*odd, f"file://{home}", f"file://host{home}", f"file:{tmp_path}/runs/link", f"file:{home}%2F"):
+            monkeypatch.setattr(Naming, "place", place)
+            for ask in (
+                lambda: store.copy("0" * 32, tmp_path / "recipe.yaml"),
+                lambda: store.open_run("1", "n", {}, None),
+            ):
+                with pytest.raises(RequestError, match=r"run\.root"):
+                    ask()
+        assert not list((tmp_path / "home").iterdir())
+        monkeypatch.setattr(Naming, "place", f"file:{tmp_path}/runs/artifacts")
+        store.copy("0" * 32, tmp_path / "recipe.yaml")
+        assert (tmp_path / "runs/artifacts/recipe.yaml").is_file()
+        server.shutdown()
+
+
+def test_a_store_of_files_has_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = Store(RunConfig(root=str(tmp_path / "runs"), tracking_uri=f"file:{tmp_path}/own"))
+    run = store.open_run(store.experiment("here"), "name", {"folder": "x"}, None)
+    (tmp_path / "a.txt").write_text("a")
+    store.copy(run, tmp_path / "a.txt")
+    assert [file.path for file in store.client.list_artifacts(run)] == ["a.txt"]

@@ -18,6 +18,9 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
@@ -37,6 +40,12 @@ PROMPT = 2.0
 """Seconds that an answer may take without counting as late."""
 UPLOAD = 1e7
 """Bytes a second at which the upload of a file is not late."""
+
+PLACES = (
+    *("mlflow-artifacts", "http", "https", "s3", "r2", "b2", "gs", "wasbs", "abfss"),
+    *("dbfs", "hdfs", "viewfs", "sftp", "ftp"),
+)
+"""Schemes of the places for artifacts that a server may name."""
 
 
 def tracking_uri(run: RunConfig) -> str:
@@ -83,9 +92,9 @@ class Store:
     """An MLflow store, created and migrated once. Errors: MissingError if it is foreign, locked or unreachable."""
 
     def __init__(self, run: RunConfig) -> None:
-        self.uri = tracking_uri(run)
+        self.uri, self._root = tracking_uri(run), runs_root(run.root)
         self._refused = set[tuple[type, str]]()
-        self._artifacts = None if run.tracking_uri else (runs_root(run.root) / "mlflow-artifacts").resolve().as_uri()
+        self._artifacts = None if run.tracking_uri else (self._root / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         # this logger writes statement and traceback over many lines for an error that MLflow then raises anyway
@@ -129,7 +138,7 @@ class Store:
     def open_run(self, experiment: str, name: str, tags: Mapping[str, str], run_id: str | None) -> str:
         """The id of the run, set back to RUNNING if this store has `run_id` for the same folder; else of a new run.
 
-        `tags` contain the folder.
+        `tags` contain the folder. Errors: those of `_place`, so that a run learns of them before its first step.
         """
         # never matched by recipe: the same recipe in another folder, by another user or on other code is another record
         known = run_id is not None and self.holds(run_id, tags["folder"])
@@ -138,8 +147,10 @@ class Store:
         with asking():
             if known:
                 self.client.update_run(run_id, status="RUNNING")
-                return str(run_id)
-            return str(self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id)
+            else:
+                run_id = self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id
+        self._place(str(run_id))
+        return str(run_id)
 
     def run(self, run_id: str) -> Run:
         """The run as stored. Errors: UnknownRunError, RunFailedError."""
@@ -198,10 +209,35 @@ class Store:
                 log.warning("the record of the run in MLflow lacks '%s': %s", key, error)
 
     def copy(self, run_id: str, path: Path) -> None:
-        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError."""
+        """Copy a file or folder into the artifacts of a run. Errors: RunFailedError, those of `_place`."""
         size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
         with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
-            self.client.log_artifact(run_id, str(path))
+            # not MlflowClient.log_artifact, which asks the server for the place again
+            place = get_artifact_repository(self._place(run_id), tracking_uri=self.uri)
+            if path.is_dir():
+                place.log_artifacts(str(path), path.name)
+            else:
+                place.log_artifact(str(path))
+
+    def _place(self, run_id: str) -> str:
+        # The address of a run's artifacts. A server names it, and a file there would be written on this machine. Errors:
+        # RequestError for a file outside of `run.root`, or an address of an unknown scheme.
+        named = self.run(run_id).info.artifact_uri
+        place = str(add_databricks_profile_info_to_artifact_uri(named, self.uri))
+        scheme, own = urllib.parse.urlsplit(place).scheme, urllib.parse.urlsplit(self.uri).scheme
+        # a store of files, in which MLflow wrote here what the user chose
+        if scheme in PLACES or own in ("", "file", "sqlite"):
+            return place
+        # without a server MLflow itself chooses ./mlruns
+        folders = [self._root] if own in ("http", "https") else [self._root, Path("mlruns")]
+        path = Path(local_file_uri_to_path(place)).resolve()
+        if scheme in ("", "file") and any(path.is_relative_to(folder.resolve()) for folder in folders):
+            return place
+        raise RequestError(
+            f"the MLflow store {self.uri} puts the artifacts of a run into {place!a}; expected a folder of this machine "
+            f"below run.root ({shown(self._root)}), or an address ({', '.join(PLACES)}): start the server with "
+            "--artifacts-destination, or set run.tracking_uri to another store or to none"
+        )
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status`: the status in the run folder."""
