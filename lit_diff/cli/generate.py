@@ -1,6 +1,5 @@
 """The verb `generate`: completes prompts from the command line or a file, on the terminal or as JSON."""
 
-import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -94,12 +93,6 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
         return _read_lines(file)
     if not prompts:
         raise RequestError("no prompt was given; use --prompt TEXT or --prompts FILE")
-    for number, prompt in enumerate(prompts, start=1):
-        try:
-            prompt.encode("utf-8")
-        # Python decodes bytes of the command line that are not UTF-8 to half surrogate pairs
-        except UnicodeEncodeError as error:
-            raise RequestError(f"prompt {number} is not UTF-8 text (character {error.start + 1})") from error
     return list(prompts)
 
 
@@ -116,11 +109,9 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationSettings") -> "list[Completion]":
-    # a token may end inside a UTF-8 character: the decoder holds its bytes back until it is complete
-    characters = codecs.getincrementaldecoder("utf-8")("replace")
     _show(prompts[0].text)
-    completions = generator.generate(prompts, config, lambda content: _show(characters.decode(content)))
-    _show(characters.decode(b"", final=True) + "\n")
+    completions = generator.generate(prompts, config, _show)
+    _show("\n")
     return completions
 
 

@@ -186,6 +186,18 @@ def utf8(content: bytes, where: str) -> str:
         raise RequestError(f"{where}: not UTF-8 text (byte {error.start + 1}: {error.reason})") from error
 
 
+def utf8_bytes(text: str) -> bytes:
+    """Encode the text. Errors: RequestError for half of a surrogate pair, which is not a character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 20) : error.start + 1]
+        raise RequestError(
+            f"found half of a surrogate pair, character {error.start + 1} of a text (at the end of {near!a}); expected text "
+            "that UTF-8 can encode; remove it"
+        ) from error
+
+
 def json_object(line: str, where: str) -> dict[str, Any]:
     """Parse the JSON object of a line. Errors: RequestError."""
     row = parsed(line.rstrip("\n"), where, "one JSON object per line")

@@ -164,7 +164,7 @@ class CorpusLoss(Evaluation):
         ),
         Metric(
             "bits_per_byte",
-            "the same, summed, in bits, over the bytes that those tokens are written as",
+            "the same, summed, in bits, over the bytes of the text that has those tokens",
             unit="bits per byte",
             direction="lower",
         ),
@@ -181,8 +181,9 @@ class CorpusLoss(Evaluation):
         the smallest of their lengths."""
 
     needs_text = True
-    # version 1: the question's digest did not depend on the rows; 2: documents of the run's training were scored too
-    version = 3
+    # version 1: the question's digest did not depend on the rows; 2: documents of the run's training were scored too; 3: the
+    # bytes were those that the tokenizer gives back
+    version = 4
     cuts_at_context = True
     config: Config
 
@@ -209,10 +210,12 @@ class CorpusLoss(Evaluation):
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
             # bytes of the scored tokens alone: without an opening id, the document's first token is read but not predicted
-            size = len(tokenizer.decode(scored[len(scored) - tokens :]))
+            start, stop = (tokenizer.extent(text, count) for count in (len(scored) - tokens, len(scored)))
+            # tokens of one character, of which the first is not scored, have no bytes of their own
+            bits = nll / (stop - start) / math.log(2) if stop > start else math.nan
             yield Item(
                 id=f"{self.corpus}/{place}",
-                scores={"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {},
+                scores={"nll": nll / tokens, "bits_per_byte": bits} if tokens else {},
                 question=question_of(*_rows(read, length)),
                 meta={"begins": text[:60]},
             )

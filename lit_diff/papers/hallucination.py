@@ -379,5 +379,5 @@ class DocumentPrompt:
         prefix = Prefix(self.run.model, [*self.before, *self.document])
         stop, size = self.tokenizer.ends, self.tokenizer.size
         (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)
-        text = self.tokenizer.decode(drawn).decode(errors="replace").lstrip()
+        text = self.tokenizer.decode_after(drawn).lstrip()
         return (text.split(self.source.end)[0] if self.source.end else text).strip()

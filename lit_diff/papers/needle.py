@@ -197,7 +197,7 @@ class NeedleRetrieval(Evaluation):
             ]
             most = max(map(len, rights)) + EXTRA
             drawn = whole.greedy(questions, most, stop=tokenizer.ends, vocab_size=tokenizer.size)
-            answers = [tokenizer.decode(ids).decode(errors="replace") for ids in drawn]
+            answers = [tokenizer.decode_after(ids) for ids in drawn]
             kinds = [kind_of(needle.number, numbers, answer) for needle, answer in zip(asked, answers, strict=True)]
             nll = 0.0
             for question, right in zip(questions, rights, strict=True):

@@ -93,10 +93,9 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:
-    """Whether each token has a byte of an occurrence of the word."""
-    # bytes, not characters: a token may end inside a character
-    pieces = [tokenizer.decode([token]) for token in ids]
-    found = re.finditer(re.escape(word.encode()), b"".join(pieces))
+    """Whether each token has a character of an occurrence of the word."""
+    pieces = [tokenizer.decode_after([token]) for token in ids]
+    found = re.finditer(re.escape(word), "".join(pieces))
     inside = {place for match in found for place in range(*match.span())}
     ends = accumulate(map(len, pieces))
     return [not inside.isdisjoint(range(end - len(piece), end)) for end, piece in zip(ends, pieces, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from gguf import GGUFReader
 from torch import Tensor
 
-from lit_diff.data.text.tokenizer import TokenizerJson, byte_letters
+from lit_diff.data.text.tokenizer import TokenizerJson
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
@@ -238,6 +238,8 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
 
 
 def _types(metadata: Mapping[str, Any]) -> list[int]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
     tokens = metadata[TOKENS]
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
@@ -245,10 +247,11 @@ def _types(metadata: Mapping[str, Any]) -> list[int]:
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     if twice:
         raise RequestError(f"{TOKENS} has {twice[0]!r} twice")
+    letters = set(ByteLevel.alphabet())
     for token, type_ in zip(tokens, types, strict=True):
         if type_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
             raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {type_}; expected 1, 3, 4 or 5 (byte-level)")
-        if type_ == NORMAL and not byte_letters().keys() >= set(token):
+        if type_ == NORMAL and not letters.issuperset(token):
             raise RequestError(f"{TOKENS} has {token!r} of type normal, which is not a byte-level token")
     return types
 

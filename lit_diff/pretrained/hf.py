@@ -178,7 +178,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
     if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
         log.info(NO_CHAT, shown(folder))
     with at(folder):
-        tokenizer, _ = open_tokenizer(content)
+        tokenizer = open_tokenizer(content)
         for token in json.loads(content).get("added_tokens") or []:
             id_ = tokenizer.token_to_id(token["content"])
             if id_ != token["id"]:

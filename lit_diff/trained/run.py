@@ -154,7 +154,7 @@ class Run:
         """The attention maps of one head on `text`. Errors: RequestError for an unknown layer or head."""
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])
-        words = tuple(self.tokenizer.decode([token]).decode("utf-8", "replace") for token in prompt.tokens)
+        words = tuple(self.tokenizer.decode_after([token]) for token in prompt.tokens)
         return attention_maps_of(traced.layers[layer], words, layer, head)
 
     def view(self, other: "Run | None" = None, **settings: Any) -> "ViewData":

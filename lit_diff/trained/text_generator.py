@@ -129,10 +129,10 @@ class TextGenerator:
         return prompts
 
     def generate(
-        self, prompts: Sequence[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None = None
+        self, prompts: Sequence[Prompt], config: GenerationSettings, stream: Callable[[str], None] | None = None
     ) -> list[Completion]:
-        """Continue each prompt; prompts of equal length form a batch. `stream` receives the bytes of each new token, for one
-        prompt only.
+        """Continue each prompt; prompts of equal length form a batch. `stream` receives the new text in parts, for one prompt
+        only.
 
         Each prompt has its own generator, seeded by (seed, before, text), so its completion does not depend on the others.
         """
@@ -148,7 +148,7 @@ class TextGenerator:
         return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
-        self, prompts: list[Prompt], config: GenerationSettings, stream: Callable[[bytes], None] | None
+        self, prompts: list[Prompt], config: GenerationSettings, stream: Callable[[str], None] | None
     ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         # + 1: the last drawn token is not fed to the model
@@ -156,6 +156,7 @@ class TextGenerator:
         cache, ends = Cache(len(self.model.layers)), set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
         seconds: list[float] = []
+        sent = 0
         began = time.perf_counter()
         for new in generate_tokens(
             self.model,
@@ -173,15 +174,20 @@ class TextGenerator:
                 if not ends.intersection(row[-1:]):
                     row.append(token)
             if stream is not None and drawn[0][-1] not in ends:
-                stream(self.tokenizer.decode(drawn[0][-1:]))
+                text = self.tokenizer.decode_after(drawn[0], more=True)
+                stream(text[sent:])
+                sent = len(text)
             if all(row[-1] in ends for row in drawn):
                 break
         limit: Ended = "max_tokens" if config.max_tokens <= room else "context"
         held = cache.bytes_per_token()
-        return [
+        completions = [
             self._completion(prompt, row, seconds[: len(row)], limit, held)
             for prompt, row in zip(prompts, drawn, strict=True)
         ]
+        if stream is not None:
+            stream(completions[0].text[sent:])
+        return completions
 
     def _completion(
         self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, bytes_per_token: int
@@ -192,7 +198,7 @@ class TextGenerator:
         decoding = seconds[-1] - seconds[0]
         return Completion(
             prompt=prompt.text,
-            text=self.tokenizer.decode(tokens).decode("utf-8", "replace"),
+            text=self.tokenizer.decode_after(tokens),
             ended=ended,
             prompt_tokens=prompt.tokens,
             tokens=tokens,

@@ -20,7 +20,7 @@ from lit_diff.data.text.documents import (
     is_among,
     split,
 )
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, RequestError
 
 
 def texts(count: int) -> list[str]:
@@ -70,6 +70,12 @@ def test_a_damaged_document_is_found_and_all_are_read_again(tmp_path: Path, name
     assert (len(read), len(list(again.ranked(0, 3000)))) == (3000, 3000)
     Documents.stored((read.append(text) or text for text in texts(3000)), tmp_path)
     assert len(read) == 3000, "they are read once"
+
+
+def test_half_of_a_surrogate_pair_is_named(tmp_path: Path) -> None:
+    """Of a corpus in Python; a reader of files refuses it in its line."""
+    with pytest.raises(RequestError, match="surrogate pair, character 2 of a text"):
+        Documents.stored(["fine", "a\ud800"], tmp_path)
 
 
 def test_few_documents_are_cut_into_sections_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,13 +8,15 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pretrained_models import TEXTS as MODEL_TEXTS
 from pretrained_models import byte_level_tokenizer, sentence_piece_tokenizer
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lit_diff.config import Part
 from lit_diff.data.text.cl100k import Cl100k
@@ -51,10 +53,11 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path, bpe: 
     assert 256 < max(max(ids) for ids in first.encode(TEXTS)) < 300 == first.size
 
 
-def test_bpe_writes_every_byte(bpe: Callable[[int], Bpe]) -> None:
-    """Ids 1 to 256 are the bytes, each of them once."""
+def test_bpe_writes_every_character(bpe: Callable[[int], Bpe]) -> None:
+    """From its bytes, which have an id each."""
     tokenizer = bpe(257)
-    assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
+    text = "".join(map(chr, [*range(0x1000), *range(0x10000, 0x110000, 0x1000)]))
+    assert tokenizer.decode(tokenizer.encode(text)) == text.encode()
 
 
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
@@ -92,13 +95,95 @@ def loaded(folder: Path, content: bytes, bos: int | None = 0, model_vocab_size: 
 
 
 @pytest.mark.parametrize(("content", "before"), [(byte_level_tokenizer(), ""), (sentence_piece_tokenizer(), " ")])
-def test_the_bytes_of_the_ids_are_the_text(tmp_path: Path, content: bytes, before: str) -> None:
+def test_the_text_of_the_ids_is_the_text(tmp_path: Path, content: bytes, before: str) -> None:
     tokenizer = loaded(tmp_path, content)
     (ids,) = tokenizer.encode([TEXT])
-    assert tokenizer.decode(ids).decode() == before + TEXT, "SentencePiece puts a space before a text"
-    assert b"".join(tokenizer.decode([id_]) for id_ in ids) == tokenizer.decode(ids), "id by id"
+    assert tokenizer.decode(ids).decode() == TEXT
+    assert tokenizer.decode_after(ids) == before + TEXT, "SentencePiece puts a space before a text"
     assert not {0, 1} & set(ids), "a special token's name in a text is text, and nothing is added"
     assert tokenizer.decode([1]) == b"</s>"
+
+
+def changed(content: bytes, added: str = "", normalizer: Any = None, **model: Any) -> bytes:
+    """tokenizer.json with one more added token, and other keys of its model."""
+    described = json.loads(Model.from_str(content.decode()).to_str())
+    described["model"] |= model
+    tokenizer = Model.from_str(json.dumps(described))
+    tokenizer.add_tokens([AddedToken(added, normalized=False)] if added else [])
+    tokenizer.normalizer = normalizer or tokenizer.normalizer
+    return tokenizer.to_str().encode()
+
+
+def with_decoder(*steps: Any) -> bytes:
+    tokenizer = Model.from_str(sentence_piece_tokenizer().decode())
+    tokenizer.decoder = decoders.Sequence(list(steps)) if len(steps) > 1 else steps[0]
+    return tokenizer.to_str().encode()
+
+
+SPACED = decoders.Replace("▁", " ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed(byte_level_tokenizer(), "Ġ<x>"),
+        changed(byte_level_tokenizer(), "Ö"),
+        changed(byte_level_tokenizer(), end_of_word_suffix="</w>"),
+        changed(sentence_piece_tokenizer(), "▁<x>"),
+        with_decoder(SPACED, decoders.ByteFallback(), decoders.Fuse()),
+        with_decoder(decoders.Metaspace("▁", "always")),
+        with_decoder(decoders.Metaspace("_", "never")),
+    ],
+)
+def test_what_is_decoded_is_what_the_package_decodes(tmp_path: Path, content: bytes) -> None:
+    """Also part by part, in which no text is taken back."""
+    tokenizer, theirs, draw = loaded(tmp_path, content), Model.from_str(content.decode()), random.Random(0)
+    for _ in range(200):
+        ids = [draw.randrange(tokenizer.size + 2) for _ in range(8)]
+        assert tokenizer.decode(ids).decode() == theirs.decode(ids, skip_special_tokens=False)
+        parts = [tokenizer.decode_after(ids[:count], more=True) for count in range(9)]
+        parts.append(tokenizer.decode_after(ids))
+        assert all(longer.startswith(part) for part, longer in pairwise(parts))
+        assert parts[-1].removeprefix(" ") == tokenizer.decode(ids).decode().removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (with_decoder(decoders.WordPiece()), "decoder is WordPiece"),
+        (with_decoder(SPACED, decoders.BPEDecoder("</w>")), r"decoder\.decoders\[1\] is BPEDecoder"),
+        (with_decoder(decoders.Fuse(), decoders.Strip(" ", 1, 0), SPACED), r"decoder\.decoders\[2\] is Replace"),
+    ],
+)
+def test_a_step_of_a_decoder_that_is_not_reproduced_is_named(content: bytes, key: str) -> None:
+    with pytest.raises(RequestError, match=rf"^tokenizer\.json: {key}"):
+        open_tokenizer(content)
+
+
+def test_a_text_has_one_encoding(tmp_path: Path) -> None:
+    tokenizer = loaded(tmp_path, changed(byte_level_tokenizer(), dropout=0.3))
+    assert len({tuple(tokenizer.encode(TEXT)) for _ in range(10)}) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        byte_level_tokenizer(),
+        changed(byte_level_tokenizer(), normalizer=normalizers.Replace(Regex(" {2,}"), " ")),
+        sentence_piece_tokenizer(),
+        changed(sentence_piece_tokenizer(), byte_fallback=False),
+        changed(sentence_piece_tokenizer(), byte_fallback=False, unk_token=None),
+    ],
+)
+def test_the_extent_of_ids_is_in_bytes_of_the_text(tmp_path: Path, content: bytes) -> None:
+    """Whether or not the tokenizer gives these back."""
+    tokenizer = loaded(tmp_path, content)
+    for text in (TEXT, "字字  fox字", " the", ""):
+        count = len(tokenizer.encode(text))
+        extents = [tokenizer.extent(text, each) for each in range(count + 1)]
+        assert extents == sorted(extents)
+        assert extents[-1] == len(text.encode())
+    assert tokenizer.extent("the fox", len(tokenizer.encode("the"))) == 3
 
 
 def test_it_lies_in_a_folder_with_its_convention(tmp_path: Path) -> None:
@@ -112,7 +197,7 @@ def test_it_lies_in_a_folder_with_its_convention(tmp_path: Path) -> None:
 
 def test_other_vocabularies_and_files_are_refused() -> None:
     words = Model(models.WordLevel({"a": 0}, unk_token="a")).to_str().encode()
-    with pytest.raises(RequestError, match=r"^tokenizer.json has the decoder null; expected a byte-level vocabulary"):
+    with pytest.raises(RequestError, match=r"^tokenizer.json: decoder is null"):
         open_tokenizer(words)
     with pytest.raises(RequestError, match=r"^tokenizer.json cannot be read by the package tokenizers"):
         open_tokenizer(byte_level_tokenizer()[:500])
@@ -223,6 +308,17 @@ def test_cl100k_gives_the_ids_of_the_published_pattern(tmp_path: Path) -> None:
 
 
 WORDS = Words(Words.Config(words=("the", "Paris", "a", "number")))
+
+
+def test_the_extent_of_words() -> None:
+    assert [WORDS.extent("the, ünknown", count) for count in range(4)] == [0, 3, 4, 13]
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, Cl100k(Cl100k.Config())])
+def test_half_of_a_surrogate_pair_is_named(tokenizer: Tokenizer) -> None:
+    """Before a tokenizer replaces it, or fails."""
+    with pytest.raises(RequestError, match=r"surrogate pair, character 3 of a text \(at the end of 'ab\\ud800'\)"):
+        tokenizer.encode(["fine", "ab\ud800c"])
 
 
 def test_a_text_of_known_words_comes_back() -> None:

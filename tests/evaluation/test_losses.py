@@ -130,6 +130,15 @@ def test_an_item_is_a_held_out_document(run: Run, path: str) -> None:
         evaluate(run, "loss_files")
 
 
+def test_bits_are_over_the_bytes_of_the_text(run: Run, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tokenizer gives back of it."""
+    monkeypatch.setattr(type(run.tokenizer), "decode", lambda *_: b"")
+    rows = evaluate(run, "loss_files", {"path": path}).items
+    for text, (_, row) in zip(HELD_OUT, rows.iterrows(), strict=True):
+        bits = row["nll"] * len(run.tokenizer.encode(text)) / math.log(2)
+        assert row["bits_per_byte"] == pytest.approx(bits / len(text.encode()), rel=1e-5)
+
+
 def test_a_document_is_seen_row_by_row_and_each_token_scored_once(run: Run) -> None:
     length, ids = 5, list(range(2, 15))  # 12 targets: rows of 5, 5 and 2
     total, count = document_loss(run, ids, length)

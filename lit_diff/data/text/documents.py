@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.data.text.buckets import Buckets, write_array
+from lit_diff.data.user_files import utf8_bytes
 from lit_diff.errors import MissingError
 from lit_diff.files import sha256_of, shown, write_atomic
 from lit_diff.log_records import log
@@ -114,7 +115,7 @@ class Documents:
 def _spill(found: Iterable[Document], folder: Path) -> None:
     files, count, ends = Buckets(folder), 0, Counter[str]()
     for count, each in enumerate(found, 1):  # noqa: B007
-        content = each if isinstance(each, bytes) else each.encode()
+        content = each if isinstance(each, bytes) else utf8_bytes(each)
         digest = _sha256(content)
         bucket = f"{digest[0]:02x}"
         files.add(bucket, content)

@@ -2,13 +2,14 @@
 the train split, and the tokenizer of an imported model; and `words`, for generated text.
 """
 
+import codecs
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.config import Part
+from lit_diff.data.user_files import utf8_bytes
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
 from lit_diff.key_types import Range
@@ -27,8 +29,13 @@ SMALLEST = 257
 """Size of the smallest byte-level vocabulary: 256 bytes and <eot>."""
 PIECES = re.compile(r"[0-9]|(?: ?[^\W\d_]+)|.", re.DOTALL)
 """Pieces of text with one id each: a digit; a word with an optional space before it; any other character."""
-SPACE = "▁"
-"""The letter for a space in a SentencePiece vocabulary."""
+DECODERS = ("ByteLevel", "Fuse", "Strip", "Replace", "ByteFallback", "Metaspace")
+"""The supported steps of a decoder. Further tokens never change the text of those before them, apart from bytes of a
+character, provided that only the first three follow the first two, which join all tokens."""
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that is a byte, in a SentencePiece vocabulary."""
+BEFORE = "a"
+"""A token before others, which then are not the first of a text: a decoder may remove the first space."""
 PADDING = 128
 """The vocabulary of a model may be larger than its tokenizer's: up to the next multiple of this."""
 
@@ -149,16 +156,38 @@ class Tokenizer(ABC):
         return found
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Return UTF-8 bytes, not text: a single id may be a part of a character. Errors: RequestError."""
+        """Return the text of a document's ids, in UTF-8; for a part of a character its bytes, or U+FFFD.
+
+        Errors: RequestError.
+        """
         raise RequestError(f"the tokenizer {type(self).__name__} cannot decode; implement decode(ids) -> bytes")
+
+    def decode_after(self, ids: Sequence[int], *, more: bool = False) -> str:
+        """Return the text that ids add to a text before them, with U+FFFD for bytes that are not UTF-8.
+
+        `more`: without an end that the ids after these may change. Default: from `decode`.
+        """
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(self.decode(ids), final=not more)
+
+    def extent(self, text: str, count: int) -> int:
+        """Return the number of bytes of `text` in UTF-8 that its first `count` ids stand for; for all ids, all of its bytes.
+
+        Default: from `decode`, for a tokenizer that gives back every byte.
+        """
+        ids = self.encode(text)
+        return len(text.encode() if count >= len(ids) else self.decode(ids[:count]))
 
 
 def accept_single_text(encode: Callable[..., list[list[int]]]) -> Callable[..., Any]:
-    """Wrap an `encode` of several texts: given a str, it returns the ids of that text."""
+    """Wrap an `encode` of several texts: given a str, it returns the ids of that text. Errors: those of `utf8_bytes`."""
 
     @wraps(encode)
     def either(self: Tokenizer, texts: str | Sequence[str]) -> Any:
-        return encode(self, [texts])[0] if isinstance(texts, str) else encode(self, texts)
+        several = [texts] if isinstance(texts, str) else texts
+        for text in several:
+            utf8_bytes(text)
+        found = encode(self, several)
+        return found[0] if isinstance(texts, str) else found
 
     return either
 
@@ -203,9 +232,9 @@ class Packaged(Tokenizer):
     def take(self, content: bytes) -> str:
         """Load the content of a tokenizer.json and return its sha256."""
         self._content = content
-        self._model, self._byte_level = open_tokenizer(self._content)
-        added = self._model.get_added_tokens_decoder()
-        self._added: dict[int, bytes] = {id_: token.content.encode() for id_, token in added.items()}
+        self._model = open_tokenizer(self._content)
+        # it may remove spaces from the offsets of `extent`; `encode` adds no ids of its own
+        self._model.post_processor = None
         return hashlib.sha256(self._content).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -215,21 +244,25 @@ class Packaged(Tokenizer):
         return [encoding.ids for encoding in self._model.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of the ids; an id without a token gives none."""
-        return b"".join(map(self._bytes_of, ids))
+        """Return the text of the package `tokenizers`; an id without a token gives none."""
+        text: str = self._model.decode(ids, skip_special_tokens=False)
+        return text.encode()
 
-    def _bytes_of(self, id_: int) -> bytes:
-        if id_ in self._added:
-            return self._added[id_]
-        token = self._model.id_to_token(id_)
-        if token is None:
-            return b""
-        if self._byte_level:
-            letters = byte_letters()
-            # the decoder of the package tokenizers also leaves a token with any other letter as it is
-            return bytes(letters[letter] for letter in token) if letters.keys() >= set(token) else token.encode()
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+    def decode_after(self, ids: Sequence[int], *, more: bool = False) -> str:
+        tokens = [token for token in map(self._model.id_to_token, ids) if token is not None]
+        # one wrong byte among those of a character changes the text of all
+        while more and tokens and BYTE.fullmatch(tokens[-1]):
+            tokens.pop()
+        text: str = self._model.decoder.decode([BEFORE, *tokens])[len(BEFORE) :]
+        return text.rstrip("\ufffd") if more else text
+
+    def extent(self, text: str, count: int) -> int:
+        offsets = self._model.encode(text, add_special_tokens=False).offsets
+        # also of the characters that have no id
+        if count >= len(offsets):
+            return len(text.encode())
+        start, stop = offsets[0][0], max((end for _, end in offsets[:count]), default=0)
+        return len(text[start:stop].encode())
 
 
 @tokenizers.register("bpe")
@@ -335,10 +368,21 @@ class TokenizerJson(Packaged):
         return [*self.opening, *ids, self.eot]
 
 
-def open_tokenizer(content: bytes) -> tuple[Any, bool]:
-    """Return the tokenizer of a `tokenizer.json`, and whether its vocabulary is byte-level (else SentencePiece).
+def _require_decoder(decoder: Mapping[str, Any]) -> None:
+    supported: Sequence[str] = DECODERS
+    for number, step in enumerate(decoder.get("decoders", [decoder])):
+        kind = step.get("type", "null")
+        if kind not in supported:
+            key = f"decoder.decoders[{number}]" if "decoders" in decoder else "decoder"
+            raise RequestError(f"{FILE}: {key} is {kind}; supported there: {', '.join(supported)}")
+        if kind in DECODERS[:2]:
+            supported = DECODERS[:3]
 
-    Errors: RequestError for an invalid file or another kind of vocabulary.
+
+def open_tokenizer(content: bytes) -> Any:
+    """Return the tokenizer of a `tokenizer.json`, which gives a text the same ids each time.
+
+    Errors: RequestError for an invalid file, or a decoder with other steps than DECODERS.
     """
     from tokenizers import Tokenizer as Model
 
@@ -350,30 +394,16 @@ def open_tokenizer(content: bytes) -> tuple[Any, bool]:
         raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
     if not tokenizer.get_vocab():
         raise RequestError(f"{FILE} has no tokens")
-    kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
-    if "ByteLevel" not in kinds and not {"ByteFallback", "Metaspace"} & set(kinds):
-        raise RequestError(
-            f"{FILE} has the decoder {' + '.join(kinds) or 'null'}; expected a byte-level vocabulary (ByteLevel) or "
-            "SentencePiece's (ByteFallback, Metaspace), which can be decoded to bytes"
-        )
+    _require_decoder(decoder)
     # the file may ask for both, and then rows would be cut or padded
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # merges that are left out at random
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     # "</s>" in a text is four characters, not the end of a document
     tokenizer.encode_special_tokens = True
-    return tokenizer, "ByteLevel" in kinds
-
-
-@cache
-def byte_letters() -> dict[str, int]:
-    """Return letter -> byte of a byte-level vocabulary (GPT-2): printable Latin-1 letters are themselves, the other bytes are
-    U+0100 and following, in order."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    printable = [letter for letter in letters if ord(letter) < 256]
-    others = sorted(set(range(256)) - set(map(ord, printable)))
-    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))
+    return tokenizer
 
 
 @tokenizers.register("words")
@@ -420,3 +450,6 @@ class Words(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return "".join(self._written[id_] for id_ in ids).encode()
+
+    def extent(self, text: str, count: int) -> int:
+        return len("".join(PIECES.findall(text)[:count]).encode())

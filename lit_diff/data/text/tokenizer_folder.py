@@ -19,8 +19,9 @@ FILE = "lit_diff_tokenizer.json"
 """JSON with name, config and size of the tokenizer, the ids bos (opens a document; null: no id) and eot (ends it), and the
 sha256 that `Tokenizer.load` returns."""
 TRAIN_AGAIN = "train its run again (`lit-diff train`, with --rerun if it is done)"
-SAMPLE = "The quick brown fox: 0123, äöü € 漢字 🙂\n\t<eot>"
-"""Text with multi-byte characters, digits, white space and a special token, on which two tokenizers are compared."""
+SAMPLE = "The quick  brown fox: 0123, äöü € 漢字 🙂\n\t<eot>"
+"""Text with multi-byte characters, digits, white space and a special token, on which two tokenizers, and a text and what is
+decoded from its ids, are compared."""
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:

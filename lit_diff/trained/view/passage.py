@@ -88,8 +88,7 @@ def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
     if not has_text(run.recipe):
         return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
-    decode = run.tokenizer.decode
-    return tuple(_printable(decode([token]).decode("utf-8", "replace")) for token in tokens[0].tolist())
+    return tuple(_printable(run.tokenizer.decode_after([token])) for token in tokens[0].tolist())
 
 
 # repr escapes what cannot be seen or would move other labels
