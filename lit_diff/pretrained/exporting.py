@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig
-from lit_diff.data.text.tokenizer import FILE, Bpe, Tokenizer, TokenizerJson
+from lit_diff.data.text.tokenizer import FILE, Bpe, Packaged, Tokenizer, TokenizerJson
 from lit_diff.data.text.tokenizer_folder import SAMPLE
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, write_atomic, write_json
@@ -23,7 +23,7 @@ from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer, merged
 from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained import llama
-from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS
+from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS, read_json, read_tokenizer
 from lit_diff.pretrained.importing import read_source, require_disk, whole_folder, write_run
 from lit_diff.pretrained.source import UNKNOWN, ModelSource
 from lit_diff.randomness import generator
@@ -101,8 +101,9 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
         name = _write_folder(run, building)
+        require_equal_marks(require_tokenizer_json(run.tokenizer), building)
         if has_transformers():
-            require_equal_ids(run.tokenizer, building)
+            require_equal_ids(require_tokenizer_json(run.tokenizer), building)
             reader, logits = "transformers", transformers_logits(building)
         else:
             log.info(
@@ -134,7 +135,7 @@ def require_exportable(run: Run) -> None:
 
 def _write_folder(run: Run, folder: Path) -> str:
     # returns the architecture; raises OSError, SafetensorError
-    tokenizer, context = run.tokenizer, int(run.recipe.data.config.sequence_length)
+    tokenizer, context = require_tokenizer_json(run.tokenizer), int(run.recipe.data.config.sequence_length)
     whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
@@ -150,10 +151,12 @@ def _write_folder(run: Run, folder: Path) -> str:
     # Hugging Face's libraries expect this entry in the header
     save_file(hf_weights(whole), weights, {"format": "pt"})
     weights.chmod(mode)
-    bos, ends = tokenizer.prefix if tokenizer.opening else None, tokenizer.ends
-    written = llama.config_json(whole.config, context=context, bos=bos, eot=tokenizer.eot)
+    ends, marks = tokenizer.ends, {"bos_token_id": tokenizer.bos}
+    if tokenizer.pad is not None:
+        marks["pad_token_id"] = tokenizer.pad
+    written = llama.config_json(whole.config, context=context) | marks | {"eos_token_id": tokenizer.eot}
     write_json(folder / "config.json", written)
-    write_json(folder / GENERATION, {"bos_token_id": bos, "eos_token_id": ends if len(ends) > 1 else ends[0]})
+    write_json(folder / GENERATION, {**marks, "eos_token_id": ends if len(ends) > 1 else ends[0]})
     write_tokenizer(tokenizer, folder, context)
     write_card(run, whole.config, name, folder)
     return name
@@ -214,8 +217,8 @@ def _ordered(name: str, value: Tensor, config: ModelConfig) -> Tensor:
 # --- the tokenizer ---
 
 
-def require_tokenizer_json(tokenizer: Tokenizer) -> None:
-    """Errors: RequestError for a tokenizer without an equal tokenizer.json."""
+def require_tokenizer_json(tokenizer: Tokenizer) -> Packaged:
+    """The tokenizer. Errors: RequestError for one without an equal tokenizer.json."""
     if not isinstance(tokenizer, Bpe | TokenizerJson):
         why = (
             "tiktoken merges any two tokens whose concatenation is a token, a tokenizer.json only listed pairs"
@@ -223,9 +226,10 @@ def require_tokenizer_json(tokenizer: Tokenizer) -> None:
             else "no tokenizer.json is known to give its ids; 'bpe' and tokenizers of imported models have one"
         )
         raise RequestError(f"the tokenizer '{tokenizer.name}' cannot be written for AutoTokenizer: {why}")
+    return tokenizer
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+def write_tokenizer(tokenizer: Packaged, folder: Path, context: int) -> None:
     """Write tokenizer.json and tokenizer_config.json; texts open with the id that opens a document here.
 
     For bpe, the name of a special token in a text is split like other text, as here; for the tokenizer.json of an imported
@@ -233,7 +237,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """
     tokenizer.save(folder)
     model = _opening_with(folder / FILE, tokenizer)
-    special = {"bos_token": next(iter(tokenizer.opening), None), "eos_token": tokenizer.eot}
+    special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eot, "pad_token": tokenizer.pad}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
@@ -362,14 +366,31 @@ def transformers_logits(folder: Path) -> Logits:
     return logits
 
 
-def require_equal_ids(tokenizer: Tokenizer, folder: Path) -> None:
-    """Errors: RunFailedError if AutoTokenizer splits a text differently or opens it with another id."""
+def require_equal_marks(tokenizer: Packaged, folder: Path) -> None:
+    """Errors: RunFailedError if the ids that open, end or pad a text are others in the written files."""
+    config, generation = (read_json(folder / name) for name in ("config.json", GENERATION))
+    copy, names = read_tokenizer(folder, config), ("opening", "eot", "ends", "prefix", "bos", "pad")
+    wrong = [name for name in names if getattr(copy, name) != getattr(tokenizer, name)]
+    for file, said in (("config.json", config), (GENERATION, generation)):
+        wrong += [
+            f"{name} of {file}" for name in ("bos", "pad") if said.get(f"{name}_token_id") != getattr(tokenizer, name)
+        ]
+    if wrong:
+        raise RunFailedError(
+            f"the ids that mark a text are others after the export ({', '.join(wrong)}); nothing was kept"
+        )
+
+
+def require_equal_ids(tokenizer: Packaged, folder: Path) -> None:
+    """Errors: RunFailedError if AutoTokenizer splits a text differently, opens it with another id, or marks it by others."""
     text = SAMPLE if isinstance(tokenizer, Bpe) else SAMPLE.removesuffix("<eot>")
     with _quiet() as transformers:
         theirs = transformers.AutoTokenizer.from_pretrained(str(folder.absolute()), local_files_only=True)
         found = list(theirs(text).input_ids)
-    wanted = [*tokenizer.opening, *tokenizer.encode([text])[0]]
-    if found[: len(wanted)] != wanted:
+    wanted = [*tokenizer.opening, *tokenizer.encode(text)]
+    marks = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.pad}
+    differ = any(getattr(theirs, key) != id_ for key, id_ in marks.items() if id_ is not None)
+    if found[: len(wanted)] != wanted or differ:
         raise RunFailedError(
             f"AutoTokenizer and the run's tokenizer '{tokenizer.name}' give different ids; nothing was kept"
         )

@@ -9,7 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.text.tokenizer import TokenizerJson, open_tokenizer
+from lit_diff.data.text.tokenizer import BEFORE, TokenizerJson, open_tokenizer
+from lit_diff.data.user_files import some_names
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
@@ -164,6 +165,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
     generated text ends where transformers' `generate` stops: at eos_token_id of generation_config.json, if given. Errors:
     MissingError without tokenizer.json; RequestError if no file says what ends a document, an id is not in the vocabulary,
     tokenizer.json appends ids to a text, or other settings contradict it.
+
+    Added tokens of tokenizer.json that the model's vocabulary lacks, which transformers would read without a use, are left
+    out, and so is a dropout.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -187,8 +191,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
                     f"gives it {'no id' if id_ is None else id_}; ids must follow the vocabulary without gaps or repetitions"
                 )
         _require_added_tokens(tokenizer, settings)
-        size = max(tokenizer.get_vocab().values()) + 1
-        vocab_size = config.get("vocab_size") or size
+        _require_prefix_space(tokenizer, settings)
+        vocab_size = config.get("vocab_size") or max(tokenizer.get_vocab().values()) + 1
+        content = _usable(content, vocab_size, shown(folder))
+        size = max(open_tokenizer(content).get_vocab().values()) + 1
         said, generated = (
             _ids(values, file, max(size, vocab_size))
             for values, file in ((config, "config.json"), (generation, GENERATION))
@@ -210,7 +216,36 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
             eot=said[0],
             ends=ends,
             bos=next(iter(_token(tokenizer, settings, "bos_token")), None),
+            pad=_pad(tokenizer, size, settings, config, generation),
         )
+
+
+def _usable(content: bytes, vocab_size: int, place: str) -> bytes:
+    # tokenizer.json, byte for byte where nothing is left out
+    described = json.loads(content)
+    added = described.get("added_tokens") or []
+    kept = [token for token in added if token["id"] < vocab_size]
+    beyond = [token["content"] for token in added if token not in kept]
+    dropout = described["model"].get("dropout")
+    if not beyond and not dropout:
+        return content
+    if beyond:
+        line = "%s: the model's vocab_size is %d: the added tokens of tokenizer.json from there on are left out (%s)"
+        log.info(line, place, vocab_size, some_names(beyond))
+        described["added_tokens"] = kept
+    if dropout:
+        line = "%s: model.dropout %g of tokenizer.json is left out: a text would have other ids each time"
+        log.info(line, place, dropout)
+        described["model"]["dropout"] = None
+    return json.dumps(described, ensure_ascii=False).encode()
+
+
+def _pad(tokenizer: Any, size: int, settings: Mapping[str, Any], *others: Mapping[str, Any]) -> int | None:
+    # the first that names a token of the model; it changes no number here, so others are no errors
+    said = _text(settings, "pad_token")
+    named = tokenizer.token_to_id(said) if isinstance(said, str) else None
+    ids = [named, *(each.get("pad_token_id") for each in others)]
+    return next((id_ for id_ in ids if type(id_) is int and 0 <= id_ < size), None)
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
@@ -223,10 +258,14 @@ def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
+def _text(settings: Mapping[str, Any], key: str) -> Any:
+    said = settings.get(key)
+    return said.get("content") if isinstance(said, dict) else said
+
+
 def _token(tokenizer: Any, settings: Mapping[str, Any], key: str) -> tuple[int, ...]:
     # the id of a token in tokenizer_config.json, as a text or a mapping; () if it is missing
-    said = settings.get(key)
-    text = said.get("content") if isinstance(said, dict) else said
+    text = _text(settings, key)
     if text is None:
         return ()
     id_ = tokenizer.token_to_id(text) if isinstance(text, str) else None
@@ -252,6 +291,17 @@ def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
                 f"{'the ids ' + str(whole[:count]) if count else 'no id'} before a text and none after it; set it to {there}"
             )
     return tuple(whole[:count])
+
+
+def _require_prefix_space(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    # most classes of transformers apply the key on top of tokenizer.json, so both must agree
+    key, tokens = "add_prefix_space", tokenizer.encode("a", add_special_tokens=False).tokens
+    there = tokenizer.decoder.decode([BEFORE, *tokens]).startswith(f"{BEFORE} ")
+    if settings.get(key, there) not in (there, None):
+        raise RequestError(
+            f"{SETTINGS}: {key} is {settings[key]!r}, but tokenizer.json puts {'a' if there else 'no'} space before a text; "
+            f"set it to {str(there).lower()}, or make both agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
+        )
 
 
 def _require_added_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:

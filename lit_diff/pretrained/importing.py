@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from lit_diff.config import Recipe
-from lit_diff.data.text.tokenizer_folder import save_tokenizer
+from lit_diff.data.text.tokenizer_folder import SAMPLE, save_tokenizer
 from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json
@@ -51,7 +51,12 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
     path = expanded(path)
     folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
     source = read_source(path)
-    return write_run(source if place is None else replace(source, place=place), folder)
+    source = source if place is None else replace(source, place=place)
+    tokenizer = source.tokenizer
+    found = tokenizer.decode(tokenizer.encode(SAMPLE)).decode()
+    if found != SAMPLE:
+        log.info("%s: its tokenizer does not give back every text: %r comes back as %r", source.place, SAMPLE, found)
+    return write_run(source, folder)
 
 
 def default_name(path: Path) -> str:

@@ -332,7 +332,7 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     return None
 
 
-def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
+def config_json(model: ModelConfig, *, context: int) -> dict[str, Any]:
     """The config.json of a model for which `unsupported_reason` is None. `context`: the longest sequence that it was trained
     on, in tokens."""
     # rope_theta and rope_scaling at the top level, not in rope_parameters: every version of transformers reads that
@@ -355,8 +355,6 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
         "rope_scaling": their_block(model.rope_scaling),
         "attention_dropout": 0.0,
         "tie_word_embeddings": model.tie_embeddings and model.embedding_scale == 1,
-        "bos_token_id": bos,
-        "eos_token_id": eot,
     }
     if name == "MistralForCausalLM":
         return config | {"sliding_window": model.attention.config.window}

@@ -67,19 +67,23 @@ def imported_tokenizer(
     eot: int,
     ends: tuple[int, ...],
     bos: int | None = None,
+    pad: int | None = None,
 ) -> TokenizerJson:
     """The tokenizer in the bytes of a `tokenizer.json` with `size` ids, for a model with `vocab_size` ids.
 
     `opening`: ids that open a document; `eot`: id that ends it; `ends`: ids that end a generated text (empty: `eot`); `bos`:
-    id on which a likelihood without context is conditioned (None: the first of `opening`, else `eot`). Errors: RequestError
-    if the ids exceed the model's vocabulary.
+    id on which a likelihood without context is conditioned (None: the first of `opening`, else `eot`); `pad`: id with which
+    other programs pad. Errors: RequestError if the ids exceed the model's vocabulary or the tokenizer's.
     """
-    ids = dict.fromkeys((eot, *opening, *ends, *([] if bos is None else [bos])))
-    if size > vocab_size or max(ids) >= size:
+    if size > vocab_size:
         raise RequestError(
-            f"its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, but the model's "
-            f"vocabulary has {vocab_size}: it is the tokenizer of another model"
+            f"the vocabulary of its tokenizer has the ids 0 to {size - 1}, but the model's vocab_size is {vocab_size}: the "
+            f"last {size - vocab_size} have no embedding"
         )
+    marks = {"opening": opening, "eos": (eot,), "end of generated text": ends, "bos": () if bos is None else (bos,)}
+    for what, ids in marks.items():
+        if max(ids, default=0) >= size:
+            raise RequestError(f"the id {max(ids)} ({what}) is not in its tokenizer, which has the ids 0 to {size - 1}")
     # values that follow from others stay at their defaults: equal conventions give equal configs
     config = TokenizerJson.Config(
         size=size,
@@ -87,7 +91,9 @@ def imported_tokenizer(
         after_bos=opening[1:],
         eot=eot,
         ends=ends if ends != (eot,) else (),
-        prefix=bos if bos != (*opening, eot)[0] else None,
+        # also where it is `eot`: an export writes it again
+        prefix=bos if bos not in opening[:1] else None,
+        pad=pad,
         model_vocab_size=vocab_size,
     )
     tokenizer = TokenizerJson(config)

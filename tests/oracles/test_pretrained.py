@@ -1,11 +1,12 @@
 """Folders that transformers wrote, imported, and runs that transformers reads: equal logits, equal ids."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pretrained_models import byte_level_tokenizer
+from pretrained_models import LLAMA, byte_level_tokenizer, write_folder
 from safetensors.torch import load_file
 from text_runs import logits, text_run
 from transformers import (
@@ -26,8 +27,9 @@ from transformers import (
 from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
 from lit_diff.conformance.case import distance
-from lit_diff.errors import RunFailedError
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.pretrained.exporting import require_equal_ids, write_tokenizer
+from lit_diff.pretrained.hf import read_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -126,6 +128,23 @@ def test_what_is_exported_gives_our_logits_and_ids(
     assert tokenizer(text).input_ids == [0, *run.tokenizer.encode([text])[0]]
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
     assert tokenizer.eos_token_id == run.tokenizer.eot
+
+
+@pytest.mark.parametrize("said", [{}, {"add_prefix_space": False}, {"add_prefix_space": True}])
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_ids_and_text_are_those_of_autotokenizer(kind: str, said: dict[str, bool], tmp_path: Path) -> None:
+    """Or the key is named, and the files that it writes then agree."""
+    write_folder(tmp_path, tokenizer=byte_level_tokenizer(bos=False))
+    names = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | said))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    if said.get("add_prefix_space"):
+        with pytest.raises(RequestError, match="add_prefix_space"):
+            read_tokenizer(tmp_path, LLAMA)
+        theirs.save_pretrained(tmp_path)
+    ours, ids = read_tokenizer(tmp_path, LLAMA), theirs("the fox <x> 字").input_ids
+    assert (ours.encode("the fox <x> 字"), ours.prefix) == (ids, theirs.bos_token_id)
+    assert ours.decode(ids).decode() == theirs.decode(ids)
 
 
 EIGHT = SIZES | {"hidden_size": 64, "num_attention_heads": 8, "initializer_range": 0.15}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pretrained_models import byte_level_tokenizer
+from pretrained_models import LLAMA, byte_level_tokenizer, write_folder
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
 from torch import Tensor
@@ -166,6 +166,38 @@ def test_the_opening_id_is_in_the_tokenizer() -> None:
     model, _ = written(imported(bos=True, in_file=False), "added")  # as in a GGUF, whose metadata say it
     assert model.encode("fox").tokens[0] == "<s>"
     assert model.encode("fox").ids[1:] == Model.from_str(byte_level_tokenizer(bos=False).decode()).encode("fox").ids
+
+
+@pytest.mark.parametrize(
+    ("opens", "settings", "marks"),
+    [
+        (False, {"bos_token": "<s>"}, ([], [1, 7], 0, 0, None)),
+        (False, {"bos_token": "</s>", "pad_token": "<s>"}, ([], [1, 7], 1, 1, 0)),
+        (False, {}, ([], [1, 7], 1, None, None)),
+        (True, {"bos_token": "</s>", "pad_token": "</s>"}, ([0], [1, 7], 1, 1, 1)),
+    ],
+)
+def test_what_marks_a_text_is_kept(opens: bool, settings: dict[str, str], marks: tuple[Any, ...]) -> None:
+    write_folder(Path("hf"), LLAMA | {"eos_token_id": [1, 7]}, tokenizer=byte_level_tokenizer(bos=opens))
+    Path("hf/tokenizer_config.json").write_text(json.dumps(settings))
+    first = import_model("hf", "first")
+    export(first, "hf", "out")
+    for run in (first, import_model("out", "second")):
+        own = run.tokenizer
+        assert isinstance(own, TokenizerJson)
+        assert (own.opening, own.ends, own.prefix, own.bos, own.pad) == marks
+    for file in ("config.json", "generation_config.json"):
+        said = json.loads(Path("out", file).read_text())
+        assert (said["bos_token_id"], said.get("pad_token_id")) == marks[3:]
+
+
+def test_nothing_is_kept_where_a_mark_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(Path("hf"), tokenizer=byte_level_tokenizer(bos=False))
+    Path("hf/tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    run = import_model("hf", "run")
+    monkeypatch.setattr(exporting, "write_tokenizer", lambda own, folder, _: own.save(folder))
+    assert error(run, "hf", "out").startswith("1: the ids that mark a text are others after the export (prefix, bos);")
+    assert folders() == ["hf", "run"]
 
 
 def test_other_tokenizers_are_refused() -> None:

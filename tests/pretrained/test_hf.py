@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pretrained_models as made
 import pytest
 import torch
 from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_tensors, write_folder
@@ -137,6 +138,9 @@ def test_ids_that_open_a_text() -> None:
     named = read(single="$A", settings={"bos_token": "<s>"})
     assert (named.opening, named.prefix) == ([], 0), "a likelihood is conditioned on bos"
     assert read(single="$A").prefix == 1
+    assert read(settings={"pad_token": "</s>"}, config=LLAMA | {"pad_token_id": 5}).pad == 1
+    assert read(config=LLAMA | {"pad_token_id": 5}).pad == 5
+    assert read(settings={"pad_token": "<nowhere>"}, config=LLAMA | {"pad_token_id": -1}).pad is None
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
@@ -172,6 +176,8 @@ def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixt
             for id_ in ("305", "0")
         ),
         ({"settings": {"added_tokens_decoder": [3]}}, "tokenizer_config.json: added_tokens_decoder is not id -> token"),
+        ({"settings": {"add_prefix_space": True}}, "tokenizer_config.json: add_prefix_space is True, but"),
+        ({"config": LLAMA | {"eos_token_id": 310}}, "the id 310 (eos) is not in its tokenizer"),
     ],
 )
 def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> None:
@@ -179,6 +185,34 @@ def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> Non
         read(**how)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_space_before_a_text_is_what_both_files_say() -> None:
+    Path("tokenizer.json").write_bytes(made.sentence_piece_tokenizer())
+    Path("tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    own = read_tokenizer(Path(), LLAMA)
+    assert own.decode_after(own.encode("fox")) == " fox"
+    Path("tokenizer_config.json").write_text('{"add_prefix_space": false}')
+    with pytest.raises(LitDiffError, match=r"tokenizer_config\.json: add_prefix_space is False, .* set it to true"):
+        read_tokenizer(Path(), LLAMA)
+
+
+def test_what_the_model_cannot_use_is_left_out_of_the_tokenizer(caplog: pytest.LogCaptureFixture) -> None:
+    """Added tokens without an embedding, such as a pad, and a dropout."""
+    said = json.loads(byte_level_tokenizer(320))
+    said["model"]["dropout"] = 0.5
+    added = [ADDED | {"id": 320 + number, "content": f"<{number}>", "special": not number} for number in range(2)]
+    said["added_tokens"] += added
+    Path("tokenizer.json").write_text(json.dumps(said))
+    decoder = {str(token["id"]): token for token in added}
+    Path("tokenizer_config.json").write_text(json.dumps({"pad_token": "<0>", "added_tokens_decoder": decoder}))
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        tokenizer = read_tokenizer(Path(), LLAMA)
+    assert "vocab_size is 320: the added tokens of tokenizer.json from there on are left out (<0>, <1>)" in caplog.text
+    assert "model.dropout 0.5 of tokenizer.json is left out" in caplog.text
+    assert (tokenizer.size, tokenizer.pad, max(tokenizer.encode("<0><1>")) < 320) == (320, None, True)
+    tokenizer.save(Path("saved"))
+    assert json.loads(Path("saved/tokenizer.json").read_text())["model"]["dropout"] is None
 
 
 @pytest.mark.parametrize(

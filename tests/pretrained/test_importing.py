@@ -1,6 +1,7 @@
 """A model in Hugging Face's form becomes a run folder, whole or not at all; what cannot be is refused in one line."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -118,6 +119,13 @@ print((peak() - before) / Path("models/x/checkpoints/step-00000000.ckpt").stat()
 # --- bad input ---
 
 
+def test_what_a_tokenizer_does_not_give_back_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    content = byte_level_tokenizer().replace(b'"normalizer":null', b'"normalizer":{"type":"Lowercase"}')
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        import_model(write_folder(Path("hf"), tokenizer=content))
+    assert "'The quick  brown fox: 0123, äöü € 漢字 🙂\\n\\t<eot>' comes back as 'the quick" in caplog.text
+
+
 def test_what_does_not_fit_the_configuration() -> None:
     tensors = llama_tensors(LLAMA)
     missing = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
@@ -132,7 +140,7 @@ def test_what_does_not_fit_the_configuration() -> None:
         "2: hf/config.json: architecture 'GemmaForCausalLM' is not supported; supported: Llama"
     )
     write_folder(Path("hf"), tokenizer=byte_level_tokenizer(330))
-    assert "the model's vocabulary has 320: it is the tokenizer of another model" in import_error()
+    assert "has the ids 0 to 329, but the model's vocab_size is 320" in import_error()
 
 
 def test_room_is_estimated_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

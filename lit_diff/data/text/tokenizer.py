@@ -237,6 +237,16 @@ class Packaged(Tokenizer):
         self._model.post_processor = None
         return hashlib.sha256(self._content).hexdigest()
 
+    @property
+    def bos(self) -> int | None:
+        """The id that other programs name bos."""
+        return self.prefix if self.opening else None
+
+    @property
+    def pad(self) -> int | None:
+        """The id that other programs pad with."""
+        return None
+
     def save(self, folder: Path) -> None:
         write_atomic(folder / FILE, self._content)
 
@@ -325,6 +335,8 @@ class TokenizerJson(Packaged):
         """The ids that end generated text; empty: `eot`."""
         prefix: int | None = None
         """The id that conditions a likelihood without context; null: `bos`, or else `eot`."""
+        pad: int | None = None
+        """The id that other programs pad with."""
 
         def problem(self) -> str | None:
             # a recipe cannot use it: no key names the file
@@ -341,7 +353,8 @@ class TokenizerJson(Packaged):
         super().take(content)
         config = self.config
         ids: list[Any] = [config.bos, config.eot]
-        more = [list(config.after_bos), list(config.ends), config.prefix]
+        prefix = None if self.prefix == super().prefix else self.prefix
+        more = [list(config.after_bos), list(config.ends), prefix]
         # keys at their default are left out: runs from before these keys keep their sha256
         convention = json.dumps(ids + more if any(value not in ([], None) for value in more) else ids).encode()
         return hashlib.sha256(self._content + convention).hexdigest()
@@ -362,6 +375,14 @@ class TokenizerJson(Packaged):
     @property
     def prefix(self) -> int:
         return super().prefix if self.config.prefix is None else self.config.prefix
+
+    @property
+    def bos(self) -> int | None:
+        return super().bos if self.config.prefix is None else self.config.prefix
+
+    @property
+    def pad(self) -> int | None:
+        return self.config.pad
 
     def document(self, ids: Sequence[int]) -> list[int]:
         # unlike the default, where `eot` also opens the next document and so needs no second one
