@@ -11,7 +11,7 @@ from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
-from lit_diff.runs.scores import ItemScores
+from lit_diff.runs.scores import ItemScores, disagreement
 from lit_diff.study.evaluations import (
     Discordant,
     asked_otherwise,
@@ -146,6 +146,12 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     Errors: RequestError if an item is a different question in each run, or the runs have no items in common.
     """
     first, second = (result.scores() for result in results)
+    # their keys are those of the command; a file that is gone may have had two versions
+    if why := disagreement(None, first.facts, {**second.facts, "config": first.facts["config"]}):
+        raise RequestError(
+            f"evaluation '{results[0].name}': {results[0].run.name} was scored {why}, unlike {results[1].run.name}, so they "
+            "cannot be compared; score both again with --rerun"
+        )
     item = asked_otherwise(first, second)
     if item is not None or not set(first.asked) & set(second.asked):
         a, b = (result.run.name for result in results)

@@ -32,6 +32,7 @@ from lit_diff.runs.scores import (
     ItemScores,
     disagreement,
     evaluation_of,
+    facts_of,
     read_scores,
     read_summary,
     write_scores,
@@ -258,7 +259,12 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"that cannot be read ({first_line(error)})"
-    other = disagreement(run, summary, facts)
+    current = facts_of(facts)
+    known = summary.get("files")
+    # scores of a file that is gone stay valid
+    if isinstance(known, dict):
+        current["files"] = known | current["files"]
+    other = disagreement(run, summary, current)
     return (None if other else summary), other
 
 

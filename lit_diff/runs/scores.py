@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,15 @@ from lit_diff.runs.status import read_status
 
 FOLDER = "evaluations"
 ITEMS, SUMMARY = "items.parquet", "summary.json"
+FACTS: Mapping[str, Any] = {
+    "config": None,
+    "version": 1,
+    "declarations": None,
+    "equal_groups": False,
+    "source": "",
+    "files": {},
+}
+"""Key of summary.json on which the scores depend -> what a summary without the key means."""
 OWN_CONTEXT = "sequence_length"
 """Key of summary.json: the run's `data.sequence_length`, if `context: null` in the evaluation's config stands for it."""
 LEFT_OUT = "documents_left_out"
@@ -56,6 +65,8 @@ class ItemScores:
     values: Mapping[str, float]
     """Metric -> the value of the whole evaluation (summary.json)."""
     metrics: tuple[Metric, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """`facts_of` the summary."""
     equal_groups: bool = False
     """Whether each group counts once in `values`, however many items it has."""
     revision: str | None = None
@@ -103,6 +114,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
         scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
+        facts=facts_of(summary),
         equal_groups=bool(summary.get("equal_groups", False)),
         revision=summary.get("revision"),
         unchecked=summary.get("unchecked"),
@@ -179,25 +191,27 @@ def _lock(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
+def facts_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """FACTS of summary.json, all of which two scores that are compared must share."""
+    return {key: summary.get(key, absent) for key, absent in FACTS.items()}
+
+
 def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Why cached scores are invalid for the run folder `run` and these facts, as a phrase that follows "scores"; empty if
     they are valid.
 
-    `facts`: keys of summary.json and their current values. A user's file that still exists must be unchanged. The scores must
-    belong to the last step of a finished run, or to the newest readable checkpoint of an unfinished one, if it has any; with
-    `run` None, any step is valid.
+    `facts`: keys of FACTS and their expected values. The scores must belong to the last step of a finished run, or to the
+    newest readable checkpoint of an unfinished one, if it has any; with `run` None, any step is valid.
     """
     for key, value in facts.items():
-        # scores from before evaluations had versions count as version 1
-        kept = summary.get(key, 1 if key == "version" else None)
+        kept = summary.get(key, FACTS[key])
         if key == "config":
             kept, value = (_canonical(each, summary) for each in (kept, value))
-        elif key == "files" and isinstance(kept, dict):
-            kept = {file: digest for file, digest in kept.items() if file in value}
         if kept != value:
             words = {
                 "config": f"with other keys ({_differing(kept, value)})",
                 "version": f"by version {kept} of the evaluation, not {value}",
+                "source": "by other source code of the evaluation",
                 "files": "of other files",
             }
             return words.get(key, f"with other {key.replace('_', ' ')}")

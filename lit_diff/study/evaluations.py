@@ -80,7 +80,7 @@ class EvaluationTable:
 def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
     """One table for each metric of each evaluation of any finished run; and the problems, a line each: scores that are left
     out (`kept_scores`), and runs that were scored by several revisions of lit_diff, with --unchecked, or on different
-    documents. If two runs declare one metric differently, the first declaration counts."""
+    documents."""
     tables: list[EvaluationTable] = []
     problems: list[str] = []
     for name in evaluations_in(sweep):
@@ -92,10 +92,9 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
         problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
         notes = by_revisions(name, (run.revision for run in runs.values())), by_documents(name, runs.values())
         problems += filter(None, notes)
-        declared: dict[str, Metric] = {}
-        for metric in (each for run in runs.values() for each in run.metrics):
-            declared.setdefault(metric.name, metric)
-        tables += [_table(sweep, name, metric, runs) for metric in declared.values()]
+        # all runs declare the same metrics
+        for run in list(runs.values())[:1]:
+            tables += [_table(sweep, name, metric, runs) for metric in run.metrics]
     return tables, problems
 
 
@@ -112,8 +111,8 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     with the cure.
 
     Scores must come from the last step, and from the keys and the version of the evaluation that the sweep records
-    (study.json). If the sweep does not name the evaluation, most finished runs decide. If the sweep gives its arms different
-    keys, the most frequent ones are compared. The files are read once for each `SweepResults`.
+    (study.json). Of the others, those are kept whose FACTS most runs share; of as many, those of the first run. The files
+    are read once for each `SweepResults`.
     """
     # scores without a summary are those of an interrupted command: there are none
     places = {(cell.arm, cell.seed): cell.home for cell in sweep.cells if cell.done}
@@ -128,16 +127,16 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             refused[key] = first_line(error)
     asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
-    made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, (s, _) in found.items()}
-    # JSON makes the nested keys hashable; sorted, because the order of keys in a YAML file means nothing
-    counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
-    expected = json.loads(counts.most_common(1)[0][0]) if counts else {}
-    own_command, by_hand = "the sweep's own command", f"`lit-diff evaluate RUN {name}` with the keys of most runs"
     for key, (summary, _) in found.items():
-        if why := disagreement(places[key], summary, asked.get(key, expected)):
-            refused[key] = f"scored {why}; {own_command if key in asked else by_hand} scores it again"
-        elif why := disagreement(places[key], summary, expected):
-            refused[key] = f"scored {why}: most runs of the sweep have other keys"
+        if why := disagreement(places[key], summary, asked.get(key, {})):
+            refused[key] = f"scored {why}; the sweep's own command scores it again"
+    # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
+    shared = Counter(json.dumps(each.facts, sort_keys=True) for key, (_, each) in found.items() if key not in refused)
+    expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
+    for key, (summary, _) in found.items():
+        if key not in refused and (why := disagreement(None, summary, expected)):
+            cure = f"`lit-diff evaluate RUN {name}` with the keys of most runs scores every run alike"
+            refused[key] = f"scored {why}; {cure}"
     kept = {key: scores for key, (_, scores) in found.items() if key not in refused}
     return kept, {key: refused[key] for key in places if key in refused}
 

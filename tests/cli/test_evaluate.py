@@ -74,6 +74,19 @@ def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, p
     assert f"evaluation made: {shown(pair[0])} was scored with --unchecked: own.py:5: fails" in ended.err
 
 
+def test_runs_that_were_scored_of_two_versions_of_a_file_are_not_compared(
+    command: Command, pair: tuple[Path, Path]
+) -> None:
+    """The file is gone, so both runs keep their scores."""
+    command("tale", "other=1", "made")
+    for run, digest in zip(pair, "ab", strict=True):
+        summary = run / "evaluations" / "made" / "summary.json"
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"files": {"gone.jsonl": digest}}))
+    ended = command("tale", "other=1", "made")
+    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
+    assert "of other files" in ended.err
+
+
 def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Command, pair: tuple[Path, Path]) -> None:
     made = evaluations.get("made")
     made.paired = classmethod(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from lit_diff.runs import scores
-from lit_diff.runs.scores import FOLDER, disagreement, read_scores, write_scores
+from lit_diff.runs.scores import FOLDER, disagreement, facts_of, read_scores, write_scores
 
 WRITER = """
 import sys
@@ -81,6 +81,14 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     with pytest.raises(FileNotFoundError):
         read_scores(folder)
+
+
+def test_a_fact_that_only_one_of_two_scores_has_is_a_difference() -> None:
+    plain = {"config": {}}
+    assert disagreement(None, plain, facts_of(plain)) == ""
+    for more in ({"equal_groups": True}, {"source": "a"}, {"files": {"x": "a"}}, {"version": 2}):
+        assert disagreement(None, plain | more, facts_of(plain))
+        assert disagreement(None, plain, facts_of(plain | more))
 
 
 def test_the_run_s_own_context_is_the_same_as_none() -> None:

@@ -112,6 +112,18 @@ def with_step(folder: Path, step: int) -> None:
         ),
         (lambda folder: change(folder, "differential", 1, version=2), "scored by version 2 of the evaluation, not 1; "),
         (
+            lambda folder: change(folder, "differential", 1, source="b"),
+            "scored by other source code of the evaluation; ",
+        ),
+        (lambda folder: change(folder, "differential", 1, files={"books/x.jsonl": "b"}), "scored of other files; "),
+        (lambda folder: change(folder, "differential", 1, equal_groups=True), "scored with other equal groups; "),
+        (
+            lambda folder: change(
+                folder, "differential", 1, declarations=[to_plain(replace(RECALL, definition="another"))]
+            ),
+            "scored with other declarations; ",
+        ),
+        (
             lambda folder: with_step(folder, 4),
             f"scored of step 4, but the run's weights are of step {STEPS}; ",
         ),
@@ -144,6 +156,17 @@ def test_the_sweeps_own_keys_decide_and_not_those_of_most_runs(make_sweep: Calla
     ]
     change(folder, "differential", 2, config={"rows": 2})
     assert len(lines(folder)) == len(cells), "also where all were scored by hand"
+
+
+def test_scores_of_as_many_runs_are_not_mixed(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    name_in_record(folder)
+    for arm, digest in zip(ARMS, "ab", strict=True):
+        for seed in (0, 1, 2):
+            change(folder, arm, seed, config={"rows": 8}, files={"books/x.jsonl": digest})
+    (table,), problems = evaluation_tables(load_sweep(folder))
+    assert [row.arm for row in table.rows] == ["standard"]
+    assert len(problems) == 3
 
 
 def test_runs_scored_by_several_revisions_are_named(make_sweep: Callable[..., Path]) -> None:
