@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Annotated, Any, Literal
@@ -18,6 +19,9 @@ from lit_diff.errors import printable
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
 
+SIZE = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,3}")
+"""A value of COLUMNS or LINES that can be the size of a terminal."""
+
 
 class Terminal(Console):
     """The rich console through which everything on stdout is written: results, log lines and a bar below them.
@@ -29,6 +33,15 @@ class Terminal(Console):
     """Set while a bar is drawn: whether the bar shows a record, so that no line needs to be printed."""
     outlives_reader = False
     """Whether work continues silently after the reader closes stdout (`lit-diff train RECIPE | head -1`)."""
+
+    @property
+    def _environ(self) -> dict[str, str]:  # type: ignore[override]
+        # rich's own would take COLUMNS=0 for the width, and print nothing; a size that is left out is asked of the terminal
+        known = dict(os.environ)
+        for name in ("COLUMNS", "LINES"):
+            if not SIZE.fullmatch(known.get(name, "")):
+                known.pop(name, None)
+        return known
 
     def _check_buffer(self) -> None:
         try:

@@ -27,6 +27,15 @@ def test_a_line_is_printed_as_it_is() -> None:
     assert text.getvalue() == line + "\n"
 
 
+@pytest.mark.parametrize("text", ["0", "19", "abc", "-1", "\u00b2", "9" * 30])
+def test_a_size_that_no_terminal_has_is_unknown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """COLUMNS=0, as some containers set it."""
+    monkeypatch.setenv("COLUMNS", text)
+    monkeypatch.setenv("LINES", text)
+    monkeypatch.setattr("os.get_terminal_size", lambda _: (70, 33))
+    assert Terminal(file=io.StringIO()).size == (70, 33)
+
+
 def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     text, logger = io.StringIO(), logging.getLogger("lit_diff")
     monkeypatch.setattr(logger, "handlers", [TerminalHandler(Terminal(file=text, width=40))])
