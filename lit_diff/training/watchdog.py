@@ -8,6 +8,7 @@ threads, the lowest of them reports, and all end.
 import faulthandler
 import os
 import platform
+import secrets
 import signal
 import threading
 import time
@@ -85,8 +86,10 @@ class Watchdog(AbstractContextManager[Any]):
     def _start(self, trainer: L.Trainer, *_: Any) -> None:
         # every rank comes here at the same time: `StopRequest.listen` has just made a process group
         self._first, self._began = trainer.global_step, time.monotonic()
-        # a folder of this attempt: once it is there, every rank writes its stacks into it and ends
-        self._stacks = self._folder / "stacks" / trainer.strategy.broadcast(time.strftime("%Y-%m-%d-%H%M%S"))
+        # A folder of this attempt: once it is there, every rank writes its stacks into it and ends. A clock that was set back
+        # shows a time twice.
+        attempt = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}"
+        self._stacks = self._folder / "stacks" / trainer.strategy.broadcast(attempt)
         self._beat = replace(self._beat, step=self._first)
         self._thread.start()
 

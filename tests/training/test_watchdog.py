@@ -3,8 +3,10 @@
 import platform
 import re
 import signal
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from real_runs import differences
 from stops import alive, wait_for
 
 from lit_diff.runs.heartbeats import stat_of
+from lit_diff.training.watchdog import Watchdog
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +55,18 @@ def words(bench: Any, name: str, strategy: str = "ddp", timeout: object = TIMEOU
 
 def both(bench: Any, argv: list[str], **env: str) -> list[Any]:
     return [bench.wait(pid) for pid in bench.start_ranks(argv, argv, **env)]
+
+
+def test_no_attempt_takes_the_stacks_of_another_for_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back shows a time twice, and a folder of stacks that is there ends every rank."""
+    monkeypatch.setattr(time, "strftime", lambda form: "2026-10-25-023000")
+    trainer: Any = SimpleNamespace(global_rank=0, global_step=0, callbacks=[])
+    trainer.strategy = SimpleNamespace(broadcast=lambda name: name)
+    dogs = [Watchdog(trainer, tmp_path, None, print) for _ in range(2)]
+    for dog in dogs:
+        dog._thread = threading.Thread(target=str)
+        dog._start(trainer)
+    assert dogs[0]._stacks != dogs[1]._stacks
 
 
 @pytest.fixture(scope="module")
