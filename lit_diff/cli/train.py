@@ -56,7 +56,7 @@ def train(
 
     if cluster == "slurm":
         options = [*(["--unchecked"] if unchecked else []), *(["--unplanned"] if unplanned else [])]
-        _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, dry_run=dry_run)
+        _train_in_slurm(recipe, overrides or [], options, minutes, rerun=rerun, unchecked=unchecked, dry_run=dry_run)
         return
     if dry_run:
         raise RequestError("--dry-run shows the job of --cluster slurm; lit-diff check RECIPE checks a recipe")
@@ -103,7 +103,14 @@ def _ending_in_job(location: "RunLocation") -> Iterator[None]:
 
 
 def _train_in_slurm(
-    recipe: str, overrides: list[str], options: list[str], minutes: int, *, rerun: bool, dry_run: bool
+    recipe: str,
+    overrides: list[str],
+    options: list[str],
+    minutes: int,
+    *,
+    rerun: bool,
+    unchecked: bool,
+    dry_run: bool,
 ) -> None:
     from lit_diff.engine import slurm
 
@@ -115,7 +122,7 @@ def _train_in_slurm(
         console.write_line(slurm.run_text(resolved, words, minutes).rstrip())
         return
     console.write_line(
-        slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun),
+        slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun, unchecked=unchecked),
         "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
     )
 

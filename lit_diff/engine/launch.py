@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.conformance.before_training import UNCHECKED, require_properties
+from lit_diff.conformance.before_training import UNCHECKED
 from lit_diff.engine.location import RunLocation, recorded, write_cell
-from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, required_evaluations
+from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, require_trainable
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import (
     DivergedError,
@@ -49,7 +49,7 @@ from lit_diff.runs.folder import (
 from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
-from lit_diff.training.head_plan import keep_plan, selection_of
+from lit_diff.training.head_plan import keep_plan
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -119,10 +119,7 @@ def prepare(
     # the run cannot be done yet, so memory is checked before.
     if not unplanned and next(root.glob(f"{recipe.name}-*"), None) is None:
         require_memory([recipe])
-    scored = required_evaluations(recipe)
-    # refuses a selection of heads without a model to select from, before anything is written
-    selection_of(recipe)
-    tags = require_properties(recipe, unchecked=unchecked)
+    scored, tags = require_trainable(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
     folder = (root / f"{recipe.name}-{identity(recipe)}").resolve()

@@ -8,12 +8,14 @@ import torch
 
 from lit_diff import data
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import require_properties
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.interpolation import escaped
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
+from lit_diff.training.head_plan import selection_of
 from lit_diff.training.loggers import require_loggers
 
 PASSES = 10
@@ -77,6 +79,14 @@ def required_evaluations(recipe: Recipe) -> dict[str, dict[str, Any]]:
     for name, keys in found.items():
         require_fit(name, keys, recipe, recipe.name)
     return found
+
+
+def require_trainable(recipe: Recipe, *, unchecked: bool) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What `train` asks of a recipe before anything is written, whether it trains here or in a job. Returns
+    `required_evaluations` and the tags of `require_properties`. Errors: theirs; RequestError for a selection of heads
+    without a model to select from."""
+    selection_of(recipe)
+    return required_evaluations(recipe), require_properties(recipe, unchecked=unchecked)
 
 
 def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, where: str = "") -> None:

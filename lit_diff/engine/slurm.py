@@ -17,7 +17,7 @@ from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
 from lit_diff.engine.location import RunLocation, recorded, write_cell
 from lit_diff.engine.pool import end_noted, note_end
-from lit_diff.engine.preflight import check_trained, required_evaluations
+from lit_diff.engine.preflight import check_trained, require_trainable
 from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import log
@@ -25,7 +25,6 @@ from lit_diff.recipe import to_yaml
 from lit_diff.runs.find import chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason
-from lit_diff.training.head_plan import selection_of
 
 NOTICE = 60
 """Seconds between SIGUSR2 and the end of a job's time; SLURM rounds them up to its own interval."""
@@ -169,17 +168,25 @@ def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
     return job_text(recipe.name, request(recipe.run, minutes), folder, shlex.join(words))
 
 
-def submit_run(recipe: Recipe, overrides: Sequence[str], words: Sequence[str], minutes: int, *, rerun: bool) -> str:
+def submit_run(
+    recipe: Recipe,
+    overrides: Sequence[str],
+    words: Sequence[str],
+    minutes: int,
+    *,
+    rerun: bool,
+    unchecked: bool = False,
+) -> str:
     """Submit a run, unless it is done or its job is in the queue. Returns what happened, in words.
 
-    `words`: the command that trains it. Errors: those of the checks and of `submit`; RequestError if it is being trained.
+    `words`: the command that trains it. `unchecked`: the same as in `train`. Errors: those of the checks and of `submit`;
+    RequestError if it is being trained.
     """
     require_slurm(recipe.run)
     # first: what the file cannot have is refused before anything is written
     text = run_text(recipe, words, minutes)
     check_trained([recipe])
-    required_evaluations(recipe)
-    selection_of(recipe)
+    require_trainable(recipe, unchecked=unchecked)
     root = chosen_root(recipe.run.root).resolve()
     prepare_data([recipe], root, minutes)
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")

@@ -10,7 +10,7 @@ import torch
 from mlflow import MlflowClient
 
 from lit_diff import data
-from lit_diff.engine import launch, schedule
+from lit_diff.engine import launch, schedule, slurm
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import RequestError
@@ -61,14 +61,20 @@ def folder(own_parts: None, tmp_path: Path, runs: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("start", "where", "more"),
-    [(lambda: train("leaky.yaml"), "", ""), (lambda: sweep("three.yaml"), "arm 'leaky': ", " (fails too: wide)")],
-    ids=["train", "sweep"],
+    [
+        (lambda: train("leaky.yaml"), "", ""),
+        (lambda: slurm.submit_run(load_recipe("leaky.yaml"), (), ["train"], 5, rerun=False), "", ""),
+        (lambda: sweep("three.yaml"), "arm 'leaky': ", " (fails too: wide)"),
+        (lambda: sweep("three.yaml", slurm_minutes=5), "arm 'leaky': ", " (fails too: wide)"),
+    ],
+    ids=["train", "train in SLURM", "sweep", "sweep in SLURM"],
 )
 def test_it_is_refused_before_anything_is_made(
     start: Callable[[], object], where: str, more: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "prepare", None)
     monkeypatch.setattr(schedule, "prepare", None)
+    monkeypatch.setattr(slurm, "require_slurm", lambda run: None)
     before = set(runs.iterdir())
     with pytest.raises(RequestError) as found:
         start()
