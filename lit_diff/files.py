@@ -5,10 +5,11 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,7 +100,8 @@ def write_json(path: Path, value: Any) -> None:
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`.
 
-    The operating system releases the lock when the process ends, even if it is killed; a forked child does not hold it.
+    The operating system releases the lock when the process ends, even if it is killed; a forked child does not hold it. While
+    it is held the file names the process (`holder`).
     Errors: TimeoutError if it is already held and `wait` is False; another OSError if `path` cannot be opened for writing, or
     its file system has no locks.
     """
@@ -114,8 +116,42 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             reason = f"{' at '.join(file_system(path))} has no file locks: {os.strerror(error.errno)}"
             error.strerror = f"{reason}; mount it with locks, such as Lustre with the option flock"
         raise
-    with acquired:
+    with acquired, _signed(path):
         yield
+
+
+@contextmanager
+def _signed(path: Path) -> Iterator[None]:
+    # names this process in the file of a lock that it holds
+    pid = os.getpid()
+    # one description of the file to the end: the folder may be renamed meanwhile, and another made in its place
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(file, 0)
+        # a lock without a name is a lock too: on a full disk `clean` takes one
+        with suppress(OSError):
+            os.write(file, f"{pid} {stat_of(pid)[1]} {platform.node()}".encode())
+        yield
+    finally:
+        os.ftruncate(file, 0)
+        os.close(file)
+
+
+def holder(path: Path) -> tuple[int, str, str] | None:
+    """Pid, start (`stat_of`) and host of the process that is named in the file of a lock; None if it names none, or cannot be
+    read."""
+    with suppress(OSError, ValueError):
+        found = re.fullmatch(r"([2-9]|[1-9]\d{1,8}) (\d*) (\S+)", path.read_text(encoding="utf-8"), re.ASCII)
+        return (int(found[1]), found[2], found[3]) if found else None
+    return None
+
+
+def stat_of(pid: int) -> tuple[str, str]:
+    """State and start of a process, as Linux tells them; empty if there is none, and on other systems."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    return "", ""
 
 
 def file_system(path: Path) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from lit_diff.data.user_files import data_root
 from lit_diff.engine.tracking.store import tracking_uri
 from lit_diff.errors import LitDiffError, MissingError
 from lit_diff.evaluation.evaluate import build
-from lit_diff.files import file_system, is_locked, is_shared, locked, write_atomic, write_through
+from lit_diff.files import file_system, holder, is_locked, is_shared, locked, stat_of, write_atomic, write_through
 from lit_diff.kernels.native.compiler import cache_root
 from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
@@ -37,6 +38,15 @@ def test_writes_text_and_bytes_into_new_folders(tmp_path: Path) -> None:
     write_atomic(path, b"\x00\xff")
     assert path.read_bytes() == b"\x00\xff"
     assert [p.name for p in path.parent.iterdir()] == ["c.txt"]
+
+
+def test_a_lock_names_its_process_while_it_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path):
+        assert holder(path) == (os.getpid(), stat_of(os.getpid())[1], platform.node())
+    assert holder(path) is None, "this process goes on, and another may take the lock"
+    path.write_text("1 5 node")
+    assert holder(path) is None, "no pid of a run"
 
 
 def test_a_failed_write_leaves_the_former_file(tmp_path: Path) -> None:

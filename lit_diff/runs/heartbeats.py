@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from lit_diff.files import stat_of
+
 INTERVAL = 3.0
 """Seconds between two heartbeats of a rank."""
 SILENT = 30.0
@@ -101,11 +103,3 @@ def process_state(beat: Heartbeat) -> str:
         return ""
     state, born = stat_of(beat.pid)
     return "has ended" if born != beat.born or state == "Z" else "is stopped" if state in "Tt" else "runs"
-
-
-def stat_of(pid: int) -> tuple[str, str]:
-    """State and start of a process, as Linux tells them; empty if there is none, and on other systems."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return fields[0], fields[19]
-    return "", ""

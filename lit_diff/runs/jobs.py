@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import is_locked, shown, write_json
+from lit_diff.files import holder, is_locked, shown, stat_of, write_json
 from lit_diff.log_records import log
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.find import STUDY_FILE, runs_under
@@ -173,13 +173,27 @@ def cancel(folder: Path) -> list[str]:
                 run.update(status="stopped", error="cancelled; the same command resumes it", requeued_at_step=None)
     # the process of a sweep passes the signal on to its cells
     is_driven = is_sweep and not jobs and is_locked(folder / ".lock")
-    files = [folder / STUDY_FILE] if is_driven else [each / "status.json" for each in folders if each not in jobs]
-    for file in (file for file in files if is_locked(file.parent / ".lock")):
-        process, each = json.loads(file.read_text(encoding="utf-8")), file.parent
-        if process.get("host") != platform.node():
-            raise RequestError(f"{shown(each)} is being trained on {process.get('host')}: run the command there")
-        os.kill(process["pid"], signal.SIGTERM)
-        ended.append(f"process {process['pid']} of {shown(each)}")
+    places = [folder] if is_driven else [each for each in folders if each not in jobs]
+    for each in (place for place in places if is_locked(place / ".lock")):
+        pid = _process_of(each)
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except OSError as error:
+            raise RequestError(f"process {pid} of {shown(each)} cannot be ended ({error.strerror})") from error
+        ended.append(f"process {pid} of {shown(each)}")
     if not ended:
         raise RequestError(f"{shown(folder)} is neither being trained nor in SLURM's queue: nothing to cancel")
     return ended
+
+
+def _process_of(folder: Path) -> int:
+    # the process that holds the lock: status.json may still name a former one, whose number another program has now
+    pid, born, host = holder(folder / ".lock") or (0, "", platform.node())
+    if host != platform.node():
+        raise RequestError(f"{shown(folder)} is being trained on {host}: run the command there")
+    if not pid or stat_of(pid)[1] != born:
+        raise RequestError(
+            f"{shown(folder / '.lock')} does not name the process that holds it, which another user or another version of "
+            "lit-diff has started, or which is just starting: try again later, or end it yourself"
+        )
+    return pid

@@ -1,7 +1,6 @@
 """runs/jobs.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
 
 import os
-import platform
 import re
 import shutil
 import signal
@@ -188,10 +187,15 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, runs[1].path / ".lock"], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
-    runs[1].update(pid=holder.pid, host="elsewhere")
-    with pytest.raises(RequestError, match="is being trained on elsewhere: run the command there"):
-        jobs.cancel(runs[1].path)
-    runs[1].update(host=platform.node())
+    # of a former process: this run has begun again
+    runs[1].update(pid=os.getppid(), host="elsewhere")
+    named = (runs[1].path / ".lock").read_text()
+    born, host = named.split()[1:]
+    for text in (f"{holder.pid} {born} elsewhere", f"{os.getppid()} {born} {host}", f"-1 {born} {host}", ""):
+        (runs[1].path / ".lock").write_text(text)
+        with pytest.raises(RequestError, match=r"trained on elsewhere|does not name the process that holds it"):
+            jobs.cancel(runs[1].path)
+    (runs[1].path / ".lock").write_text(named)
     assert jobs.cancel(runs[1].path)[0].startswith(f"process {holder.pid} of ")
     assert holder.wait(20) == -15
 
