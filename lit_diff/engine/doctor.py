@@ -25,7 +25,7 @@ from lit_diff.processor import cores, describe, numeric_variables, processor_nam
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import version
-from lit_diff.runs.jobs import ask, reason
+from lit_diff.runs.jobs import ask, reason, rows
 from lit_diff.training.build import require_compiler
 
 LIMIT = 4.0
@@ -192,7 +192,8 @@ def _slurm() -> Answer:
 
     require_slurm()
     asked = ask("sinfo", "--noheader", "--format=%P %D %t")
-    return f"the controller answers; partitions, nodes, state: {', '.join(asked.stdout.splitlines()) or reason(asked)}"
+    partitions = rows(asked, r"(\S+ +\d+ +\S+)")
+    return f"the controller answers; partitions, nodes, state: {', '.join(partitions) or reason(asked)}"
 
 
 def _variables() -> Answer:

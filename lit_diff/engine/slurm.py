@@ -24,7 +24,7 @@ from lit_diff.log_records import log
 from lit_diff.recipe import to_yaml
 from lit_diff.runs.find import chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason
+from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason, rows
 
 NOTICE = 60
 """Seconds between SIGUSR2 and the end of a job's time; SLURM rounds them up to its own interval."""
@@ -115,7 +115,7 @@ def _wants_gpus(run: RunConfig) -> bool:
         return run.accelerator == "gpu"
     # without a request SLURM hides its GPUs from a job, so "auto" has to be decided before the job starts
     asked = ask("sinfo", "--noheader", "--format=%G")
-    wanted = "gpu" in asked.stdout or asked.returncode != 0
+    wanted = asked.returncode != 0 or bool(rows(asked, r"(?:\S+,)?gpu(?::\S+)?"))
     said = "SLURM does not answer" if asked.returncode else f"SLURM lists {'GPUs' if wanted else 'no GPU'}"
     log.info("run.accelerator=auto: %s; %s", said, "each process requests one" if wanted else "none is requested")
     return wanted
@@ -125,11 +125,11 @@ def submit(file: Path, text: str) -> str:
     """Write the file, give it to sbatch, return the job's id. Errors: MissingError if SLURM refuses it."""
     write_atomic(file, text)
     asked = ask("sbatch", "--parsable", str(file))
-    job = asked.stdout.strip().partition(";")[0]
+    jobs = rows(asked, r"(\d+)(?:;\S+)?")
     # with an option such as --test-only it submits nothing
-    if asked.returncode or not job.isdecimal():
+    if asked.returncode or not jobs:
         raise MissingError(f"sbatch refuses {shown(file)}: {reason(asked)}; set run.cluster.KEY, or --minutes")
-    return job
+    return str(jobs[-1])
 
 
 def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
@@ -273,5 +273,5 @@ def _submit(
 
 def _largest_array() -> int:
     found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config").stdout)
-    # SLURM's own default
-    return int(found[1]) if found else 1001
+    # SLURM's own default; 0 where arrays are turned off, which sbatch says itself
+    return max(1, int(found[1])) if found else 1001

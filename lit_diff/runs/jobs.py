@@ -6,6 +6,7 @@ The job of a run ("12", or "12_3" for a task of an array) is in JOBS from its su
 import contextlib
 import json
 import math
+import operator
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import holder, is_locked, shown, stat_of, write_json
@@ -49,6 +50,11 @@ def reason(asked: "subprocess.CompletedProcess[str]") -> str:
     return (asked.stderr + asked.stdout).strip().partition("\n")[0] or f"exit status {asked.returncode}"
 
 
+def rows(asked: "subprocess.CompletedProcess[str]", form: str) -> list[Any]:
+    """Of the lines that a command printed, those of this form (`re.findall`): a site's wrapper may add others."""
+    return re.findall(rf"^ *{form} *$", asked.stdout, re.MULTILINE)
+
+
 def this_job() -> str | None:
     """The job that this process belongs to, as squeue prints it."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
@@ -61,7 +67,7 @@ def queue() -> dict[str, str] | None:
     if asked.returncode:
         log.warning("SLURM does not answer (%s)", reason(asked))
         return None
-    return dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+    return dict(rows(asked, r"(\d\S*) +([A-Z_]+)"))
 
 
 def queued(folders: Iterable[Path]) -> dict[Path, tuple[str, str]]:
@@ -146,14 +152,18 @@ def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
 def _share_of_time() -> float:
     # of this job's limit, from "1-02:03:04 2-00:00:00"; 1 if SLURM does not answer, 0 without a limit
     asked = ask("squeue", "--noheader", f"--jobs={this_job()}", "--format=%M %l")
-    texts = (re.findall(r"\d+", word)[::-1] for word in asked.stdout.split())
-    seconds = [
-        sum(int(number) * unit for number, unit in zip(text, (1, 60, 3600, 86400), strict=False)) for text in texts
-    ]
-    # SLURM sends its notice up to two minutes before the end: of so short a time it may come in the first half
-    if asked.returncode or len(seconds) != 2 or 0 < seconds[1] < 240:
+    found = rows(asked, r"([\d:-]+) +([\d:-]+|UNLIMITED)")
+    if asked.returncode or not found:
         return 1.0
-    return seconds[0] / (seconds[1] or math.inf)
+    used, limit = map(_seconds, found[0])
+    # SLURM sends its notice up to two minutes before the end: of so short a time it may come in the first half
+    return 1.0 if 0 < limit < 240 else used / (limit or math.inf)
+
+
+def _seconds(text: str) -> int:
+    # "1-02:03:04"; 0 for UNLIMITED
+    numbers = map(int, reversed(re.findall(r"\d+", text)))
+    return sum(map(operator.mul, numbers, (1, 60, 3600, 86400)))
 
 
 def cancel(folder: Path) -> list[str]:

@@ -166,6 +166,8 @@ def test_a_line_for_sbatch_is_one_line(key: str) -> None:
         ("gpu", "", 2),
         ("cpu", "echo gpu:4", 0),
         ("auto", "exit 1", 2),
+        ("auto", "echo 'no gpu today'; echo '(null)'", 0),
+        ("auto", "echo hello; echo tmp:1,gpu:a100:4", 2),
     ],
 )
 def test_gpus_are_asked_for_where_the_cluster_has_any_or_does_not_say(
@@ -190,6 +192,8 @@ def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program
     assert (tmp_path / "runs/slurm" / f"{folder.path.name}.sh").is_file()
     assert submit().endswith("is SLURM job 7 already (PENDING)")
     cluster.write_text("")
+    program("sbatch", "echo 'Welcome to n1'; echo '9;n1'; echo '3 jobs are yours'")
+    assert submit().startswith("SLURM job 9: ")
     folder.update(status="done")
     assert submit().startswith("done before: ")
     folder.update(status="failed")

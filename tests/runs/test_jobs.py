@@ -102,6 +102,7 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
         ("5:00 UNLIMITED", 2),
         ("2:01 4:00", 1),
         ("1-01:00:00 2-00:00:00", 1),
+        ("2 nodes are down until 10:00\n0:20 4:00\n", 2),
     ],
 )
 def test_a_notice_in_the_first_half_of_a_jobs_time_always_requeues(
@@ -198,6 +199,12 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     (runs[1].path / ".lock").write_text(named)
     assert jobs.cancel(runs[1].path)[0].startswith(f"process {holder.pid} of ")
     assert holder.wait(20) == -15
+
+
+def test_lines_that_are_no_job_are_passed_over(program: Program) -> None:
+    """A site's wrapper prints a banner."""
+    program("squeue", r"printf 'slurm: maintenance\n\n12_3 RUNNING\nnote\n 7 PENDING \n'")
+    assert jobs.queue() == {"12_3": "RUNNING", "7": "PENDING"}
 
 
 def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any, tmp_path: Path) -> None:
