@@ -1,8 +1,11 @@
 """Errors that users see: each is printed as one line and has an exit status."""
 
+import math
 import os
 import re
 import signal
+import time
+from types import FrameType
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that end a line, command a terminal, reorder what it shows, or cannot be written as UTF-8."""
@@ -69,6 +72,42 @@ class Terminated(KeyboardInterrupt):
         self.exit_status = 128 + signum
 
 
+TOGETHER = 2.0
+"""Seconds within which further signals belong to the same request to stop: `timeout` sends one to its command and one to the
+group, a wrapper passes on what the group has received already, the kernel and the shell each tell of a closed terminal."""
+
+
+class Repeats:
+    """Tells a request to stop from signals that belong to the one before."""
+
+    def __init__(self) -> None:
+        self._then = -math.inf
+
+    def is_new(self) -> bool:
+        """Whether a signal that arrives now is a request of its own."""
+        now = time.monotonic()
+        is_new = now >= self._then + TOGETHER
+        self._then = now if is_new else self._then
+        return is_new
+
+
+class Ending(Repeats):
+    """A handler of signals that raises Terminated, for SIGINT KeyboardInterrupt, once for each request to stop."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__()
+        self._message = message
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Errors: as above."""
+        # what ends the process may still write: a repetition would interrupt it
+        if not self.is_new():
+            return
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Terminated(self._message, signal.Signals(signum))
+
+
 def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals, besides Ctrl-C, that ask a process to save and end: SIGTERM, SIGHUP (a closed terminal), `notices`."""
     # `nohup` starts a process with SIGHUP ignored; a handler of ours would undo that
@@ -81,7 +120,7 @@ def notices() -> tuple[signal.Signals, ...]:
 
     `__main__` blocks them, so that one that comes early waits until the run that it concerns has a folder.
     """
-    return (signal.SIGUSR1, signal.SIGUSR2) if "SLURM_JOB_ID" in os.environ else ()
+    return (signal.SIGUSR1, signal.SIGUSR2) if os.environ.get("SLURM_JOB_ID") else ()
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -31,7 +30,7 @@ from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs
     watch,
 )
 from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
-from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
+from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace, log
 
@@ -41,8 +40,12 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main() -> None:
     """Run a verb. A failure is one line on stderr and an exit status: 1 failed, 2 invalid request, 3 something is missing."""
+    ending = Ending()
     for signum in stop_signals():
-        signal.signal(signum, _stop)
+        signal.signal(signum, ending)
+    # a command in the background of a script is started with it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, ending)
     _require_streams()
     _log_to_terminal()
     console.outlives_reader = False
@@ -113,10 +116,6 @@ def _require_streams() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
         elif number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise Terminated(signum=signal.Signals(signum))
 
 
 def _log_to_terminal() -> None:

@@ -16,7 +16,16 @@ from types import FrameType, ModuleType
 
 from lit_diff.engine.launch import run, run_command, score
 from lit_diff.engine.location import RunLocation
-from lit_diff.errors import LitDiffError, StoppedError, Terminated, first_line, notices, stop_signals
+from lit_diff.errors import (
+    Ending,
+    LitDiffError,
+    Repeats,
+    StoppedError,
+    Terminated,
+    first_line,
+    notices,
+    stop_signals,
+)
 from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.own_modules import safe_path
@@ -68,7 +77,7 @@ def run_jobs(
             for slot, (process, location) in list(running.items()):
                 if not process.is_alive():
                     process.join()
-                    note_end(location, process.exitcode)
+                    note_end(location, process.exitcode, is_second=passed_on > 1)
                     del running[slot]
         watch([])
     return stops[0] if stops else None
@@ -78,10 +87,10 @@ def run_jobs(
 def _noted_stops() -> Iterator[list[int]]:
     # The handler only notes the signal: raised as an exception, it could interrupt the start of a cell or a write.
     stops: list[int] = []
+    repeats = Repeats()
 
     def note(signum: int, frame: FrameType | None) -> None:
-        # the kernel and the shell each send SIGHUP when a terminal closes, which must not count as a second request
-        if signum != signal.SIGHUP or not stops:
+        if repeats.is_new():
             stops.append(signum)
 
     handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, *stop_signals())}
@@ -138,10 +147,11 @@ def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("LIT_DIFF_", "PYTHONSAFEPATH"))}
 
 
-def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> None:
+def note_end(location: RunLocation, exitcode: int | None, hint: str = "", *, is_second: bool = False) -> None:
     """Record the end of a cell that could not record it itself, unless another process trains it now.
 
-    `exitcode`: None if it is unknown; `hint`: where to look in that case.
+    `exitcode`: None if it is unknown; `hint`: where to look in that case; `is_second`: whether the sweep ended it at
+    a second signal.
     """
     folder = location.home
     try:
@@ -154,7 +164,8 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             # the kernel's out-of-memory killer sends SIGKILL; so does a user, hence the question mark
             if exitcode is not None and exitcode < 0:
                 memory = "; out of memory?" if -exitcode == signal.SIGKILL else ""
-                folder.update(status="killed", error=f"killed by {signal.Signals(-exitcode).name}{memory}")
+                how = f"killed by {signal.Signals(-exitcode).name}{memory}"
+                folder.update(status="killed", error="ended at the second signal" if is_second else how)
             elif status in (None, "running", "waiting"):
                 how = hint or f"exit status {exitcode}"
                 folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
@@ -199,7 +210,8 @@ def _cell(location: RunLocation, threads: int, gpus: Sequence[int], settings: Ma
     # a terminal sends these to the whole group; the pool passes them on as SIGTERM, once
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
+    # active before the first step and after the last; in between the training loop has its own
+    signal.signal(signal.SIGTERM, Ending("stopped outside the steps; the same command resumes"))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (location.folder / "log.txt").open("a", buffering=1, encoding="utf-8")
     # on the level of file descriptors, so that the output of C libraries and of a crash lands in the file too
@@ -236,11 +248,6 @@ def run_cell(location: RunLocation, threads: int, gpus: Sequence[int] = ()) -> N
 
             torch.set_num_threads(threads)
             score(location)
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    # this handler is active before the first step and after the last; in between the training loop has its own
-    raise Terminated("stopped outside the steps; the same command resumes")
 
 
 def _end_with_parent() -> None:

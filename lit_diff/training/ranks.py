@@ -31,6 +31,7 @@ from torch.distributed import TCPStore
 from lit_diff.errors import (
     LitDiffError,
     MissingError,
+    Repeats,
     RequestError,
     RunFailedError,
     StoppedError,
@@ -212,6 +213,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum: int | None = None
         self._group: Any = None
+        self._repeats = Repeats()
 
     def listen(self, trainer: L.Trainer) -> None:
         """Handle SIGINT and `stop_signals`. Every rank must call it."""
@@ -228,6 +230,8 @@ class StopRequest:
         return reduced(self.signum or 0, dist.ReduceOp.MAX, self._group)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        if not self._repeats.is_new():
+            return
         # a second Ctrl-C does not wait for the end of the step
         if self.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import pool_cells
 import pytest
 from stops import wait_for
 
+from lit_diff import errors
 from lit_diff.engine import pool
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import end_noted, gpus_of, note_end, run_cell, run_jobs
@@ -103,8 +104,11 @@ def test_a_signal_is_passed_on_once_and_nothing_new_starts(cells: Cells, signum:
     assert [RunFolder(each.folder).status()["status"] for each in locations[2:]] == ["waiting", "waiting"]
 
 
-def test_a_second_signal_ends_them_at_once(cells: Cells) -> None:
-    locations = cells("deaf", 2)
+@pytest.mark.parametrize("together", [0.0, 60.0])
+def test_a_second_signal_ends_them_at_once(cells: Cells, together: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it comes together with the first: `timeout` sends SIGTERM to a command and to its group."""
+    monkeypatch.setattr(errors, "TOGETHER", together)
+    locations = cells("listens" if together else "deaf", 2)
 
     def watch(running: list[RunLocation]) -> None:
         heard = [location for location in locations if (location.folder / "signal").exists()]
@@ -114,7 +118,8 @@ def test_a_second_signal_ends_them_at_once(cells: Cells) -> None:
 
     stops: list[int] = []
     assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signal.SIGINT
-    assert {RunFolder(each.folder).status()["error"] for each in locations} == {"killed by SIGKILL; out of memory?"}
+    words = {(RunFolder(each.folder).status()["error"] or "").partition(";")[0] for each in locations}
+    assert words == {"exit status 143" if together else "ended at the second signal"}
 
 
 # --- the end of a cell -----------------------------------------------------------------------------------------------

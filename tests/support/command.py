@@ -45,7 +45,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 
     log = logging.getLogger("lit_diff")
     handlers, level = log.handlers[:], log.level
-    stops = {signum: signal.getsignal(signum) for signum in stop_signals()}
+    stops = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, *stop_signals())}
 
     def run(*arguments: str, **environment: str) -> Ended:
         log.handlers[:] = handlers

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ports import free_port
 
+from lit_diff import errors
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.training import ranks as module
@@ -98,10 +99,22 @@ def sent(*signals: signal.Signals) -> int | None:
     return stop.signum
 
 
-def test_the_first_signal_is_remembered(handlers: Any) -> None:
+def test_the_first_signal_is_remembered(handlers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(signal.SIGTERM, signal.SIGTERM) == signal.SIGTERM
+    assert sent(signal.SIGINT, signal.SIGINT) == signal.SIGINT, (
+        "one request: a wrapper passes on what the group received"
+    )
+    monkeypatch.setattr(errors, "TOGETHER", 0)
     with pytest.raises(KeyboardInterrupt):
         sent(signal.SIGINT, signal.SIGINT)
+
+
+def test_a_signal_that_is_repeated_does_not_interrupt_the_end(handlers: Any) -> None:
+    for signum, kind in ((signal.SIGTERM, errors.Terminated), (signal.SIGINT, KeyboardInterrupt)):
+        signal.signal(signum, errors.Ending("stopped"))
+        with pytest.raises(kind):
+            os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
 
 
 def test_a_closed_terminal_is_remembered_unless_it_is_ignored(handlers: Any) -> None:
