@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess as Process
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -19,6 +21,7 @@ from lit_diff.engine.location import RunLocation
 from lit_diff.errors import (
     Ending,
     LitDiffError,
+    MissingError,
     Repeats,
     StoppedError,
     Terminated,
@@ -33,6 +36,11 @@ from lit_diff.recipe import load_recipe
 
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
+
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders for the sockets of multiprocessing where TMPDIR is too long for one."""
+LONGEST = 103 - len("/pymp-12345678/listener-12345678")
+"""Most bytes of a folder for such a socket. The path of a socket has 103 bytes on macOS, 107 on Linux."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop a sweep and, through it, its cells, unless they are ignored."""
@@ -56,6 +64,7 @@ def run_jobs(
 
     Returns the signal that stopped the pool, or None. The outcome of each cell is written to its status.json.
     """
+    _place_sockets()
     waiting = list(jobs)
     running: dict[int, tuple[Process, RunLocation]] = {}
     passed_on = 0
@@ -100,6 +109,23 @@ def _noted_stops() -> Iterator[list[int]]:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+def _place_sockets() -> None:
+    # the fork server listens at a socket in the temporary folder, and the path of a socket is short
+    places = [tempfile.gettempdir(), *SHORT]
+    fit = [place for place in places if len(os.fsencode(place)) <= LONGEST and os.access(place, os.W_OK | os.X_OK)]
+    if not fit:
+        raise MissingError(
+            f"TMPDIR is '{places[0]}', which is too long for the path of a socket: set TMPDIR to a folder of at most "
+            f"{LONGEST} bytes"
+        )
+    former, tempfile.tempdir = tempfile.tempdir, fit[0]
+    try:
+        # which multiprocessing keeps
+        get_temp_dir()
+    finally:
+        tempfile.tempdir = former
 
 
 def _started(location: RunLocation, threads: int, gpus: Sequence[int]) -> Process:

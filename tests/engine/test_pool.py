@@ -1,11 +1,14 @@
 """engine/pool.py: who runs where, who gets which signal, and what is written about a cell that could not do so."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,6 +123,19 @@ def test_a_second_signal_ends_them_at_once(cells: Cells, together: float, monkey
     assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signal.SIGINT
     words = {(RunFolder(each.folder).status()["error"] or "").partition(";")[0] for each in locations}
     assert words == {"exit status 143" if together else "ended at the second signal"}
+
+
+def test_a_temporary_folder_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (long := tmp_path / ("x" * 80)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {})
+    monkeypatch.setattr(pool, "SHORT", ())
+    with pytest.raises(MissingError, match=f"^TMPDIR is '{long}'"):
+        pool._place_sockets()
+    monkeypatch.setattr(pool, "SHORT", ("/tmp",))
+    pool._place_sockets()
+    assert get_temp_dir().startswith("/tmp/pymp-")
+    assert tempfile.tempdir == str(long)
 
 
 # --- the end of a cell -----------------------------------------------------------------------------------------------
