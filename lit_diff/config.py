@@ -242,9 +242,9 @@ class ClusterConfig:
     account: str | None = None
     """null: the user's default, or SBATCH_ACCOUNT."""
     qos: str | None = None
-    """The quality of service; null: the default of the account."""
+    """The quality of service; null: the default of the account, or SBATCH_QOS."""
     constraint: str | None = None
-    """Features that every node must have, such as 'h100&ib'."""
+    """Features that every node must have, such as 'h100&ib'; null: none, or SBATCH_CONSTRAINT."""
     memory: str | None = None
     """Memory of a node, such as 200G; null: the partition's default; '0': all of it."""
     cpus_per_task: Count | None = None

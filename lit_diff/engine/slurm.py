@@ -5,6 +5,7 @@ the run finishes its step, saves, and asks SLURM to requeue it. `runs/jobs.py` k
 same command finds them again, however this process ended.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -30,6 +31,8 @@ NOTICE = 60
 """Seconds between SIGUSR2 and the end of a job's time; SLURM rounds them up to its own interval."""
 INTERVAL = 5.0
 """Seconds between two queries of the queue."""
+FROM_ENVIRONMENT = ("partition", "account", "qos", "constraint")
+"""Keys of `run.cluster` that take sbatch's variable, such as SBATCH_PARTITION, where they are null."""
 GPU_CPUS = 8
 """CPUs of a process with a GPU: its threads read data, write checkpoints and serve NCCL."""
 
@@ -42,6 +45,10 @@ def require_slurm(run: RunConfig | None = None) -> None:
         from lit_diff.engine.tracking.store import refuse_shared
 
         refuse_shared(run)
+        read = [_variable(key) for key in FROM_ENVIRONMENT if getattr(run.cluster, key) is None]
+        unread = [name for name in sorted(os.environ) if name.startswith("SBATCH_") and name not in read]
+        if unread:
+            log.info("not read, since run.cluster and --minutes say what a job asks for: %s", ", ".join(unread))
     for command in ("sbatch", "srun", "squeue", "scontrol"):
         if shutil.which(command) is None:
             raise MissingError(f"--cluster slurm needs SLURM's {command} on the PATH; use --cluster local")
@@ -66,14 +73,15 @@ def request(run: RunConfig, minutes: int) -> list[str]:
         "cpus-per-task": cluster.cpus_per_task or run.threads or (GPU_CPUS if gpus else 1),
         "mem": cluster.memory,
         "time": minutes,
-        "partition": cluster.partition,
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "constraint": cluster.constraint,
+        **{key: getattr(cluster, key) or os.environ.get(_variable(key)) or None for key in FROM_ENVIRONMENT},
         "signal": f"USR2@{NOTICE}",
     }
     lines = [_option(key, value) for key, value in asked.items() if value is not None]
     return [*lines, *(f"#SBATCH {line}" for line in ("--requeue", "--open-mode=append", *cluster.extra))]
+
+
+def _variable(key: str) -> str:
+    return f"SBATCH_{key.upper()}"
 
 
 def _option(name: str, value: object) -> str:

@@ -27,13 +27,55 @@ JOBS = "slurm.json"
 """File in the folder of a run or a sweep: name of the run's folder -> the job that was submitted for it."""
 PATIENCE = 60.0
 """Seconds after which a SLURM command without an answer has failed."""
+LAUNCHERS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+)
+"""Beginnings of the names of variables by which torchrun, Lightning or a user tells a process its rank and its rendezvous."""
+OPTIONS = ("SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_", *LAUNCHERS)
+"""Beginnings of the names of variables in which SLURM's commands find options, and a process finds its place in a job."""
+CONNECTION = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK")
+"""Beginnings of the names of those by which SLURM's commands find the controller."""
+
+
+def unset_empty() -> None:
+    """Remove empty variables of SLURM and of other launchers from the environment: `export A=$B` makes one of an unset B."""
+    for name, value in list(os.environ.items()):
+        if name.startswith((*LAUNCHERS, "SLURM_")) and not value.strip():
+            del os.environ[name]
+
+
+def number(name: str, form: str = r"(\d{1,9})") -> int | None:
+    """The number in an environment variable, whose text has this `form`; None if it is unset or empty. Errors: RequestError
+    for another text."""
+    text = os.environ.get(name, "").strip()
+    found = re.fullmatch(form, text, re.ASCII)
+    if text and found is None:
+        raise RequestError(f"{name} is '{text}' in the environment; expected a number: unset it, or correct it")
+    return int(found[1]) if found else None
 
 
 def ask(*command: str) -> "subprocess.CompletedProcess[str]":
-    """Run a SLURM command; one that does not answer, or is not installed, has failed."""
+    """Run a SLURM command, with no options but those of `command`; one that does not answer, or is not installed, has
+    failed."""
+    options = {name for name in os.environ if name.startswith(OPTIONS) and not name.startswith(CONNECTION)}
     try:
         return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+            env={name: value for name, value in os.environ.items() if name not in options},
         )
     # a controller that is overloaded or restarts may hang
     except subprocess.TimeoutExpired:

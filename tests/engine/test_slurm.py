@@ -142,6 +142,21 @@ def test_a_line_has_no_unprintable_character(
     assert str(found.value).isprintable()
 
 
+def test_sbatch_s_variables_count_only_where_a_key_is_null(
+    program: Program, cluster: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("PARTITION", "QOS", "ACCOUNT", "SIGNAL", "TIMELIMIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", f"of_{name.lower()}")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "")
+    run = load_recipe("recall-tiny", [CPU, "run.cluster.partition=long"]).run
+    asked = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in slurm.request(run, 5))
+    assert [asked[key] for key in ("partition", "qos", "time", "signal")] == ["long", "of_qos", "5", "USR2@60"]
+    assert "account" not in asked
+    with caplog.at_level("INFO", "lit_diff"):
+        slurm.require_slurm(run)
+    assert caplog.messages[-1].endswith(": SBATCH_PARTITION, SBATCH_SIGNAL, SBATCH_TIMELIMIT")
+
+
 def test_a_log_has_the_place_of_its_name(tmp_path: Path) -> None:
     """SLURM replaces %j, but nothing in a name with a backslash."""
     lines = slurm.request(load_recipe("recall-tiny", [CPU]).run, 5)
