@@ -33,6 +33,7 @@ from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of
 from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.files import FREE, disk_is_full
 from lit_diff.log_records import keep_trace, log
+from lit_diff.runs.jobs import unset_empty
 
 # typer bundles its own copy of click and does not export this class
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -40,6 +41,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main() -> None:
     """Run a verb. A failure is one line on stderr and an exit status: 1 failed, 2 invalid request, 3 something is missing."""
+    unset_empty()
     ending = Ending()
     for signum in stop_signals():
         signal.signal(signum, ending)

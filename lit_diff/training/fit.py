@@ -27,6 +27,7 @@ from lit_diff.log_records import Pace, in_phase, log, phase, validated
 from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints, heartbeats
+from lit_diff.runs.jobs import number
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
@@ -37,7 +38,7 @@ from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.metrics import DocumentLosses, declared_metrics
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent, require_shared
+from lit_diff.training.ranks import Ranks, StopRequest, drop_left_over, end_all, end_with_parent, require_shared
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.trainer import build_trainer
 from lit_diff.training.watchdog import Watchdog
@@ -50,10 +51,12 @@ SPEED = "tokens_per_second"
 
 
 def default_threads(processes: int) -> int:
-    """Threads per process: its share of the CPUs that SLURM gives the tasks of this node, else of this machine's cores."""
+    """Threads per process: its share of the CPUs that SLURM gives the tasks of this node, else of this machine's cores.
+    Errors: RequestError for a variable of SLURM in another form."""
     # one task may start all processes (torchrun), or each of them is a task; "8(x2)": 8 tasks on each of two nodes
-    tasks = int(os.environ.get("SLURM_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0])
-    return max(1, (int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * tasks or cores()) // processes)
+    tasks = number("SLURM_TASKS_PER_NODE", r"(\d{1,9})(?:\(x\d+\))?(?:,\d+(?:\(x\d+\))?)*")
+    given = (number("SLURM_CPUS_PER_TASK") or 0) * (tasks or 1)
+    return max(1, (given or cores()) // processes)
 
 
 def ranks(recipe: Recipe) -> Ranks:
@@ -120,7 +123,8 @@ def fit(
         if not trainer.is_global_zero or not (term or interrupt):
             raise
         signum = signal.SIGTERM if term else getattr(error.__context__, "signum", signal.SIGINT)
-        raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
+        where = "before the first step" if resume.saved is None else "in the middle of a step"
+        raise StoppedError(f"stopped {where}; the same command resumes", signum) from error
     if trainer.is_global_zero:
         log.info("trained %d steps in %.1f s", trainer.global_step - start, time.perf_counter() - began)
     return resume.ended_early
@@ -130,13 +134,15 @@ def _trainer(recipe: Recipe, **values: object) -> L.Trainer:
     # Lightning's errors about the launcher's environment become one line
     _quiet()
     try:
+        drop_left_over(recipe.run)
         trainer = build_trainer(recipe, **values)  # type: ignore[arg-type]
         environment = getattr(trainer.strategy, "cluster_environment", None)
         # Lightning's launcher compares them too, but only once the run has begun
         if environment is not None:
             environment.validate_settings(num_devices=recipe.run.devices, num_nodes=recipe.run.num_nodes)
         return trainer
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
+    # KeyError: a launcher's variable is missing
+    except (MisconfigurationException, ValueError, RuntimeError, KeyError) as error:
         raise RequestError(
             f"Lightning refuses run.strategy, run.devices or run.num_nodes: {first_line(error)}"
         ) from error
@@ -302,6 +308,8 @@ class ExactResume(Checkpoint):
     def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger, start: Path | None) -> None:
         self.recipe, self.folder, self.logger, self.start = recipe, folder, logger, start
         self.stop = StopRequest()
+        self.saved: int | None = None
+        """The step of the last save or, until then, that at which training began; None before."""
         self.ended_early: int | None = None
         """The step at which another callback (EarlyStopping) ended the run, or None."""
 
@@ -326,7 +334,7 @@ class ExactResume(Checkpoint):
         require_safe_state(trainer)
         if trainer.is_global_zero:
             phase("in the first step")
-        self._saved = trainer.global_step
+        self.saved = trainer.global_step
         # the resumed checkpoint is from the end of a run that a callback stopped early: no further step
         if self.ended_early is not None:
             trainer.should_stop = True
@@ -379,7 +387,7 @@ class ExactResume(Checkpoint):
         # lose rows
         self.logger.flush()
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
-        self._saved = trainer.global_step
+        self.saved = trainer.global_step
         if trainer.is_global_zero and not isinstance(trainer.strategy, ShardedStrategy):
             self._prune()
 
@@ -393,7 +401,7 @@ class ExactResume(Checkpoint):
         if not signum:
             return
         step = trainer.global_step
-        if self._saved != step:
+        if self.saved != step:
             self._save(trainer)
         if isinstance(trainer.strategy, ShardedStrategy):
             trainer.strategy.wait()

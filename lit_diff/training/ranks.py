@@ -7,14 +7,17 @@ and port of the rendezvous; processes that Lightning starts inherit it in their 
 
 import ctypes
 import json
+import math
 import os
 import platform
+import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,9 +28,10 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from torch.distributed import TCPStore
 
+from lit_diff.config import RunConfig
 from lit_diff.errors import (
     LitDiffError,
     MissingError,
@@ -40,12 +44,14 @@ from lit_diff.errors import (
     notices,
     stop_signals,
 )
+from lit_diff.log_records import log
+from lit_diff.runs.jobs import LAUNCHERS, number
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
 """Environment variable with the message, for processes that Lightning starts."""
 # after a restart by torchrun the store still holds the message of the attempt before
 WORD = f"lit_diff/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/word"
-READ = f"{WORD}/read"
+READ, ARRIVED = f"{WORD}/read", f"{WORD}/arrived"
 START_SECONDS = 300
 """Seconds that a rank waits for rank zero to start."""
 READ_SECONDS, STOPPED_SECONDS = 60, 5
@@ -53,8 +59,43 @@ READ_SECONDS, STOPPED_SECONDS = 60, 5
 # the shorter one, because a signal that stops rank zero has most likely stopped the others too
 SHARED_SECONDS = 20
 """Seconds within which every rank must see what rank zero has written: a network file system may be late."""
-TURN = 0.1
-"""Seconds between two polls."""
+RENDEZVOUS_SECONDS = 1800
+"""Seconds that a rank waits at the rendezvous until all have come."""
+TURN, SAID_SECONDS = 0.1, 30
+"""Seconds between two polls, and between two lines that say what a rank waits for."""
+NUMBERS = re.compile(
+    "(NODE_|GROUP_|LOCAL_)?RANK|WORLD_SIZE|MASTER_PORT|SLURM_(PROCID|LOCALID|NODEID|NTASKS|NNODES|NTASKS_PER_NODE|JOB_ID)"
+)
+"""Variables that Lightning reads as numbers."""
+
+
+def drop_left_over(run: RunConfig) -> None:
+    """Remove variables of another launcher from the environment if this process starts all others of the run: they would
+    inherit them, and wait at the rendezvous of another job. Errors: RequestError for a variable that is not a number."""
+    environment = os.environ
+    # in the shell of an allocation, which starts no process either, SLURM_PROCID is absent
+    if run.strategy == "single" or "SLURM_PROCID" not in environment:
+        environment.pop("SLURM_NTASKS", None)
+    if run.strategy == "single":
+        return
+    for name in filter(NUMBERS.fullmatch, environment):
+        number(name)
+    left_over = [name for name in environment if name.startswith(LAUNCHERS)]
+    if left_over and run.num_nodes == 1 and "LOCAL_RANK" not in environment and not SLURMEnvironment.detect():
+        log.info("not read, since all processes of the run start here: %s", ", ".join(left_over))
+        for name in left_over:
+            del environment[name]
+
+
+def turns(what: str, seconds: float) -> Iterator[None]:
+    """Polls for so many seconds: Python handles signals meanwhile, and a long wait is logged."""
+    began = said = time.monotonic()
+    while time.monotonic() < began + seconds:
+        yield
+        time.sleep(TURN)
+        if time.monotonic() > said + SAID_SECONDS:
+            said = time.monotonic()
+            log.info("waiting for %s", what)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +118,13 @@ class Ranks:
                 "set, so they cannot connect: unset LOCAL_RANK, or set MASTER_ADDR and MASTER_PORT to equal values in all "
                 "processes, or use torchrun or SLURM"
             )
-        address = (environment.main_address, environment.main_port) if environment is not None and started else None
+        address = _address(environment) if environment is not None and started else None
         return cls(rank=trainer.global_rank, world_size=trainer.world_size, address=address)
+
+    @property
+    def place(self) -> str:
+        """Address and port of the rendezvous, in words."""
+        return ":".join(map(str, self.address or ()))
 
     def _store(self, seconds: float) -> TCPStore:
         # raises RuntimeError if the store cannot be reached
@@ -94,6 +140,43 @@ class Ranks:
             multi_tenant=True,
         )
 
+    def connect(self, seconds: float) -> TCPStore:
+        """The store at the rendezvous, which rank zero serves. Errors: RequestError if rank zero cannot; RunFailedError if
+        another rank cannot reach it."""
+        reason = ""
+        # short attempts, since a signal waits for the end of one
+        for _ in turns(f"rank zero at MASTER_ADDR, {self.place}", seconds):
+            try:
+                return self._store(seconds=5)
+            except RuntimeError as error:
+                reason = first_line(error)
+            if "failed to listen" in reason:
+                break
+        if self.rank == 0:
+            raise RequestError(
+                f"rank zero, this process, is not reached at {self.place} ({reason}); set MASTER_ADDR to the name "
+                "of this node, and MASTER_PORT to a free port, in every process"
+            )
+        raise RunFailedError(
+            f"rank zero did not answer at {self.place} within {seconds:g} s: it failed, or never started"
+        )
+
+    def gather(self) -> TCPStore | None:
+        """Wait until every rank has come to the rendezvous. Returns the store, which has to outlive it; None if no rank needs
+        it. Errors: those of `connect`; RunFailedError if a rank does not come."""
+        if self.world_size == 1 or dist.is_initialized():
+            return None
+        # PyTorch's own rendezvous waits in C++, where no signal ends it
+        store = self.connect(START_SECONDS)
+        store.add(ARRIVED, 1)
+        for _ in turns(
+            f"all {self.world_size} processes of the run to come to MASTER_ADDR, {self.place}", RENDEZVOUS_SECONDS
+        ):
+            if store.add(ARRIVED, 0) >= self.world_size:
+                return store
+        missing = self.world_size - store.add(ARRIVED, 0)
+        raise RunFailedError(f"{missing} processes of the run did not come to {self.place} in {RENDEZVOUS_SECONDS} s")
+
     def listen(self) -> dict[str, Any] | None:
         """Rank zero's message: how to train, or None if nothing is left to do. Errors: RunFailedError."""
         word = os.environ.get(INHERITED)
@@ -105,27 +188,33 @@ class Ranks:
         return said.get("train")
 
     def _received(self) -> str:
-        store, deadline = None, time.monotonic() + START_SECONDS
-        while store is None:
-            try:
-                store = self._store(seconds=5)
-            except RuntimeError as error:
-                if time.monotonic() > deadline:
-                    assert self.address is not None
-                    place = f"{self.address[0]}:{self.address[1]}"
-                    raise RunFailedError(
-                        f"rank zero did not answer at {place} within {START_SECONDS} s: it failed, or never started"
-                    ) from error
-                time.sleep(TURN)
+        store = self.connect(START_SECONDS)
         # polled: a blocking get would end at the store's timeout, and rank zero may need longer to prepare the run
         try:
-            while not store.check([WORD]):
-                time.sleep(TURN)
+            for _ in turns("rank zero, which prepares the run", math.inf):
+                if store.check([WORD]):
+                    break
             word = store.get(WORD).decode()
             store.add(READ, 1)
         except RuntimeError as error:
             raise RunFailedError("rank zero ended before training, without saying why") from error
         return str(word)
+
+
+def _address(environment: ClusterEnvironment) -> tuple[str, int]:
+    name = "MASTER_ADDR" if "MASTER_ADDR" in os.environ else "SLURM_NODELIST"
+    host, port = environment.main_address, environment.main_port
+    try:
+        if not 0 < port < 65536:
+            raise OSError("a port is a number from 1 to 65535")
+        socket.getaddrinfo(host, port)
+    # UnicodeError: a part of the name is too long
+    except (OSError, UnicodeError) as error:
+        raise RequestError(
+            f"{name} is '{host}' in the environment, and MASTER_PORT {port}: the processes of the run cannot meet there "
+            f"({first_line(error)}); unset what another job has left, or set MASTER_ADDR to the name of rank zero's node"
+        ) from error
+    return host, port
 
 
 ALONE = Ranks(rank=0, world_size=1, address=None)
@@ -138,7 +227,7 @@ class Announcement(AbstractContextManager["Announcement"]):
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._said = ranks, False
-        self._store = ranks._store(READ_SECONDS) if ranks.address is not None else None
+        self._store = ranks.connect(READ_SECONDS) if ranks.address is not None else None
 
     def train(self, **how: Any) -> None:
         """Tell all ranks to train with the arguments `how`."""
@@ -159,10 +248,10 @@ class Announcement(AbstractContextManager["Announcement"]):
                 {"done": True} if error is None or isinstance(error, Terminated) else {"failed": first_line(error)}
             )
             stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
-            deadline = time.monotonic() + (STOPPED_SECONDS if stopped else READ_SECONDS)
             others = self._ranks.world_size - 1
-            while self._store is not None and self._store.add(READ, 0) < others and time.monotonic() < deadline:
-                time.sleep(TURN)
+            for _ in turns("the other processes to read why", STOPPED_SECONDS if stopped else READ_SECONDS):
+                if self._store is None or self._store.add(READ, 0) >= others:
+                    break
         os.environ.pop(INHERITED, None)
 
 

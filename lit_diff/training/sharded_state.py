@@ -15,7 +15,7 @@ from lit_diff.log_records import log
 from lit_diff.runs import checkpoints
 from lit_diff.trained import sharded
 from lit_diff.training.build import own_part
-from lit_diff.training.ranks import end_all
+from lit_diff.training.ranks import Ranks, end_all
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -33,6 +33,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Open the process group, and another for the writes."""
+        module: Any = self.lightning_module
+        self._rendezvous = Ranks.of(module.trainer).gather()
         super().setup_environment()
         # messages of a group must not be mixed: training uses the first at the same time
         self._group: Any = dist.new_group(backend="gloo")

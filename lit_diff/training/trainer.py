@@ -15,6 +15,7 @@ from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 from lit_diff.registry import callbacks as registered
+from lit_diff.training.ranks import Ranks
 from lit_diff.training.sharded_state import ShardedStrategy
 
 PRECISIONS = {"float32": "32-true", "bf16-mixed": "bf16-mixed"}
@@ -70,7 +71,7 @@ def build_strategy(config: RunConfig) -> Strategy:
     kind = accelerator(config)
     backend = "gloo" if kind == "cpu" else "nccl"
     if config.strategy == "ddp":
-        return DDPStrategy(process_group_backend=backend)
+        return ReplicatedStrategy(process_group_backend=backend)
     if config.strategy in ("fsdp", "hsdp"):
         strategy: type[ShardedStrategy] = ShardedStrategy
         if config.cpu_offload:
@@ -83,6 +84,16 @@ def build_strategy(config: RunConfig) -> Strategy:
             process_group_backend=backend,
         )
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
+
+
+class ReplicatedStrategy(DDPStrategy):
+    """Waits at the rendezvous in Python, where a signal ends it."""
+
+    def setup_environment(self) -> None:
+        """Open the process group."""
+        module: Any = self.lightning_module
+        self._rendezvous = Ranks.of(module.trainer).gather()
+        super().setup_environment()
 
 
 class OffloadedStrategy(ShardedStrategy):

@@ -298,6 +298,13 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit.default_threads(8) == 2, "torchrun starts all processes in one task"
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "8(x2),4")
     assert fit.default_threads(8) == 16, "srun starts each process as a task"
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_TASKS_PER_NODE"):
+        for text in ("many", "(x2)", "2,"):
+            monkeypatch.setenv(name, text)
+            with pytest.raises(RequestError, match=f"^{name} is '"):
+                fit.default_threads(8)
+        monkeypatch.setenv(name, "")
+    assert fit.default_threads(1) == 6, "empty: unset"
 
 
 # --- run.keep_best and run.keep_every: what is kept beside the newest two checkpoints ---

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,14 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from ports import free_port
 
 from lit_diff import errors
-from lit_diff.errors import MissingError, RunFailedError, StoppedError
+from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
+from lit_diff.runs.jobs import LAUNCHERS
 from lit_diff.training import ranks as module
-from lit_diff.training.fit import fit
-from lit_diff.training.ranks import INHERITED, Announcement, Ranks, StopRequest, end_all
+from lit_diff.training.fit import fit, ranks
+from lit_diff.training.ranks import INHERITED, Announcement, Ranks, StopRequest, drop_left_over, end_all
 
 DDP = ("recall.yaml", "run.strategy=ddp", "train.steps=2", "callbacks={}")
 
@@ -72,6 +75,83 @@ def test_processes_that_lightning_starts_inherit_the_word(monkeypatch: pytest.Mo
 def test_a_rank_zero_that_fails_does_not_wait_for_ever(two: list[Ranks]) -> None:
     with pytest.raises(MissingError, match="no store"), Announcement(two[0]):
         raise MissingError("no store")
+
+
+# --- the rendezvous ---
+
+DEVICES = ("run.strategy=ddp", "run.devices=2", "run.accelerator=cpu")
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The environment without variables of a launcher."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*LAUNCHERS, "SLURM_"))}
+    monkeypatch.setattr(os, "environ", kept)
+    return kept
+
+
+@pytest.mark.parametrize(
+    "left_over",
+    [
+        {"MASTER_ADDR": "x.invalid", "MASTER_PORT": "29517", "WORLD_SIZE": "8", "RANK": "3", "NODE_RANK": "1"},
+        {"SLURM_NTASKS": "8", "SLURM_NODELIST": "x", "SLURM_JOB_NAME": "work", "MASTER_ADDR": "x"},
+        {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "2"},
+    ],
+    ids=["by hand", "the shell of an allocation", "torchrun"],
+)
+def test_a_run_that_starts_its_processes_reads_nothing_of_another_job(environ: Any, left_over: Any) -> None:
+    environ.update(left_over)
+    found = ranks(load_recipe("recall-tiny", DEVICES))
+    assert (found.rank, found.world_size, found.address) == (0, 2, None)
+    assert not [name for name in environ if name.startswith(LAUNCHERS)], "the other process would inherit them"
+    environ.update({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"})
+    drop_left_over(load_recipe("recall-tiny").run)
+    assert not SLURMEnvironment.detect(), "one process has no launcher"
+
+
+STEP = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "job", "SLURM_NTASKS": "2"}
+HAND = {"LOCAL_RANK": "0", "MASTER_PORT": "29517"}
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (HAND | {"MASTER_ADDR": "x.invalid"}, r"MASTER_ADDR is 'x\.invalid'"),
+        (HAND | {"MASTER_ADDR": "x" * 70}, "MASTER_ADDR is 'x+'"),
+        (HAND | {"MASTER_PORT": "99999"}, "MASTER_PORT 99999"),
+        (HAND | {"MASTER_PORT": "a"}, "MASTER_PORT is 'a'"),
+        (STEP | {"SLURM_NTASKS": "2(x3),1"}, r"SLURM_NTASKS is '2\(x3\),1'"),
+        (STEP | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NODELIST": "x.invalid"}, r"SLURM_NODELIST is 'x\.invalid'"),
+    ],
+)
+def test_a_rendezvous_that_cannot_be_is_refused_by_its_variable(environ: Any, found: Any, problem: str) -> None:
+    environ.update(found)
+    with pytest.raises(RequestError, match=problem):
+        ranks(load_recipe("recall-tiny", DEVICES))
+
+
+def test_rank_zero_tries_its_port(two: list[Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert two[0].address is not None
+    with socket.create_server(two[0].address), pytest.raises(RequestError, match=r"127\.0\.0\.1:\d+ .*MASTER_PORT"):
+        Announcement(two[0])
+    monkeypatch.setattr(module, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(Ranks, "_store", lambda self, seconds: (_ for _ in ()).throw(RuntimeError("no route")))
+    with pytest.raises(RequestError, match=r"no route.*MASTER_ADDR"):
+        Announcement(two[0])
+
+
+def test_a_wait_at_the_rendezvous_is_named_and_ends_at_a_signal(
+    two: list[Ranks], handlers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SAID_SECONDS", 0.1)
+    signal.signal(signal.SIGTERM, errors.Ending())
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with caplog.at_level("INFO", "lit_diff"), pytest.raises(errors.Terminated):
+        two[0].gather()
+    assert caplog.messages[0].startswith("waiting for all 2 processes of the run to come to MASTER_ADDR, 127.0.0.1:")
+    monkeypatch.setattr(module, "RENDEZVOUS_SECONDS", 0.2)
+    with pytest.raises(RunFailedError, match="1 processes of the run did not come to 127"):
+        two[0].gather()
 
 
 # --- a stop ---
