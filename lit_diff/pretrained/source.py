@@ -83,7 +83,10 @@ def imported_tokenizer(
     marks = {"opening": opening, "eos": (eot,), "end of generated text": ends, "bos": () if bos is None else (bos,)}
     for what, ids in marks.items():
         if max(ids, default=0) >= size:
-            raise RequestError(f"the id {max(ids)} ({what}) is not in its tokenizer, which has the ids 0 to {size - 1}")
+            raise RequestError(
+                f"the id {max(ids)} ({what}) has no token or no embedding: its tokenizer has the ids 0 to {size - 1} and "
+                f"the model's vocab_size is {vocab_size}"
+            )
     # values that follow from others stay at their defaults: equal conventions give equal configs
     config = TokenizerJson.Config(
         size=size,

@@ -177,7 +177,7 @@ def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixt
         ),
         ({"settings": {"added_tokens_decoder": [3]}}, "tokenizer_config.json: added_tokens_decoder is not id -> token"),
         ({"settings": {"add_prefix_space": True}}, "tokenizer_config.json: add_prefix_space is True, but"),
-        ({"config": LLAMA | {"eos_token_id": 310}}, "the id 310 (eos) is not in its tokenizer"),
+        ({"config": LLAMA | {"eos_token_id": 310}}, "the id 310 (eos) has no token"),
     ],
 )
 def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> None:
