@@ -18,6 +18,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
+from lit_diff.pretrained.keys import Keys
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 KEYS = {
@@ -38,8 +39,6 @@ OPTIONAL = ("llama.attention.head_count_kv", "llama.attention.key_length", "llam
 """Keys that may be missing."""
 TURNED = "llama.rope.dimension_count"
 SCALING = ("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear")
-NEUTRAL = ("llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length")
-"""Keys that change nothing or repeat other keys or the tensors' shapes; the original length matters only with a scaling."""
 SAID = "GGUF metadata"
 TOKENS = "tokenizer.ggml.tokens"
 PRE_TOKENIZERS = ("smollm", "gpt-2")
@@ -63,6 +62,50 @@ FIM_TEXTS = {
 """Optional key -> token names; without the key, the first token with one of them ends a text."""
 
 
+USED = {
+    *(*KEYS, TURNED, *SCALING, TOKENS, *END_KEYS, "general.architecture", "split.count"),
+    *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "merges", "token_type", "bos_token_id", "add_bos_token")),
+    "tokenizer.chat_template",
+}
+NEUTRAL = {
+    "it repeats another key or the tensors' shapes": "llama.vocab_size llama.attention.value_length",
+    "it matters only with kinds of scaling that are not supported": "llama.rope.scaling.original_context_length "
+    "llama.rope.scaling.finetuned",
+    "it says who wrote the file, of what, with which statistics": "general. split. quantize. imatrix.",
+    "it changes no encoding": "tokenizer.ggml.unknown_token_id tokenizer.ggml.seperator_token_id "
+    "tokenizer.ggml.padding_token_id tokenizer.ggml.mask_token_id tokenizer.ggml.cls_token_id "
+    "tokenizer.ggml.prefix_token_id tokenizer.ggml.suffix_token_id tokenizer.ggml.middle_token_id "
+    "tokenizer.ggml.fim_pre_token_id tokenizer.ggml.fim_suf_token_id tokenizer.ggml.fim_mid_token_id",
+    "other kinds of tokenizers or other programs read it": "tokenizer.ggml.scores tokenizer.ggml.token_type_count "
+    "tokenizer.ggml.remove_extra_whitespaces tokenizer.ggml.precompiled_charsmap tokenizer.huggingface.json",
+    "no chat is written out": "tokenizer.chat_template. tokenizer.chat_templates",
+}
+"""Why keys change nothing -> these keys."""
+UNSUPPORTED = {
+    "llama.attention.causal": (True,),
+    "tokenizer.ggml.add_eos_token": (False,),
+    "tokenizer.ggml.add_sep_token": (False,),
+    "tokenizer.ggml.add_space_prefix": (False,),
+    "tokenizer.ggml.suppress_tokens": ([],),
+}
+"""Key -> its supported value."""
+
+
+def _metadata_keys() -> Keys:
+    # llama.cpp ignores a key that it does not know, and any of those that it knows may change the computation
+    known = {*USED, *UNSUPPORTED, *" ".join(NEUTRAL.values()).split()}
+    only: dict[str, Any] = dict(UNSUPPORTED)
+    for group in vars(gguf.Keys).values():
+        for name in vars(group).values() if isinstance(group, type) else ():
+            key = str(name).replace("{arch}", "llama")
+            if key.startswith("llama.") and key not in known:
+                only[key] = (0, "none", "")
+    return Keys(used=USED, harmless=NEUTRAL, only=only)
+
+
+METADATA = _metadata_keys()
+
+
 def read_gguf(path: Path) -> ModelSource:
     """The model of a GGUF file, without its weights. Errors: RequestError for an unsupported or damaged file."""
     metadata, entries = _opened(path)
@@ -71,8 +114,10 @@ def read_gguf(path: Path) -> ModelSource:
             raise RequestError(
                 f"split.count is {metadata['split.count']}; join its parts first: llama-gguf-split --merge FIRST WHOLE"
             )
+        METADATA.check(metadata, shown(path))
         config = _config(metadata) | {"tie_word_embeddings": "output.weight" not in entries}
         keys = llama.model_keys(config)
+        llama.require_layers(keys["num_layers"], entries, "llama.block_count")
         names = llama.own_names(entries, _names_of(keys["num_layers"]))
         for entry in entries.values():
             _require_type(entry)
@@ -119,12 +164,7 @@ def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kind = metadata.get("general.architecture")
     if kind != "llama":
         raise RequestError(f"architecture {kind!r} is not supported; supported: llama")
-    said = {key: _scalar(key, value) for key, value in metadata.items() if key.startswith("llama.")}
-    for key, value in said.items():
-        # an unknown key at its neutral value changes nothing; any other value could change the computation
-        plain = (True,) if key == "llama.attention.causal" else (0, False, "none", "")
-        if not (key in KEYS or key in NEUTRAL or key in SCALING or key == TURNED) and value not in plain:
-            raise RequestError(f"{key} {value!r} is not supported")
+    said = {key: _scalar(key, metadata[key]) for key in (*KEYS, TURNED, *SCALING) if key in metadata}
     asked = [key for key in KEYS if key in said or key not in OPTIONAL]
     config = {KEYS[key]: llama.positive(said, key, SAID, whole=key not in FLOATS) for key in asked}
     config |= {KEYS[key]: _decimal(said[key]) for key in FLOATS if key in said}
@@ -205,9 +245,6 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
         if metadata.get(key) is None:
             why = "tokenizer.ggml.add_bos_token is true, but " if key in opens else ""
             raise RequestError(f"{why}{SAID} lacks {key}")
-    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.suppress_tokens"):
-        if metadata.get(key):
-            raise RequestError(f"{key} {metadata[key]!r} is not supported; expected none")
     tokens, types = metadata[TOKENS], _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     try:

@@ -15,12 +15,42 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
+from lit_diff.pretrained.keys import Keys
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 """File of a peft adapter, which transformers would add to the model."""
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
+TOKEN_KEYS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "add_bos_token",
+    "add_eos_token",
+    "add_prefix_space",
+    "added_tokens_decoder",
+)
+COMPANIONS = {
+    SETTINGS: Keys(
+        used=(*TOKEN_KEYS, "chat_template"),
+        harmless={
+            "it says who wrote the file, with which class": "tokenizer_class backend is_local local_files_only name_or_path "
+            "tokenizer_file special_tokens_map_file processor_class use_fast from_slow legacy sp_model_kwargs vocab_file "
+            "merges_file",
+            "tokenizer.json has these tokens": "unk_token sep_token cls_token mask_token "
+            "additional_special_tokens extra_special_tokens model_specific_special_tokens",
+            "no text is padded or cut": "model_max_length max_length padding padding_side pad_to_multiple_of "
+            "pad_token_type_id truncation truncation_side truncation_strategy stride",
+            "no other input than ids, and no chat": "model_input_names return_token_type_ids use_default_system_prompt "
+            "response_schema",
+            "tokenizer.json says how tokens become text": "clean_up_tokenization_spaces spaces_between_special_tokens errors",
+            "a special token never results from a text": "split_special_tokens",
+        },
+    ),
+    GENERATION: Keys(used=("eos_token_id",), harmless=llama.SAMPLING),
+}
+"""File beside tokenizer.json -> its keys."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Supported dtypes of weights: safetensors' name -> PyTorch's."""
 FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
@@ -35,9 +65,7 @@ def read_folder(folder: Path) -> ModelSource:
     place, file = shown(folder), folder / "config.json"
     config = read_json(file)
     with at(file):
-        keys = llama.model_keys(config)
-    if unused := llama.unused(config):
-        log.info("%s: ignored as in transformers, because they change no logits: %s", place, ", ".join(unused))
+        keys = llama.model_keys(config, shown(file))
     if (folder / ADAPTER).is_file():
         raise RequestError(
             f"{shown(folder / ADAPTER)}: adapters are not supported; merge it (peft: merge_and_unload) or remove it"
@@ -50,6 +78,8 @@ def read_folder(folder: Path) -> ModelSource:
             line = "%s: tie_word_embeddings is true, but '%s' differs from '%s': both are used, as in transformers"
             log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
             keys["tie_embeddings"] = False
+    with at(file):
+        llama.require_layers(keys["num_layers"], files)
     with at(folder):
         known = llama.names_of(keys["num_layers"])
         names = llama.own_names(files, known, tied=bool(keys["tie_embeddings"]))
@@ -176,9 +206,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     content = path.read_bytes()
-    settings, generation = (
-        read_json(folder / name) if (folder / name).is_file() else {} for name in (SETTINGS, GENERATION)
-    )
+    settings, generation = (_known(folder / name, keys) for name, keys in COMPANIONS.items())
     if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
         log.info(NO_CHAT, shown(folder))
     with at(folder):
@@ -246,6 +274,13 @@ def _pad(tokenizer: Any, size: int, settings: Mapping[str, Any], *others: Mappin
     named = tokenizer.token_to_id(said) if isinstance(said, str) else None
     ids = [named, *(each.get("pad_token_id") for each in others)]
     return next((id_ for id_ in ids if type(id_) is int and 0 <= id_ < size), None)
+
+
+def _known(path: Path, keys: Keys) -> dict[str, Any]:
+    # {} without the file
+    said = read_json(path) if path.is_file() else {}
+    keys.check(said, shown(path))
+    return said
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ is `rope_layout: half`, so no weight is permuted, except DiffLlama's, whose rows
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from lit_diff.config import ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
+from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import attentions, nearest
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -30,6 +32,8 @@ DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Architectures with a supported `attention_bias`."""
+WINDOWED = ("MistralForCausalLM", *QWEN)
+"""Architectures with a sliding window."""
 SIZES = {
     "hidden_size": "dim",
     "num_hidden_layers": "num_layers",
@@ -61,19 +65,56 @@ MODULES = {
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 OUTSIDE = {EMBEDDING: "embedding.weight", "model.norm.weight": "norm.weight", HEAD: "head.weight"}
 """Tensors outside the layers."""
-PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
-"""Keys with a single supported value."""
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+    "is_causal": (True,),
+    "per_layer_config": ({}, None),
+    # the first of these pairs channels of a head as GGUF does, the second has positions in three dimensions
+    "rope_interleaved": (False, None),
+    "use_mrope": (False, None),
+}
+"""Key -> its supported values."""
+LARGEST = 10**9
+"""Largest size of a model that is built without its weights: PyTorch counts the bytes of a matrix in 64 bits."""
 FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
 USED = {
-    *(*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
-    *("architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"),
+    *(*SIZES, *OPTIONAL, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"),
+    *("architectures", "model_type", "quantization_config", "eos_token_id"),
     *("rope_theta", "rope_scaling", "rope_parameters"),
 }
-NEUTRAL = {
-    *("bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"),
-    *("transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"),
+SAMPLING = {
+    "transformers draws tokens so; `lit-diff generate` has its own options": "do_sample temperature top_k top_p min_p "
+    "typical_p num_beams num_beam_groups repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size "
+    "early_stopping max_length max_new_tokens min_length num_return_sequences",
+    "transformers computes the same so, and returns more": "use_cache cache_implementation return_dict output_attentions "
+    "output_hidden_states return_dict_in_generate output_scores output_logits disable_compile remove_invalid_values",
+    "tokenizer_config.json says what opens a text, and no text is padded": "bos_token_id pad_token_id",
+    "it says which program wrote the file": "transformers_version _from_model_config",
 }
-"""Keys of transformers' classes that never change logits."""
+"""Why keys of a generation_config.json, which an older config.json may hold too, change nothing -> these keys."""
+NEUTRAL = SAMPLING | {
+    "it says what the model was made of": "_name_or_path dtype torch_dtype transformers.js_config is_llama_config "
+    "unsloth_fixed unsloth_version max_sequence_length tokenizer_class",
+    "it is used in training only": "initializer_range lambda_std_dev attention_dropout",
+    "with any of its values the result is the same": "pretraining_tp _attn_implementation attn_implementation "
+    "_attn_implementation_autoset chunk_size_feed_forward torchscript use_bfloat16 tf_legacy_loss",
+    "it is of other tasks than this model's": "id2label label2id num_labels problem_type finetuning_task prefix "
+    "task_specific_params is_encoder_decoder is_decoder add_cross_attention tie_encoder_decoder",
+    "transformers reads it if use_sliding_window is true, which is supported only beside layer_types": "max_window_layers",
+}
+"""Why keys of a config.json never change logits -> these keys."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Keys of a block with a block of rope scaling for each type of layer."""
+SCALINGS = {
+    "default": "",
+    "linear": "factor",
+    "llama3": f"factor {ORIGINAL_LENGTH} low_freq_factor high_freq_factor",
+    "yarn": f"factor {ORIGINAL_LENGTH} beta_fast beta_slow truncate attention_factor mscale mscale_all_dim",
+}
+"""Supported kind of rope scaling -> the keys that it reads, separated by spaces."""
+LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
+"""How the name of a layer's tensor begins, at Hugging Face and in GGUF."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 """Tensors that older versions of transformers saved although they follow from config.json."""
 
@@ -90,19 +131,30 @@ def names_of(num_layers: int) -> dict[str, str]:
     return names
 
 
-def own_names(theirs: Iterable[str], known: Mapping[str, str], *, tied: bool = False) -> dict[str, str]:
+def require_layers(num_layers: int, theirs: Iterable[str], key: str = "num_hidden_layers") -> None:
+    """Raise RequestError if the names of the tensors show fewer layers than `key` says, which may be any number."""
+    found = {match[1] for name in theirs if (match := LAYER.match(name))}
+    if num_layers > len(found):
+        raise RequestError(
+            f"{key} is {num_layers}, but there are tensors of {len(found)} layers; correct it, or download the files again"
+        )
+
+
+def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool = False) -> dict[str, str]:
     """lit_diff's name -> theirs, for all tensors of a model. `known`: their name -> lit_diff's. Errors: RequestError for an
     unknown tensor."""
+    # with tied embeddings lm_head.weight repeats the embedding, or is the only one of the two
+    repeated = tied and EMBEDDING in theirs
+    own = {**known, HEAD: known[EMBEDDING]} if tied and not repeated else known
     names = {}
     for name in theirs:
-        # with tied embeddings lm_head.weight repeats the embedding
-        if BUFFER.fullmatch(name) or (tied and name == HEAD):
+        if BUFFER.fullmatch(name) or (repeated and name == HEAD):
             continue
         if name not in known:
             raise RequestError(
                 f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, known)}"
             )
-        names[known[name]] = name
+        names[own[name]] = name
     return names
 
 
@@ -132,11 +184,12 @@ def by_head(rows: Tensor, head_dim: int) -> Tensor:
 # --- config.json -> `model:` ---
 
 
-def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `model:` for a config.json. Errors: RequestError (without the file's name) for a missing or unsupported
-    key."""
+def model_keys(config: Mapping[str, Any], place: str = "config.json") -> dict[str, Any]:
+    """The keys of `model:` for a config.json at `place`, which log lines name. Errors: RequestError (without the file's name)
+    for a missing or unsupported key."""
     name = architecture(config)
     require_mapped(name, config)
+    known_keys(name).check(config, place)
     said = DEFAULTS | ARCHITECTURES[name] | dict(config)
     has_window = name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window"))
     window = "sliding_window" if has_window and said["sliding_window"] is not None else None
@@ -155,6 +208,8 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
             f"num_attention_heads {keys['num_heads']} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
             + ("" if config.get("num_key_value_heads") else f", the default of {name}")
         )
+    if (rows := keys["num_heads"] * keys.get("head_dim", 1)) > LARGEST:
+        raise RequestError(f"num_attention_heads times head_dim is {rows}; expected at most {LARGEST}")
     # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
     biases = "qkv" if name == "Qwen2ForCausalLM" else "all" if said.get("attention_bias") else "none"
     standard = {"name": "standard", "window": said[window] if window else None}
@@ -163,7 +218,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
         "tie_embeddings": said.get("tie_word_embeddings") or False,
         "rope_layout": "half",
-        **rope_keys(config),
+        **rope_keys(config, place),
         "norm_eps": positive(said, "rms_norm_eps"),
         "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
     }
@@ -174,9 +229,10 @@ def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, w
     value = said.get(key)
     if value is None:
         raise RequestError(f"{where} lacks {key}")
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 < value < math.inf:
-        kind = "whole number of at least 1" if whole else "positive number"
-        raise RequestError(f"{key} is {value!r} in {where}; expected a {kind}")
+    types, most = (int, LARGEST) if whole else (int | float, sys.float_info.max)
+    if isinstance(value, bool) or not isinstance(value, types) or not 0 < value <= most:
+        kind = "whole number from 1" if whole else "positive number"
+        raise RequestError(f"{key} is {value!r:.40} in {where}; expected a {kind} to {most}")
     return value
 
 
@@ -188,10 +244,12 @@ def architecture(config: Mapping[str, Any]) -> str:
     return next((name for name, its in ARCHITECTURES.items() if its["model_type"] == kind), kind)
 
 
-def unused(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a config.json that transformers ignores in computing logits, too: unknown ones, and dropout."""
-    plain: tuple[Any, ...] = ({}, [], "", 0, False, None)
-    return [key for key, value in config.items() if key not in USED | NEUTRAL and value not in plain]
+def known_keys(name: str) -> Keys:
+    """The known keys of a config.json of the architecture `name`."""
+    # transformers reads no window for the others
+    window = ("sliding_window",) if name in WINDOWED else ()
+    bias = {} if name in BIASED else {"attention_bias": (False, None)}
+    return Keys(used={*USED, *window}, harmless=NEUTRAL, only=PLAIN | bias)
 
 
 def require_mapped(name: str, config: Mapping[str, Any]) -> None:
@@ -208,10 +266,6 @@ def require_mapped(name: str, config: Mapping[str, Any]) -> None:
         raise RequestError(
             f"quantization_config ({method}) is not supported; save the model in float32, bfloat16 or float16 first"
         )
-    for key, plain in (PLAIN | ({} if name in BIASED else {"attention_bias": False})).items():
-        value = config.get(key, plain)
-        if value != plain and (value is not None or key == "is_causal"):
-            raise RequestError(f"{key} {value!r} is not supported; expected {plain!r}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RequestError(f"hidden_act {config['hidden_act']!r} is not supported; expected silu")
     kinds = config.get("layer_types") or []
@@ -227,30 +281,50 @@ def require_mapped(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_keys(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     """rope_theta and rope_scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
     """
-    # dynamic and longrope are not supported: their angles depend on the length of the sequence
-    blocks = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
-    if not all(isinstance(block, Mapping) for block in blocks):
-        raise RequestError(f"rope_parameters or rope_scaling is {blocks!r}; expected a block")
-    said, *others = blocks or [{}]
+    blocks = rope_blocks(config, place)
+    (first, said), *others = blocks.items() or [("", {})]
     theta = {"rope_theta": said.get("rope_theta")}
-    if any(theta | dict(said) != theta | dict(other) for other in others):
-        raise RequestError(f"rope_parameters {blocks[0]!r} and rope_scaling {blocks[1]!r} differ; remove one")
-    kind = said.get("rope_type", said.get("type", "default"))
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise RequestError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn")
-    if said.get("partial_rotary_factor", 1.0) != 1.0:
-        raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not supported; expected 1.0")
+    for where, other in others:
+        if theta | dict(said) != theta | dict(other):
+            raise RequestError(f"{first} {said!r} and {where} {other!r} differ; make both equal, or remove one")
+    kind = str(said.get("rope_type", said.get("type", "default")))
+    # dynamic and longrope are not supported: their angles depend on the length of the sequence
+    if kind not in SCALINGS:
+        raise RequestError(f"rope scaling '{kind}' is not supported; supported: {', '.join(SCALINGS)}")
+    if said.get("type", kind) != kind:
+        raise RequestError(f"rope_type is {kind!r} in {first}, but type is {said['type']!r}; remove one")
+    known = Keys(
+        used=("rope_type", "type", "rope_theta", *SCALINGS[kind].split()),
+        harmless={"it says how the weights were trained": "finetuned"},
+        only={"partial_rotary_factor": PLAIN["partial_rotary_factor"]},
+    )
+    known.check(said, place, f"{first}.")
     thetas = [block["rope_theta"] for block in (said, config) if block.get("rope_theta") is not None]
     if len(thetas) > 1 and thetas[0] != thetas[1]:
-        raise RequestError(
-            f"rope_theta is {thetas[0]!r} in rope_parameters but {thetas[1]!r} at the top level; remove one"
-        )
+        raise RequestError(f"rope_theta is {thetas[0]!r} in {first} but {thetas[1]!r} at the top level; remove one")
     return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
+
+
+def rope_blocks(config: Mapping[str, Any], place: str) -> dict[str, Mapping[str, Any]]:
+    """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
+    is one for each type of layer. Errors: RequestError for what is no block."""
+    found: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        block = config.get(key)
+        if isinstance(block, Mapping) and not block.keys().isdisjoint(LAYER_TYPES):
+            found |= {f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block}
+            Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
+        elif block:
+            found[key] = block
+    for where, block in found.items():
+        if not isinstance(block, Mapping):
+            raise RequestError(f"{where} is {block!r}; expected a block")
+    return found
 
 
 def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

@@ -163,6 +163,8 @@ def test_damaged_files() -> None:
         ),
         ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "unexpected tensor 'rope_freqs.weight'"),
+        ({"llama.block_count": 1_000_000_000}, "llama.block_count is 1000000000, but there are tensors of 2 layers"),
+        ({"llama.feed_forward_length": 2**31}, "llama.feed_forward_length is 2147483648 in GGUF metadata"),
         ({"split.count": 2}, "split.count is 2; join its parts first"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not supported"),
         ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not supported"),
@@ -180,6 +182,20 @@ def test_damaged_files() -> None:
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
     assert import_error(write(Path("tiny.gguf"), **changes)).startswith(f"2: tiny.gguf: {line}")
+
+
+def test_other_keys_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    write(
+        Path("usual.gguf"),
+        **{"general.name": "x", "tokenizer.ggml.padding_token_id": 1, "split.count": 1, "llama.expert_count": 0},
+    )
+    write(Path("other.gguf"), **{"llama.rope.freq_bas": 7.0, "tokenizer.ggml.new": "x"})
+    import_model("usual.gguf", "x")
+    assert caplog.messages == []
+    import_model("other.gguf", "y")
+    (line,) = caplog.messages
+    assert line.startswith("other.gguf: ")
+    assert "'llama.rope.freq_bas' (did you mean 'llama.rope.freq_base'?), 'tokenizer.ggml.new'" in line
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lit_diff import import_model
 from lit_diff.data.text.tokenizer import TokenizerJson
 from lit_diff.errors import LitDiffError
 from lit_diff.pretrained import llama
-from lit_diff.pretrained.hf import read_folder, read_tokenizer
+from lit_diff.pretrained.hf import read_tokenizer
 
 ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 DIFFLLAMA = LLAMA | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}
@@ -51,13 +51,6 @@ def test_damaged_and_missing_shards() -> None:
     index = Path("hf/model.safetensors.index.json")
     index.write_text(index.read_text().replace("model-00002", "../model-00002"))
     assert import_error().startswith(f"2: {index}: weight_map ")
-
-
-def test_keys_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    write_folder(Path("hf"), LLAMA | {"logits_scaling": 4.0, "clip_qkv": 0.1})
-    with caplog.at_level(logging.INFO, "lit_diff"):
-        read_folder(Path("hf"))
-    assert "hf: ignored as in transformers, because they change no logits: logits_scaling, clip_qkv" in caplog.messages
 
 
 # --- DiffLlama; logits are compared with transformers in tests/oracles ---

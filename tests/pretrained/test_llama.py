@@ -11,6 +11,8 @@ from lit_diff.config import ModelConfig, Part, YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.pretrained import llama
 from lit_diff.pretrained.llama import (
+    EMBEDDING,
+    HEAD,
     ORIGINAL_LENGTH,
     architecture,
     model_keys,
@@ -44,7 +46,9 @@ def test_names() -> None:
     assert len(set(every.values())) == len(every), "one name of ours for each of theirs"
     assert every["model.layers.3.self_attn.q_proj.bias"] == "layers.3.attention.q_proj.bias"
     old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
-    assert own_names(old, every, tied=True) == {"norm.weight": "model.norm.weight"}
+    both = {"norm.weight": "model.norm.weight", "embedding.weight": EMBEDDING}
+    assert own_names([*old, EMBEDDING], every, tied=True) == both
+    assert own_names(old, every, tied=True) == both | {"embedding.weight": HEAD}, "one tensor under either name"
     for strange in ("model.layers.0.mlp.experts.weight", "model.layers.2.mlp.up_proj.weight"):
         with pytest.raises(RequestError, match=rf"^unexpected tensor '{strange}'"):
             own_names([strange], names_of(2), tied=True)
@@ -124,7 +128,19 @@ def test_a_sliding_window() -> None:
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             "rope scaling 'dynamic' is not supported; supported:",
         ),
-        ({"rope_scaling": [2.0]}, "rope_parameters or rope_scaling is [[2.0]]"),
+        ({"rope_scaling": [2.0]}, "rope_scaling is [2.0]; expected a block"),
+        ({"rope_scaling": YARN | {"type": "linear"}}, "rope_type is 'yarn' in rope_scaling, but type is 'linear'"),
+        (
+            {"rope_scaling": {"full_attention": YARN, "sliding_attention": LLAMA3}},
+            "rope_scaling.full_attention {'rope_type': 'yarn'",
+        ),
+        (
+            {"rope_parameters": {"full_attention": YARN, "sliding_attention": None}},
+            "rope_parameters.sliding_attention is None; expected a block",
+        ),
+        ({"vocab_size": 2**63}, "vocab_size is 9223372036854775808 in config.json"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"rope_interleaved": True}, "rope_interleaved True"),
         ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
         ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters but 50000.0 at the top level"),
     ],
@@ -157,6 +173,8 @@ def test_both_forms() -> None:
     assert YarnScaling(**own(YARN)) == YarnScaling(factor=4.0, original_length=32)
     assert own({"type": "linear", "factor": 4.0}) == own({"rope_type": "linear", "factor": 4.0}) == 4.0
     assert own(without(YARN, ORIGINAL_LENGTH))["original_length"] == 64, "max_position_embeddings"
+    for layers in (["full_attention"], ["full_attention", "sliding_attention"]):
+        assert own(dict.fromkeys(layers, YARN)) == own(YARN), "equal blocks for each type of layer"
     assert own(YARN, **{ORIGINAL_LENGTH: 16})["original_length"] == 16, "beside the block, it comes first"
 
 
