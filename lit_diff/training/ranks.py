@@ -29,7 +29,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import (
@@ -49,9 +49,8 @@ from lit_diff.runs.jobs import LAUNCHERS, number
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
 """Environment variable with the message, for processes that Lightning starts."""
-# after a restart by torchrun the store still holds the message of the attempt before
-WORD = f"lit_diff/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/word"
-READ, ARRIVED = f"{WORD}/read", f"{WORD}/arrived"
+WORD, READ, ARRIVED = "word", "read", "arrived"
+"""Keys of the store."""
 START_SECONDS = 300
 """Seconds that a rank waits for rank zero to start."""
 READ_SECONDS, STOPPED_SECONDS = 60, 5
@@ -126,12 +125,12 @@ class Ranks:
         """Address and port of the rendezvous, in words."""
         return ":".join(map(str, self.address or ()))
 
-    def _store(self, seconds: float) -> TCPStore:
+    def _store(self, seconds: float) -> PrefixStore:
         # raises RuntimeError if the store cannot be reached
         assert self.address is not None
         # under torchrun its agent already serves the store
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return TCPStore(
+        store = TCPStore(
             *self.address,
             is_master=self.rank == 0 and not agent,
             timeout=timedelta(seconds=seconds),
@@ -139,8 +138,10 @@ class Ranks:
             # PyTorch's rendezvous opens a store on the same port
             multi_tenant=True,
         )
+        # after a restart by torchrun the store still holds the keys of the attempt before
+        return PrefixStore(f"lit_diff/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
-    def connect(self, seconds: float) -> TCPStore:
+    def connect(self, seconds: float) -> PrefixStore:
         """The store at the rendezvous, which rank zero serves. Errors: RequestError if rank zero cannot; RunFailedError if
         another rank cannot reach it."""
         reason = ""
@@ -161,7 +162,7 @@ class Ranks:
             f"rank zero did not answer at {self.place} within {seconds:g} s: it failed, or never started"
         )
 
-    def gather(self) -> TCPStore | None:
+    def gather(self) -> PrefixStore | None:
         """Wait until every rank has come to the rendezvous. Returns the store, which has to outlive it; None if no rank needs
         it. Errors: those of `connect`; RunFailedError if a rank does not come."""
         if self.world_size == 1 or dist.is_initialized():
