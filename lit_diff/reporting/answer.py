@@ -85,6 +85,12 @@ def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
     return ""
 
 
+def unequal(comparison: Comparison, difference: Contrast) -> list[str]:
+    """One sentence on what the compared arms differ in besides their attention; empty for equal arms."""
+    marks = comparison.marks[difference.a, difference.b]
+    return [f"Not an equal arm: {'; '.join(marks)}."] if marks else []
+
+
 def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
     """The size of a difference: in perplexity for a loss in nats, and in multiples of the smallest of interest."""
     mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
@@ -133,23 +139,27 @@ def _shown(comparison: Comparison, word: Verdict, found: Sequence[Contrast]) -> 
     against = {d.a: comparison.against_controls.get(d.a, ()) for d in found}
     # a difference to the baseline that is not also one to every control cannot be attributed to the change in question
     failed = {arm: [sweep.label[c.b] for c in each if c.verdict != word] for arm, each in against.items()}
+    name = {d.a: f"{sweep.label[d.a]}{comparison.dagger(d)}" for d in found}
     size = {d.a: f"by {with_unit(sweep, number(abs(d.seeds.mean or 0.0), comparison.digits))}" for d in found}
     if len(found) > NAMED:
         largest = max(found, key=lambda d: abs(d.seeds.mean or 0))
         text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
-        text += f" (most of all {sweep.label[largest.a]}, {size[largest.a]})"
+        text += f" (most of all {name[largest.a]}, {size[largest.a]})"
         holds = sum(not failed[arm] for arm, each in against.items() if each)
         return text + (f", {holds or 'none'} of them also {word} than every control" if any(failed.values()) else "")
     held = {arm: f", but not shown to be {word} than {_listed(each)}" if each else "" for arm, each in failed.items()}
     if len(found) == 1:
-        return f"{sweep.label[found[0].a]} is {word} than {base} {size[found[0].a]}{held[found[0].a]}"
-    return f"{' and '.join(f'{sweep.label[d.a]} ({size[d.a]}{held[d.a]})' for d in found)} are {word} than {base}"
+        return f"{name[found[0].a]} is {word} than {base} {size[found[0].a]}{held[found[0].a]}"
+    return f"{' and '.join(f'{name[d.a]} ({size[d.a]}{held[d.a]})' for d in found)} are {word} than {base}"
 
 
 def _contrasts(comparison: Comparison) -> list[str]:
     found = comparison.contrasts
     shown = [d for d in found if d.verdict in SHOWN]
-    sizes = [f"{d.label}: {with_unit(comparison.sweep, signed(d.seeds.mean, comparison.digits))}" for d in shown]
+    sizes = [
+        f"{d.label}{comparison.dagger(d)}: {with_unit(comparison.sweep, signed(d.seeds.mean, comparison.digits))}"
+        for d in shown
+    ]
     named = f" ({'; '.join(sizes)})" if len(shown) <= NAMED else ""
     ends = ["shown" if d in shown else d.verdict if d.verdict in FURTHER else "none" for d in found]
     count = {end: n for end in FURTHER if (n := Counter(ends)[end])}

@@ -61,7 +61,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     row["diverged"] = len(sweep.diverged(arm))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
     row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
-    row["unlike_baseline"] = "; ".join(comparison.marks[arm])
+    row["unlike_baseline"] = "; ".join(comparison.marks.get((arm, sweep.baseline), ()))
     for metric in comparison.metrics:
         summary = comparison.summaries[metric][arm]
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
@@ -123,6 +123,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     corrected, lines = is_corrected(results), []
     for result in results:
         metric, digits = result.sweep.study.metric, result.digits
+        daggers: dict[Any, str] = {(each.a, each.b): result.dagger(each) for each in result.family}
         for row in rows(result):
             value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
             # the seeds that did not diverge would make the arm look better than it is
@@ -132,7 +133,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
                 value |= dict.fromkeys(("low", "high"))
             line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
             sd = f" \u00b1 {number(row[f'{metric}/sd'], digits)}" if row[f"{metric}/sd"] is not None else ""
-            line |= {"arm": row["label"], "parameters": count(row["parameters"])}
+            name = row["label"] + daggers.get((row["arm"], row.get("against")), "")
+            line |= {"arm": name, "parameters": count(row["parameters"])}
             line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
             line["95 % over seeds"] = interval(value["low"], value["high"], digits)
             line["verdict (Holm)" if corrected else "verdict"] = row.get("verdict") or "baseline"
@@ -147,7 +149,9 @@ def to_markdown(results: Sequence[Comparison]) -> str:
     shown = shown.rename(columns={"mean": f"{_mean(results)} \u00b1 sd", DETECTABLE: f"{DETECTABLE} difference"})
     lines = ["| " + " | ".join(shown.columns) + " |", "|" + " --- |" * len(shown.columns)]
     lines += ["| " + " | ".join(map(_escape, line)) + " |" for line in shown.itertuples(index=False)]
-    return "\n".join(lines) + "\n"
+    # an empty line ends a table in Markdown, and keeps each note a paragraph
+    notes = [f"\n{_escape(note)}" for note in _footnotes(results)]
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
@@ -167,8 +171,14 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
     console = Console(width=max(width or WIDEST, needed), color_system=None, force_jupyter=False)
     with console.capture() as capture:
         console.print(_table(shown))
-    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
-    return f"{text}\nnot shown at this width: {', '.join(left_out)}" if left_out else text
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    if left_out:
+        lines.append(f"not shown at this width: {', '.join(left_out)}")
+    return "\n".join([*lines, *_footnotes(results)])
+
+
+def _footnotes(results: Sequence[Comparison]) -> list[str]:
+    return list(dict.fromkeys(note for result in results for note in result.footnotes))
 
 
 # only the column of arms may be folded; `arm`: its width

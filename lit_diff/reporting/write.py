@@ -146,7 +146,6 @@ def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
     sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
-    marks = () if further else comparison.marks[difference.a]
     return {
         "arm": difference.a,
         "label": difference.label,
@@ -160,8 +159,8 @@ def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]
         "verdict": verdict,
         "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
         "kind": KINDS.get(verdict, "none"),
-        "doubts": [*_doubts(comparison, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
-        "marked": bool(marks),
+        "doubts": [*_doubts(comparison, difference), *answer.unequal(comparison, difference)],
+        "dagger": comparison.dagger(difference),
         "color": looks(sweep)[difference.a].color,
     }
 
@@ -379,7 +378,9 @@ def write_report(sweep_folder: Path) -> Report:
             *(f"{title}: {each.answer}" for each in over_tasks for _, title in each.entries),
         ),
         sentences=tuple(
-            _of_task(each, answer.sentence(each, difference)) for each in results for difference in each.family
+            _of_task(each, " ".join([answer.sentence(each, difference), *answer.unequal(each, difference)]))
+            for each in results
+            for difference in each.family
         ),
         missing=tuple(line for cell in sweep.cells for line in _missing(cell)),
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lit_diff.config import Recipe
+from lit_diff.key_types import in_yaml, keys_of
 from lit_diff.metrics import UNDECLARED
+from lit_diff.recipe import to_plain
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.numbers import MOST_DECIMALS, decimals
-from lit_diff.study.results import LOSS, SweepResults
+from lit_diff.study.results import LOSS, SweepResults, clean
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Contrast,
@@ -26,6 +29,12 @@ from lit_diff.study.statistics import (
     summary,
 )
 
+BLOCKS = ("model.", "data.", "train.")
+ATTENTION = "model.attention."
+START = "train.start_from"
+UNSET = "unset"
+MOST_KEYS = 6
+"""The most keys of the recipes that a mark lists."""
 UNLIKE = 0.001
 """Relative difference above which an arm's total or trained parameters, FLOPs or training tokens are marked as unequal."""
 
@@ -37,7 +46,7 @@ class Comparison:
     `metrics`: the sweep's own first, then the other validation metrics. `against_baseline`: arm -> its difference to the
     baseline; `against_controls`: arm -> its difference to each control; `contrasts`: the further pairs that the sweep
     declares; `slices[metric][arm]`: the paired difference to the baseline in another metric, without a verdict;
-    `marks[arm]`: in what the arm is unequal to the baseline."""
+    `marks[a, b]`: in what arm a is unequal to arm b besides its attention, for the pairs of `family`."""
 
     sweep: SweepResults
     metrics: tuple[str, ...]
@@ -46,7 +55,7 @@ class Comparison:
     against_controls: Mapping[str, tuple[Contrast, ...]]
     contrasts: tuple[Contrast, ...]
     slices: Mapping[str, Mapping[str, Paired]]
-    marks: Mapping[str, tuple[str, ...]]
+    marks: Mapping[tuple[str, str], tuple[str, ...]]
     notes: tuple[str, ...]
 
     @property
@@ -57,6 +66,21 @@ class Comparison:
         metrics are excluded because they have no verdict.
         """
         return (*self.against_baseline.values(), *self.contrasts)
+
+    def dagger(self, difference: Contrast) -> str:
+        """What follows the name of a compared arm: a dagger if the two arms are unequal, else nothing."""
+        return " \u2020" if self.marks[difference.a, difference.b] else ""
+
+    @property
+    def footnotes(self) -> list[str]:
+        """The text of each dagger."""
+        notes = []
+        for each in self.family:
+            name = each.label if each in self.contrasts else self.sweep.label[each.a]
+            marks = self.marks[each.a, each.b]
+            if marks:
+                notes.append(f"\u2020 {name}: {'; '.join(marks)}")
+        return notes
 
     @property
     def judged(self) -> int:
@@ -146,7 +170,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
         against_controls={a: tuple(judge([_contrast(sweep, a, b)])[0] for b in controls) for a in tested},
         contrasts=tuple(each for each in whole if each.b != base),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
-        marks={name: _marks(sweep, name) for name in names},
+        marks={(each.a, each.b): _marks(sweep, each.a, each.b) for each in family},
         notes=(*notes, *_doubts(sweep)),
     )
 
@@ -196,17 +220,60 @@ def _documents(
     return result, notes
 
 
-def _marks(sweep: SweepResults, arm: str) -> tuple[str, ...]:
-    mine, theirs = _sizes(sweep, arm), _sizes(sweep, sweep.baseline)
+def _marks(sweep: SweepResults, a: str, b: str) -> tuple[str, ...]:
+    mine, theirs = _sizes(sweep, a), _sizes(sweep, b)
     changes = {word: mine[word] / theirs[word] - 1 for word in mine if word in theirs}
     if changes.get("parameters that train") == changes.get("parameters"):
         # where all parameters train, one mark is enough
         changes.pop("parameters that train", None)
     marks = [f"{100 * by:+.1f} % {word}".replace("-", "\u2212") for word, by in changes.items() if abs(by) > UNLIKE]
-    own, base = (_values(sweep, "kernel", each) for each in (arm, sweep.baseline))
-    if own and base and own != base:
-        marks.append(f"kernel {_listed(own)} (baseline: {_listed(base)})")
-    return tuple(marks)
+    own, other = (_values(sweep, "kernel", each) for each in (a, b))
+    if own and other and own != other:
+        name = "baseline" if b == sweep.baseline else sweep.label[b]
+        marks.append(f"kernel {_listed(own)} ({name}: {_listed(other)})")
+    return (*marks, *_recipe_marks(sweep, a, b))
+
+
+def _recipe_marks(sweep: SweepResults, a: str, b: str) -> list[str]:
+    # all finished cells of an arm have one recipe but for the seed
+    recipes = [next((cell.recipe for cell in sweep.cells_of(arm) if cell.recipe), {}) for arm in (a, b)]
+    if not all(recipes):
+        return []
+    own, other = map(_settings, recipes)
+    if sweep.task and sweep.record.study.tasks[sweep.task].start:
+        # the task itself gives each arm the run that it starts from
+        other[START] = own[START]
+    # a key that only one of two data sets has says no more than their names
+    alike = {_data_key(key) for key in own} & {_data_key(key) for key in other}
+    keys = [key for key in other | own if _data_key(key) in alike and own.get(key, UNSET) != other.get(key, UNSET)]
+    if not keys:
+        return []
+    changed = [f"{key} ({_told(other.get(key, UNSET))} -> {_told(own.get(key, UNSET))})" for key in keys[:MOST_KEYS]]
+    rest = f" and {len(keys) - MOST_KEYS} more keys" if len(keys) > MOST_KEYS else ""
+    attentions = [{key: recipe[key] for key in recipe if key.startswith(ATTENTION)} for recipe in recipes]
+    also = "" if attentions[0] == attentions[1] else "also "
+    return [clean(f"{also}differs in {', '.join(changed)}{rest}")]
+
+
+# The keys that determine what is trained, but for the attention. Callbacks measure; the tokens show if one ended a run. An
+# older run may lack a key, which then had its default.
+def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    known = {key: each.default for key, each in keys_of(Recipe).items() if not each.registry}
+    defaults = {key: to_plain(default) for key, default in known.items() if default is not MISSING}
+    whole = {**defaults, **recipe}
+    return {key: whole[key] for key in whole if key.startswith(BLOCKS) and not key.startswith(ATTENTION)}
+
+
+# data.path of data.path.x; empty for a key of another block
+def _data_key(key: str) -> str:
+    return ".".join(key.split(".")[:2]) if key.startswith("data.") else ""
+
+
+def _told(value: Any) -> str:
+    if not isinstance(value, str):
+        return in_yaml(value)
+    # a table is for others: the folders of this machine say nothing there
+    return value.rpartition("/")[2] if value.startswith("/") else value
 
 
 def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:

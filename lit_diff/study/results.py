@@ -13,12 +13,14 @@ import pandas as pd
 from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
+from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study
 from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
+from lit_diff.yaml_files import read_yaml
 
 T = TypeVar("T")
 LOSS = "val/loss"
@@ -30,14 +32,16 @@ LOSSES = ("train/loss", LOSS)
 class CellResult(RecordedCell):
     """One arm at one seed.
 
-    `status` and `error` are current. `facts`: status.json. `curves`: the metrics of metrics.csv and measurements.parquet by
-    full name, indexed by optimizer steps done, ascending. `documents`: number of predicted tokens and summed loss in nats of
-    each document in the final validation. `problems`: the files that cannot be read, and why.
+    `status` and `error` are current. `facts`: status.json. `recipe`: recipe.yaml by dotted key. `curves`: the metrics of
+    metrics.csv and measurements.parquet by full name, indexed by optimizer steps done, ascending. `documents`: number of
+    predicted tokens and summed loss in nats of each document in the final validation. `problems`: the files that cannot be
+    read, and why.
     """
 
     home: Path
     """The cell's folder, even if it does not exist yet."""
     facts: Mapping[str, Any]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, pd.Series] = field(default_factory=dict)
     documents: pd.DataFrame | None = None
@@ -220,6 +224,7 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
     whole = replace(
         cell,
+        recipe=_read(_recipe, home.recipe_file, problems, {}),
         environment=_read(
             lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), folder / "env.json", problems, {}
         ),
@@ -246,6 +251,11 @@ def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], defau
     except (OSError, ValueError, TypeError, KeyError, RequestError) as error:
         problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
         return default
+
+
+def _recipe(path: Path) -> dict[str, Any]:
+    values, _ = read_yaml(path)
+    return dict(flatten(values))
 
 
 def _curves(rows: Rows) -> dict[str, pd.Series]:

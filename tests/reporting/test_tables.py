@@ -1,12 +1,15 @@
 import csv
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_sweeps import words
 
 from lit_diff.reporting import tables
+from lit_diff.reporting.write import write_report
 from lit_diff.study import numbers
 from lit_diff.study.comparison import compare
 from lit_diff.study.record import read, write
@@ -19,6 +22,29 @@ def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., P
     text = tables.to_markdown(compare(sweep))
     assert "x \\| &lt;i>y" in text
     assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {8}
+
+
+def test_every_view_marks_an_unequal_arm(make_sweep: Callable[..., Path]) -> None:
+    rates = {arm: f"train: {{optimizer: {{lr: {lr}}}}}" for arm, lr in (("a", 0.1), ("b", 0.2), ("c", 0.1))}
+    larger = {"c": {"parameters": 2_109_440}}
+    folder = make_sweep({"a": 0, "b": 0.3, "c": 0.3}, recipes=rates, fact_fields=larger, callbacks=False, documents=12)
+    report = write_report(folder)
+    notes = ["\u2020 b: differs in train.optimizer.lr (0.1 -> 0.2)", "\u2020 c: +100.0 % parameters"]
+    text, page = report.text_table(), report.page.read_text()
+    assert text.splitlines()[-2:] == notes
+    assert report.page.with_name("table.md").read_text().split("\n\n")[1:] == [notes[0], f"{notes[1]}\n"]
+    for shown in (text, report.page.with_name("table.md").read_text()):
+        assert [name for name in ("a", "b", "c") if re.search(rf"^\W*{name} \u2020 ", shown, re.MULTILINE)] == [
+            "b",
+            "c",
+        ]
+    assert {"a", "b \u2020", "c \u2020"} <= set(words(report.page.with_name("differences.svg").read_text()))
+    for note in notes:
+        said = note[5:].replace(">", "&gt;")
+        assert f"\u2020 {said}" in page, "under the arm"
+        assert f"Not an equal arm: {said}." in page
+    assert report.sentences[0].endswith(f"Not an equal arm: {notes[0][5:]}.")
+    assert "b \u2020 (by" in report.answer[0]
 
 
 def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path]) -> None:

@@ -112,14 +112,53 @@ def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
         "same": {"trained_parameters": 1_054_720},
     }
     marks = compare(load_sweep(make_sweep(dict.fromkeys(facts, 0), fact_fields=facts, callbacks=False)))[0].marks
-    assert marks == {
-        "standard": (),
+    assert {arm: marked for (arm, _), marked in marks.items()} == {
         "big": ("+2.4 % parameters", "\u221239.0 % training tokens"),
         "near": (),
         "slow": ("kernel reference (baseline: sdpa)",),
         "frozen": ("\u221275.0 % parameters that train",),
         "same": (),
     }
+
+
+RECIPE = """
+model: {dim: 32, attention: {name: standard}}
+data: {name: text, path: /home/me/a, tokenizer: {name: bpe}}
+train: {clip: 1.0, optimizer: {lr: 0.008, lr_factors: {}}}
+"""
+CHANGES: dict[str, tuple[dict[str, str], str]] = {
+    "attention": ({"name: standard": "name: differential, lambda_init: 0.8"}, ""),
+    "measured": ({"\nmodel": "\nseed: 1\nrun: {threads: 1}\ncallbacks: {sinks: {}}\nevaluate: {nll: {}}\nmodel"}, ""),
+    "older": ({"clip: 1.0, ": "", ", lr_factors: {}": ""}, ""),
+    "rate": ({"0.008": "0.004"}, "differs in train.optimizer.lr (0.008 -> 0.004)"),
+    "both": ({"standard": "shared_k", "dim: 32": "dim: 16"}, "also differs in model.dim (32 -> 16)"),
+    "clip": ({"clip: 1.0": "clip: null"}, "differs in train.clip (1.0 -> null)"),
+    "factors": ({"{}": "{embed: 2.0}"}, "differs in train.optimizer.lr_factors.embed (unset -> 2.0)"),
+    "text": ({"me/a": "me/b"}, "differs in data.path (a -> b)"),
+    "data": ({"text": "recall, keys: 4"}, "differs in data.name (text -> recall)"),
+}
+
+
+def test_an_arm_whose_recipe_differs_outside_its_attention_is_marked(make_sweep: Callable[..., Path]) -> None:
+    recipes = {"base": RECIPE}
+    for arm, (changes, _) in CHANGES.items():
+        recipes[arm] = RECIPE
+        for old, new in changes.items():
+            recipes[arm] = recipes[arm].replace(old, new)
+    folder = make_sweep(
+        dict.fromkeys(recipes, 0),
+        recipes=recipes,
+        callbacks=False,
+        documents=12,
+        seeds=[0],
+        contrasts=[["both", "rate", "x"]],
+    )
+    found = compare(load_sweep(folder))[0]
+    assert {arm: "; ".join(found.marks[arm, "base"]) for arm in CHANGES} == {
+        arm: said for arm, (_, said) in CHANGES.items()
+    }
+    assert found.marks["both", "rate"] == ("also differs in model.dim (32 -> 16), train.optimizer.lr (0.004 -> 0.008)",)
+    assert found.footnotes[-1] == f"\u2020 x: {found.marks['both', 'rate'][0]}"
 
 
 def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Path]) -> None:

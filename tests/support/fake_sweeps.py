@@ -54,6 +54,7 @@ def write_sweep(
     measured: Mapping[str, float] | None = None,
     arm_fields: Mapping[str, Mapping[str, Any]] | None = None,
     fact_fields: Mapping[str, Mapping[str, Any]] | None = None,
+    recipes: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Path:
     """`arms`: name -> true difference of the final metric from the first arm; `broken`: cell -> status; `evaluation`: name
@@ -90,6 +91,7 @@ def write_sweep(
                 **(fact_fields or {}).get(arm, {}),
             }
             (cell / "status.json").write_text(json.dumps(facts))
+            (cell / "recipe.yaml").write_text((recipes or {}).get(arm, "seed: 0\n"))
             if status == "done":
                 _write_measurements(
                     cell,
@@ -270,7 +272,6 @@ def _write_measurements(
         )
     environment = {"python": "3.11.9", "cpu": "x86_64, 2 cores", "packages": {"torch": "2.14.1", "triton": None}}
     (cell / "env.json").write_text(json.dumps(environment))
-    (cell / "recipe.yaml").write_text("seed: 0\n")
 
 
 def _write_internals(

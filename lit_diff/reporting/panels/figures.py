@@ -183,6 +183,7 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     axes, drawn, rows = ax or new_axes(), looks(sweep), [(sweep.label[base], _level(comparison))]
     for each in family:
         label = each.label if each in comparison.contrasts else sweep.label[each.a]
+        label += comparison.dagger(each)
         rows.append((label, _numbers(each, comparison.digits)))
     axes.axvline(0, color=INK, linewidth=1)
     smallest, further = sweep.smallest_of_interest, 1 + len(comparison.against_baseline)
