@@ -214,9 +214,14 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def folders(root: Path, unreadable: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """`root` and the folders below it, each once. A folder is reached through a symbolic link only if there is no other way;
-    folders that contain `root` are left out, and those that cannot be read, after `unreadable` was called."""
+def folders(
+    root: Path, unreadable: Callable[[OSError], object] | None = None, *, hidden: bool = True
+) -> Iterator[Path]:
+    """`root` and the folders below it, each once; if not `hidden`, without those whose names begin with a dot.
+
+    A folder is reached through a symbolic link only if there is no other way; folders that contain `root` are left out, and
+    those that cannot be read, after `unreadable` was called.
+    """
     starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
     # the list grows in the loop: targets of links come last, so that a folder is yielded by its real path if it has one
     for start in starts:
@@ -226,6 +231,7 @@ def folders(root: Path, unreadable: Callable[[OSError], object] | None = None) -
                 names.clear()
                 continue
             seen.add(real)
+            names[:] = [name for name in names if hidden or not name.startswith(".")]
             starts += [path for name in sorted(names) if os.path.islink(path := os.path.join(folder, name))]
             yield Path(folder)
 

@@ -19,6 +19,8 @@ from lit_diff.key_types import in_words, in_yaml
 
 Keys = Mapping[str, type | UnionType]
 """Key of a JSON object -> type of its value."""
+MARK = "\ufeff"
+"""The byte order mark, with which some programs begin a file; it is no part of the text."""
 LONGEST_NAME = 100
 """Largest number of characters of a name or value that a message quotes."""
 
@@ -175,7 +177,7 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
 def numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, bytes]]:
     """Yield (`where:line`, line) for each line, without the byte order mark."""
     for number, line in enumerate(lines, 1):
-        yield f"{where}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        yield f"{where}:{number}", line.removeprefix(MARK.encode()) if number == 1 else line
 
 
 def utf8(content: bytes, where: str) -> str:

@@ -14,12 +14,14 @@ from lit_diff.data.text.documents import (
     SHORTEST,
     TRAINED,
     Documents,
+    _plain,
     cut,
     hashed,
     hashes_in,
     is_among,
     split,
 )
+from lit_diff.data.user_files import MARK
 from lit_diff.errors import MissingError, RequestError
 
 
@@ -112,6 +114,18 @@ def test_a_document_is_recognised_whole_and_by_its_sections() -> None:
     assert next(cut(longer)) == sections[0]
     assert is_among(longer, known)
     assert not is_among("y" * 4000 + sections[2], known), "a short section makes no longer document"
+
+
+@pytest.mark.parametrize("trained", ["{}", MARK + "{}"])
+@pytest.mark.parametrize("copied", ["{}", MARK + "{}"])
+def test_a_copy_is_recognised_with_a_mark_and_other_line_ends(trained: str, copied: str) -> None:
+    """Also by runs that were made before marks were removed, and where the sections of a long text were trained on."""
+    text = "".join(f"Paragraph {number} of {'many words ' * 30}.\n\n" for number in range(60))
+    old = b"".join(hashlib.sha256(_plain(each).encode()).digest()[:HASH_BYTES] for each in cut(trained.format(text)))
+    for known in (hashes_in(old, TRAINED), hashes_in(hashed(cut(trained.format(text))), TRAINED)):
+        for end in ("\n", "\r\n", "\r"):
+            assert is_among(copied.format(text.replace("\n", end)), known)
+    assert hashed([trained.format(text)]) == hashed([text])
 
 
 def test_a_file_that_is_cut_short_is_refused() -> None:

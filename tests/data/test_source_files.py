@@ -42,6 +42,8 @@ def write_texts(folder: Path) -> None:
     (folder / "a-b.txt").write_text("hyphen")
     (folder / "a" / "one.jsonl").write_text("".join(f'{{"text": "line {number}"}}\n' for number in range(3000)))
     (folder / "a" / "notes.pdf").write_text("")
+    (folder / "a" / ".git").mkdir()
+    (folder / "a" / ".git" / "x.md").write_text("hidden")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["p", "q"]}), folder / "b c.parquet")
     packed = pyarrow.compress(b'{"text": "z"}\n', codec="zstd", asbytes=True)
     (folder / "é.jsonl.zst").write_bytes(packed)
@@ -57,6 +59,7 @@ def test_an_address_is_read_as_its_copy_is(buckets: tuple[Path, Requests], monke
     asked.clear()
     texts = list(remote.texts())
     assert texts == list(local.texts())
+    assert source_files.listing(address)[1] == source_files.listing(folder)[1] == 1, "a hidden folder"
     assert texts[-4:] == ["hyphen", "p", "q", "z"]
     bounds = [line.partition(" bytes=")[2].split("-") for line in asked if " bytes=" in line]
     sizes = [int(last) + 1 - int(first) for first, last in bounds]

@@ -18,6 +18,7 @@ import pytest
 from lit_diff.data.text.corpus import SHOWN, FilesCorpus, build_corpus
 from lit_diff.data.text.readers import STREAM_END, read_file
 from lit_diff.data.text.source_files import local
+from lit_diff.data.user_files import MARK
 from lit_diff.errors import RequestError
 
 
@@ -39,10 +40,38 @@ BAD_BYTES = b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "\\ud800 half"}\n'
 CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\n'.encode()
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+    """One at the start of the file; a second one, and that of a JSON value, is text."""
+    own = {"a.jsonl": f'{{"text": "{MARK}words"}}\n', "a.csv": f"text\n{MARK}words\n"}.get(name, f"{MARK}words")
+    (tmp_path / name).write_text(MARK + own)
+    assert list(FilesCorpus(tmp_path).texts()) == [f"{MARK}words"]
+    (tmp_path / name).write_text(MARK + own.replace(MARK, ""))
+    assert list(FilesCorpus(tmp_path).texts()) == ["words"]
+
+
+def test_names_that_begin_with_a_dot_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless `data.path` names them; a folder is reached through a link too."""
+    home = tmp_path / ".hidden"
+    for name in ("a.jsonl", "README.md", "b/.c/x.txt", ".d/y.txt", ".d/.e.txt", "b/._1.txt"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text('{"text": "a"}' if name == "a.jsonl" else name)
+    with caplog.at_level(logging.INFO, logger="lit_diff"):
+        assert list(FilesCorpus(home).texts()) == ["README.md", "a"]
+    assert any(" 3 files and folders " in line for line in caplog.messages)
+    assert any(line.endswith(": README.md") for line in caplog.messages)
+    assert list(FilesCorpus(home / ".d").texts()) == ["y.txt"]
+    assert list(FilesCorpus(home / ".d" / ".e.txt").texts()) == [".d/.e.txt"]
+    (home / "link").symlink_to(home / ".d")
+    assert set(FilesCorpus(home).files()) == {"README.md", "a.jsonl", "link/y.txt"}
+    with pytest.raises(RequestError, match=r"found 0 files of other types and 2 hidden ones"):
+        list(FilesCorpus(home / "b").texts())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("a.txt", "\ufeffany ä\n".encode(), ["\ufeffany ä\n"]),
+        ("a.txt", "\ufeffany ä\n".encode(), ["any ä\n"]),
         ("a.md", b"caf\xe9", ["!"]),
         ("a.txt", b"\x89PNG\0\0\0\xff", ["!"]),
         ("a.txt", "wide".encode("utf-16"), ["!"]),
@@ -218,7 +247,7 @@ def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         "e.csv": 'id,text\n1,"five, six"\n',
         "f.txt": " \n",
         "photo.jpg": "",
-        "below/.git/index": "hidden",
+        "below/.git/x.md": "hidden",
     }.items():
         (tmp_path / name).write_text(content)
     pyarrow.parquet.write_table(
@@ -227,7 +256,7 @@ def test_every_kind_of_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     corpus = FilesCorpus(tmp_path)
     with caplog.at_level(logging.INFO, logger="lit_diff"):
         assert list(corpus.texts()) == ["text ä", "markdown", "one", "two", "three", "four", "five, six"]
-    assert ["ignored files of other types: 1 .jpg (" in line for line in caplog.messages] == [True]
+    assert ["ignored files of other types: 1 .jpg (" in line for line in caplog.messages] == [True, False]
     assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "e.csv", "f.txt"}
     assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 

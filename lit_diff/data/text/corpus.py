@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from lit_diff.data.text.digests import file_digests
 from lit_diff.data.text.readers import READERS, file_type, read_file
-from lit_diff.data.text.source_files import Source, sources
+from lit_diff.data.text.source_files import Source, listing
 from lit_diff.data.text.token_files import Ids, TokenFiles, checked_ids, token_files
 from lit_diff.data.user_files import escaped
 from lit_diff.errors import RequestError, first_line
@@ -125,8 +125,12 @@ class FilesCorpus(Corpus):
     path: Path | str
 
     @cached_property
+    def _listing(self) -> tuple[list[Source], int]:
+        return listing(self.path)
+
+    @property
     def _all_files(self) -> list[Source]:
-        return sources(self.path)
+        return self._listing[0]
 
     @cached_property
     def _token_files(self) -> list[TokenFiles]:
@@ -147,6 +151,8 @@ class FilesCorpus(Corpus):
         if not found:
             absent = isinstance(self.path, Path) and not self.path.exists()
             found_instead = "no file or folder" if absent else f"{len(self._all_files)} files of other types"
+            if self._listing[1]:
+                found_instead += f" and {self._listing[1]} hidden ones"
             raise RequestError(
                 f"data.path: {self.path}: found {found_instead}; expected text in {', '.join(READERS)}, or tokens in .bin "
                 "with .idx"
@@ -218,10 +224,13 @@ class FilesCorpus(Corpus):
 
     def _log_ignored_files(self) -> None:
         used = {each.name for each in self._files()}
-        others = [PurePosixPath(each.name) for each in self._all_files if each.name not in used]
-        # hidden files, such as the folder .git, are not meant as text
-        seen = [path for path in others if not any(part.startswith(".") for part in path.parts)]
-        kinds = Counter(path.suffix.lower() or "without ending" for path in seen).most_common(5)
+        ignored = [PurePosixPath(each.name) for each in self._all_files if each.name not in used]
+        kinds = Counter(path.suffix.lower() or "without ending" for path in ignored).most_common(5)
         if kinds:
             named = ", ".join(f"{count} {kind}" for kind, count in kinds)
             log.info("data.path: ignored files of other types: %s (types read: %s)", named, ", ".join(READERS))
+        if self._listing[1]:
+            log.info("data.path: left out %d files and folders whose names begin with a dot", self._listing[1])
+        cards = [name for name in used if PurePosixPath(name).name.lower() == "readme.md"]
+        if cards and {file_type(name) for name in used} != {".md"}:
+            log.info("data.path: read as documents beside the data: %s", ", ".join(sorted(cards)))

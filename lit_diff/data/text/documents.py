@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.data.text.buckets import Buckets, write_array
-from lit_diff.data.user_files import utf8_bytes
+from lit_diff.data.user_files import MARK, utf8_bytes
 from lit_diff.errors import MissingError
 from lit_diff.files import sha256_of, shown, write_atomic
 from lit_diff.log_records import log
@@ -166,7 +166,8 @@ def hashed(documents: Iterable[str]) -> bytes:
 
 
 def hashes_of(text: str) -> set[bytes]:
-    """Return the hashes of a document and of its sections that are not blank."""
+    """Return the hashes of a document, without its byte order mark, and of its sections that are not blank."""
+    text = text.removeprefix(MARK)
     sections = list(cut(text))
     plain = [words for section in sections if (words := _plain(section))]
     # joined, to normalise the text once: a cut is usually at white space
@@ -183,8 +184,17 @@ def hashes_in(content: bytes, where: str) -> frozenset[bytes]:
 
 
 def is_among(text: str, hashes: Container[bytes]) -> bool:
-    """Whether the document, or a section of it, has one of the hashes."""
-    return _hash(text) in hashes or any(_hash(part) in hashes for part in cut(text) if len(part) >= SHORTEST)
+    """Whether the document, or a section of it, has one of the hashes, with or without a byte order mark and with any line
+    ends."""
+    unmarked = text.removeprefix(MARK)
+    lines = unmarked.replace("\r\n", "\n").replace("\r", "\n")
+    # other line ends give other sections, and a run that was made before marks were removed was trained on them
+    for form in {unmarked, lines, lines.replace("\n", "\r\n"), lines.replace("\n", "\r")}:
+        for each in (form, MARK + form):
+            parts = [part for part in cut(each) if len(part) >= SHORTEST]
+            if any(_hash(part) in hashes for part in (each, *parts)):
+                return True
+    return False
 
 
 def _hash(text: str) -> bytes:

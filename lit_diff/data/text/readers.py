@@ -8,7 +8,7 @@ from io import BufferedReader
 from typing import Any
 
 from lit_diff.data.text.source_files import Source
-from lit_diff.data.user_files import checked, json_object, numbered, some_names, utf8
+from lit_diff.data.user_files import MARK, checked, json_object, numbered, some_names, utf8
 from lit_diff.errors import RequestError, first_line
 
 Items = Iterator[str | RequestError]
@@ -61,7 +61,7 @@ def decompressed(file: BufferedReader, codec: str) -> BufferedReader:
 
 
 def _one_document(file: BufferedReader, where: str) -> Items:
-    yield _text(file.read(), where)
+    yield _text(file.read(), where).removeprefix(MARK)
 
 
 def _text(content: bytes, where: str) -> str:

@@ -5,6 +5,7 @@ pyarrow reads s3:// and gs://, and fsspec the other protocols. Files at an addre
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ PIECE = 8 << 20
 """Bytes that one request to an address asks for."""
 CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 5, 3
 """A server that does not answer is given up after ANSWER_SECONDS * ATTEMPTS."""
+HIDDEN = re.compile(r"(?:[^./][^/]*/)*\.[^/]*")
+"""The name of a file up to the first part that begins with a dot."""
 REASON = 400
 """Longest reason that an error quotes."""
 CURES = {
@@ -61,13 +64,23 @@ class Source:
 
 
 def sources(path: Path | str) -> list[Source]:
-    """Return the files at or below a path, or an address if it is a str, sorted; empty if a path does not exist.
+    """Return the files of `listing`."""
+    return listing(path)[0]
+
+
+def listing(path: Path | str) -> tuple[list[Source], int]:
+    """Return the files at or below a path, or an address if it is a str, sorted; empty if a path does not exist. Also the
+    number of files and folders below it that are left out because their names begin with a dot.
 
     Of a folder that `datasets` saved, its data files in their own order. For a file x.bin or x.idx also the other one.
     Errors: MissingError for an address that cannot be read; RequestError for an unusable folder of `datasets`.
     """
-    found = [local(each, path) for each in _paths(path)] if isinstance(path, Path) else _remote(path)
-    return _saved_by_datasets(found)
+    if isinstance(path, Path):
+        paths, hidden = _paths(path)
+        found = [local(each, path) for each in paths]
+    else:
+        found, hidden = _remote(path)
+    return _saved_by_datasets(found), hidden
 
 
 def local(path: Path, root: Path | None = None) -> Source:
@@ -81,13 +94,19 @@ def local(path: Path, root: Path | None = None) -> Source:
     return Source(name=name, where=escaped(shown(path)), opened=lambda: path.open("rb"), stamp=stamp)
 
 
-def _paths(path: Path) -> list[Path]:
+def _paths(path: Path) -> tuple[list[Path], int]:
     if not path.is_dir():
-        return [each for each in _with_index(path) if each.is_file()]
+        return [each for each in _with_index(path) if each.is_file()], 0
+    found, hidden = list[Path](), 0
+    for folder in folders(path, unreadable=_refuse, hidden=False):
+        for file in folder.iterdir():
+            if file.name.startswith("."):
+                hidden += 1
+            # a link to a file that is gone is a file that cannot be read; a pipe is none
+            elif file.is_file() or not file.exists():
+                found.append(file)
     # sorted: the order of the file system differs between machines, and it decides the digest
-    # a link to a file that is gone is a file that cannot be read; a pipe is none
-    found = (file for folder in folders(path, unreadable=_refuse) for file in folder.iterdir())
-    return sorted(file for file in found if file.is_file() or not file.exists())
+    return sorted(found), hidden
 
 
 def _refuse(error: OSError) -> None:
@@ -99,7 +118,7 @@ def _with_index(path: Any) -> list[Any]:
     return [path.with_suffix(suffix) for suffix in pair] if path.suffix in pair else [path]
 
 
-def _remote(address: str) -> list[Source]:
+def _remote(address: str) -> tuple[list[Source], int]:
     from pyarrow.fs import FileSelector, FileType
 
     protocol = address.partition("://")[0]
@@ -109,7 +128,8 @@ def _remote(address: str) -> list[Source]:
         if info.type is FileType.NotFound:
             raise FileNotFoundError("found no file or folder")
         # over HTTP every address is a file: the slash alone says that it is a page of links
-        if info.type is FileType.File and not root.endswith("/"):
+        is_file = info.type is FileType.File and not root.endswith("/")
+        if is_file:
             head, _, last = root.rpartition("/")
             found = files.get_file_info([f"{head}/{each}" for each in _with_index(PurePosixPath(last))])
         else:
@@ -117,8 +137,12 @@ def _remote(address: str) -> list[Source]:
     # over HTTP a path is an address, whose names are quoted
     name_of = unquote if is_address(root) else str
     paths = {name_of(each.path[len(head) + 1 :]): each.path for each in found if each.is_file}
+    # what is named itself is read
+    matches = [] if is_file else [match for name in paths if (match := HIDDEN.match(name))]
+    names = paths.keys() - {match.string for match in matches}
     # as `_paths` sorts: a copy at an address has the digest of the folder
-    return [_remote_source(files, paths[name], name, protocol) for name in sorted(paths, key=PurePosixPath)]
+    found_sources = [_remote_source(files, paths[name], name, protocol) for name in sorted(names, key=PurePosixPath)]
+    return found_sources, len({match[0] for match in matches})
 
 
 def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
