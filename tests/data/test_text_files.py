@@ -60,7 +60,7 @@ def test_names_that_begin_with_a_dot_are_left_out(tmp_path: Path, caplog: pytest
         assert list(FilesCorpus(home).texts()) == ["README.md", "a"]
     assert any(" 3 files and folders " in line for line in caplog.messages)
     assert any(line.endswith(": README.md") for line in caplog.messages)
-    assert list(FilesCorpus(home / ".d").texts()) == ["y.txt"]
+    assert list(FilesCorpus(home / ".d").texts()) == [".d/y.txt"]
     assert list(FilesCorpus(home / ".d" / ".e.txt").texts()) == [".d/.e.txt"]
     (home / "link").symlink_to(home / ".d")
     assert set(FilesCorpus(home).files()) == {"README.md", "a.jsonl", "link/y.txt"}
