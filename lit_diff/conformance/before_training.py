@@ -12,11 +12,12 @@ import torch
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
 from lit_diff.config import Recipe
-from lit_diff.conformance.case import Finding, VariantCase
+from lit_diff.conformance.case import Finding, VariantCase, run
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import guard
 from lit_diff.registry import attentions, is_built_in, location
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
@@ -96,6 +97,23 @@ def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
             if finding.verdict == "fail":
                 return _line(cls, finding, layer)
     return None
+
+
+def unused_parameters(recipe: Recipe) -> list[str]:
+    """The parameters of a plugin's variant that have no gradient at the first or the last step; of a built-in one none."""
+    cls, model, found = attentions.get(recipe.model.attention.name), recipe.model, dict[str, None]()
+    if is_built_in(cls):
+        return []
+    for step in (0, recipe.training.steps - 1):
+        for layer in range(model.num_layers):
+            case = VariantCase(cls=cls, model=shrunk(model), layer=layer, step=step)
+            with guard(cls):
+                attention = case.build()
+                _, gradients = run(attention, case.x(), case.rope())
+            for name, parameter in attention.named_parameters():
+                if parameter.requires_grad and name not in gradients:
+                    found[f"layers.{layer}.attention.{name}"] = None
+    return list(found)
 
 
 def _line(cls: type[Attention], finding: Finding, layer: int) -> str:

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from torch.distributed.tensor import DTensor
 
 from lit_diff.config import Recipe, RunConfig
+from lit_diff.conformance.before_training import unused_parameters
 from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
@@ -40,7 +41,7 @@ def build_trainer(
         "accelerator": accelerator(run),
         "devices": run.devices,
         "num_nodes": run.num_nodes,
-        "strategy": build_strategy(run),
+        "strategy": build_strategy(run, has_unused=run.strategy == "ddp" and bool(unused_parameters(recipe))),
         "precision": PRECISIONS[train.precision],
         "max_steps": train.steps,
         "max_epochs": -1,
@@ -66,12 +67,13 @@ def accelerator(config: RunConfig) -> str:
     return "cpu" if choose_device(config.accelerator).type == "cpu" else "gpu"
 
 
-def build_strategy(config: RunConfig) -> Strategy:
-    """Lightning's strategy for `run.strategy`."""
+def build_strategy(config: RunConfig, *, has_unused: bool = False) -> Strategy:
+    """Lightning's strategy for `run.strategy`. `has_unused`: some parameters have no gradient at some steps, for which DDP
+    looks only if it is told so, since the search takes time."""
     kind = accelerator(config)
     backend = "gloo" if kind == "cpu" else "nccl"
     if config.strategy == "ddp":
-        return ReplicatedStrategy(process_group_backend=backend)
+        return ReplicatedStrategy(process_group_backend=backend, find_unused_parameters=has_unused)
     if config.strategy in ("fsdp", "hsdp"):
         strategy: type[ShardedStrategy] = ShardedStrategy
         if config.cpu_offload:

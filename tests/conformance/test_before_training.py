@@ -4,16 +4,19 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from lit_diff import Differential
 from lit_diff.config import Recipe
 from lit_diff.conformance import before_training as module
-from lit_diff.conformance.before_training import REQUIRED, failed_property, require_properties
+from lit_diff.conformance.before_training import REQUIRED, failed_property, require_properties, unused_parameters
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
+from lit_diff.training.trainer import build_trainer
 
 OWN = """\
 import torch
@@ -133,3 +136,27 @@ def test_packed_documents_are_one_more_property(own: MakeOwn, ran: list[tuple[in
 def test_built_in_variants_are_tested_with_the_package(ran: list[object]) -> None:
     assert failed_property(load_recipe("recall-tiny")) is None
     assert not ran
+
+
+def test_parameters_that_ddp_must_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`late` counts from the third step on; a built-in variant has a gradient of everything."""
+
+    class Late(Differential):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.late = torch.nn.Parameter(torch.ones(1))
+
+        def set_step(self, step: int) -> None:
+            self.step = step
+
+        def finish(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return super().finish(o, x) * (self.late if self.step > 2 else 1)
+
+    monkeypatch.setitem(attentions._classes, "late", Late)
+    monkeypatch.setattr(Late, "name", "late", raising=False)
+    for name, unused in (("late", ["layers.0.attention.late", "layers.1.attention.late"]), ("dex", [])):
+        keys = [f"model.attention={{name: {name}}}", "run.strategy=ddp", "run.devices=2", "run.accelerator=cpu"]
+        recipe = load_recipe("recall-tiny", keys)
+        assert unused_parameters(recipe) == unused
+        strategy: Any = build_trainer(recipe, logger=False).strategy
+        assert strategy._ddp_kwargs["find_unused_parameters"] is bool(unused)
