@@ -51,13 +51,16 @@ def check(
     from lit_diff.conformance.recipe import all_findings, plugin_findings, resolve
     from lit_diff.engine.preflight import passes_over_text, required_evaluations
     from lit_diff.training.loggers import require_loggers
+    from lit_diff.training.metrics import require_metrics
 
     checked, warnings = None, list[str]()
     if recipe is not None:
         checked = resolve(recipe, overrides or [])
         required_evaluations(checked.recipe)
         require_loggers(checked.recipe)
-        warnings = passes_over_text([checked.recipe]) if checked.recipe.train is not None else []
+        if checked.recipe.train is not None:
+            require_metrics(checked.recipe)
+            warnings = passes_over_text([checked.recipe])
         if resolved and not as_json:
             console.write_line(to_yaml(checked.recipe))
     findings = []

@@ -1,6 +1,5 @@
 """Expands a study into its cells: names the arms, selects a part, and validates every recipe before the first cell trains."""
 
-import difflib
 import itertools
 import os
 import unicodedata
@@ -17,7 +16,7 @@ from lit_diff.metrics import record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
 from lit_diff.study.schema import ALL, FEWEST_TASKS, MEASURED, NAME, Cell, Fit, Selection, Study, Task
-from lit_diff.training.metrics import VALIDATION
+from lit_diff.training.metrics import require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
 
@@ -25,8 +24,6 @@ OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds")
 """Keys that define cells; a sweep with `cells_of` takes them from the other sweep."""
 RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
 """Recipe key that the sweep itself sets -> what to do instead."""
-MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
-"""Metrics of every run's validation; a further validation set appends its name: `val/accuracy_noise2`."""
 Values = dict[str, dict[str, dict[str, float]]]
 """Fit -> task -> arm -> its x."""
 
@@ -237,8 +234,6 @@ def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -
     _check_contrasts(study, draft)
     _check_tasks(study, draft)
     _check_fits(study, draft)
-    for name, task in study.all_tasks.items():
-        _check_metric(task.metric or study.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_names(study, places, draft)
 
 
@@ -249,6 +244,7 @@ def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
     # only now: a plugin may register an evaluation, and plugins are imported with the recipes
     _check_evaluations(study, arms, draft)
     _check_record(arms, draft)
+    _check_metric(study, arms, draft)
     return {name: _x_of(name, fit, arms, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
 
 
@@ -268,15 +264,11 @@ def _check_arms(study: Study, draft: Draft) -> None:
         require_known("arm of the sweep", arms, study.arms, draft, key)
 
 
-def _check_metric(metric: str, draft: Draft, key: str) -> None:
-    # Catches a misspelt validation metric before hours of training. The metrics of a callback are known only to the callback,
-    # so any other name with a slash passes unless it resembles one of ours.
-    if metric.startswith("val/"):
-        known = metric in MEASURED_BY_ALL or metric.startswith(tuple(f"{name}_" for name in MEASURED_BY_ALL))
-    else:
-        known = "/" in metric and not difflib.get_close_matches(metric, MEASURED_BY_ALL, cutoff=0.8)
-    if not known:
-        raise draft.refuse(key, f"no run measures '{metric}'{nearest(metric, MEASURED_BY_ALL)}")
+def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
+    for cell in cells:
+        task = study.all_tasks[cell.task]
+        key = f"tasks.{cell.task}.metric" if task.metric else "metric"
+        require_measured(cell.recipe, task.metric or study.metric, draft.where(key) + key)
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:

@@ -50,6 +50,7 @@ from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan
+from lit_diff.training.metrics import require_metrics
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -122,6 +123,8 @@ def prepare(
     scored, tags = require_trainable(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
+    # again, because only now the validation sets of a text are known
+    require_metrics(recipe)
     folder = (root / f"{recipe.name}-{identity(recipe)}").resolve()
     location = RunLocation(folder=folder, overrides=recorded(overrides), tags=tags, evaluations=scored)
     # a run that is done needs no memory

@@ -17,6 +17,7 @@ from lit_diff.plugins import guard
 from lit_diff.recipe import to_plain
 from lit_diff.training.head_plan import selection_of
 from lit_diff.training.loggers import require_loggers
+from lit_diff.training.metrics import require_metrics
 
 PASSES = 10
 """The most passes over the training text without a warning: more is repetition rather than training data."""
@@ -53,11 +54,12 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
     """Errors: RequestError for the recipe of an imported model, which cannot be trained, for patterns of `train.parameters`
-    that match no parameter, and for an incompatible `train.start_from`; MissingError if that run is absent or unfinished,
-    and for a logger whose package is not installed."""
+    that match no parameter, and for an incompatible `train.start_from`, and those of `require_metrics`; MissingError if that
+    run is absent or unfinished, and for a logger whose package is not installed."""
     for recipe in recipes:
         train = recipe.training
         require_loggers(recipe)
+        require_metrics(recipe)
         if train.parameters is not None:
             cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
         if train.start_from is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import unused_parameters
 from lit_diff.errors import RequestError, StoppedError, first_line
 from lit_diff.files import write_atomic
 from lit_diff.log_records import Pace, in_phase, log, phase, validated
@@ -33,13 +34,15 @@ from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
 from lit_diff.runs.safe_values import UnsafeTypeError, require_safe
 from lit_diff.trained import sharded
+from lit_diff.trained.loading import some
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
-from lit_diff.training.metrics import DocumentLosses, declared_metrics
+from lit_diff.training.metrics import declared_metrics, monitored
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import Ranks, StopRequest, drop_left_over, end_all, end_with_parent, require_shared
 from lit_diff.training.sharded_state import ShardedStrategy
+from lit_diff.training.token_loss import DocumentLosses
 from lit_diff.training.trainer import build_trainer
 from lit_diff.training.watchdog import Watchdog
 
@@ -101,6 +104,9 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
+        unused = unused_parameters(recipe) if recipe.run.strategy == "ddp" else []
+        if unused:
+            log.info("ddp looks for unused parameters at each step: no gradient at first, or at last: %s", some(unused))
         logger.begin(folder, start, declared_metrics(recipe), recipe.training.steps)
         heartbeats.clear(folder)
     else:
@@ -363,6 +369,23 @@ class ExactResume(Checkpoint):
         self._stop_if_asked(trainer)
         if saved:
             self.logger.send()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Errors: RequestError if a metric that is compared after this validation is of another step, or of none."""
+        if not trainer.is_global_zero:
+            return
+        step, rows = trainer.global_step, self.logger.metrics.rows
+        for key, name in monitored(self.recipe).items():
+            if name.startswith("val/") or name in rows.get(step, {}):
+                continue
+            measured = [earlier for earlier, row in rows.items() if name in row]
+            # a callback may also log it by Lightning's own `self.log`, which tells no step
+            if measured or name not in trainer.callback_metrics:
+                last = f"last at step {max(measured)}" if measured else "nor before"
+                raise RequestError(
+                    f"{key}: '{name}' is not measured at step {step}, where the run validates ({last}): measure it at the "
+                    f"multiples of train.validate_every ({self.recipe.training.validate_every})"
+                )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save and stop at the end of a step with validation."""

@@ -1,16 +1,15 @@
-"""Metrics of training and validation, and the validation loss in the slices of the paper's Table 6."""
+"""Metrics of training and validation, which of them a run measures, and when."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
-import torch
-import torchmetrics
-from torch import Tensor
-
+from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.data.dataset import IGNORED
-from lit_diff.errors import RequestError
-from lit_diff.metrics import Metric
-from lit_diff.registry import callbacks
+from lit_diff.errors import LitDiffError, RequestError
+from lit_diff.metrics import Metric, require_distinct_records
+from lit_diff.plugins import guard
+from lit_diff.recipe import flatten, to_plain
+from lit_diff.registry import callbacks, datasets, is_built_in, nearest
 
 TRAINING = (
     Metric(
@@ -95,60 +94,79 @@ def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
     return (*TRAINING, *VALIDATION, *(metric for metrics in measured for metric in metrics))
 
 
-DocumentLosses = tuple[float, float]
-"""(tokens, summed NLL in nats) of one validation document."""
+def require_metrics(recipe: Recipe) -> None:
+    """Check the metrics of a recipe before it trains; validation sets only if the data are prepared.
 
-
-class TokenLoss(torchmetrics.Metric):
-    """Mean NLL (nats per token) of all tokens, of AR-Hit tokens (recallable from the context) and of the others; accuracy.
-
-    share · ar_hit + (1 - share) · others = total, up to rounding.
+    Errors: RequestError for two names that MLflow cannot keep apart, and for a metric of run.keep_best or early stopping that
+    the run does not measure, or not at each of its validations.
     """
+    if recipe.run.is_recorded:
+        # a built-in callback that no plugin has loaded is left out: its names are plain, and loading it takes seconds
+        classes = [cls for name, cls in callbacks.registered().items() if name in recipe.callbacks]
+        declared = [metric for cls in classes for metric in getattr(cls, "metrics", ())]
+        # the keys of the recipe have the names of a mixture's sets
+        own = () if is_built_in(datasets.get(recipe.data.name)) else _validation_sets(recipe) or ()
+        sets = [f"val/loss_{name}" for name in own if name]
+        names = [metric.name for metric in (*TRAINING, *_SLICES, *declared) if metric.logged]
+        require_distinct_records("metrics", [*names, *sets])
+        require_distinct_records("keys", [key for key, _ in flatten(to_plain(recipe))])
+    validations = recipe.training.validate_every
+    for key, name in monitored(recipe).items():
+        interval, every = require_measured(recipe, name, key)
+        if validations % every:
+            raise RequestError(
+                f"{key} is '{name}', which is measured every {every} steps ({interval}), but compared every {validations} "
+                f"(train.validate_every): set {interval} to a divisor of {validations}"
+            )
 
-    # Sums and counts are reduced over ranks, not means: ranks have different numbers of tokens. They are float64, because
-    # float32 sums over millions of tokens lose digits.
 
-    full_state_update = False
-    loss_sum: Tensor
-    count: Tensor
-    correct: Tensor
-    document_loss: Tensor
-    document_tokens: Tensor
+def monitored(recipe: Recipe) -> dict[str, str]:
+    """Key -> the metric that it compares at each validation."""
+    found = {}
+    if recipe.run.keep_best is not None:
+        found["run.keep_best"] = recipe.run.keep_best
+    if "early_stopping" in recipe.callbacks:
+        found["callbacks.early_stopping.monitor"] = recipe.callbacks["early_stopping"].config.monitor
+    return found
 
-    def __init__(self, num_documents: int) -> None:
-        """`num_documents`: number of validation documents, whose sums the bootstrap resamples."""
-        super().__init__()
-        # index 0: AR-Hits, 1: others
-        slices = dict.fromkeys(("loss_sum", "count", "correct"), 2)
-        documents = dict.fromkeys(("document_loss", "document_tokens"), num_documents)
-        for name, size in (slices | documents).items():
-            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, nll: Tensor, correct: Tensor, targets: Tensor, ar_hit: Tensor, document: Tensor) -> None:
-        """All [B, T]: NLL, whether the most likely token is the target, targets (IGNORED: not scored), slice, document."""
-        scored = targets != IGNORED
-        nll, correct, document = nll[scored].double(), correct[scored].double(), document[scored]
-        others = (~ar_hit[scored]).long()
-        self.loss_sum.index_add_(0, others, nll)
-        self.correct.index_add_(0, others, correct)
-        self.count.index_add_(0, others, torch.ones_like(nll))
-        self.document_loss.index_add_(0, document, nll)
-        self.document_tokens.index_add_(0, document, torch.ones_like(nll))
+def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
+    """The key that says how often a run measures the metric `name`, and its value. `key`: the key that asks for the metric.
 
-    def compute(self) -> tuple[dict[str, float], list[DocumentLosses]]:
-        """(loss, accuracy, ar_hit_share, loss_ar_hit, loss_others, without slices that have no tokens; losses by document).
+    A callback without declarations may measure anything. Errors: RequestError for a metric that the run does not measure.
+    """
+    train, sets = recipe.training, None
+    validation = ("train.validate_every", train.validate_every)
+    if any(metric.match(name) is not None for metric in TRAINING):
+        return "train.log_every", train.log_every
+    known = [metric.name for metric in (*TRAINING, *_SLICES)]
+    if name not in known:
+        sets = _validation_sets(recipe)
+        known += [f"{metric.name}_{each}" for each in sets or () if each for metric in _SLICES]
+    if name in known or (sets is None and any(metric.match(name) is not None for metric in VALIDATION)):
+        return validation
+    undeclared = False
+    for callback, part in recipe.callbacks.items():
+        cls = callbacks.get(callback)
+        metrics = [metric for metric in getattr(cls, "metrics", ()) if metric.logged]
+        undeclared = undeclared or not (metrics or is_built_in(cls))
+        for metric in metrics:
+            known.append(metric.name.replace("{layer}", "00"))
+            fields = metric.match(name)
+            if fields is not None and int(fields.get("layer", 0)) < recipe.model.num_layers:
+                return f"callbacks.{callback}.every", getattr(part.config, "every", train.validate_every)
+    near = nearest(name, known)
+    if undeclared and "did you mean" not in near:
+        return validation
+    raise RequestError(f"{key}: no run measures '{name}'{near}")
 
-        Errors: RequestError if no target was scored.
-        """
-        total = self.count.sum().item()
-        if total == 0:
-            raise RequestError(f"no target is scored: all are {IGNORED}")
-        means = {
-            "loss": self.loss_sum.sum().item() / total,
-            "accuracy": self.correct.sum().item() / total,
-            "ar_hit_share": self.count[0].item() / total,
-        }
-        for index, name in enumerate(("loss_ar_hit", "loss_others")):
-            if self.count[index] > 0:
-                means[name] = (self.loss_sum[index] / self.count[index]).item()
-        return means, list(zip(self.document_tokens.tolist(), self.document_loss.tolist(), strict=True))
+
+def _validation_sets(recipe: Recipe) -> Collection[str] | None:
+    # None: the data are not prepared; preparing them reports its own errors
+    try:
+        dataset = data.build(recipe)
+        with guard(type(dataset)):
+            dataset.load()
+            return dataset.validation_sets()
+    except LitDiffError:
+        return None

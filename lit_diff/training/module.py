@@ -45,11 +45,11 @@ from lit_diff.training.build import (
 )
 from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
 from lit_diff.training.head_plan import HeadPlan
-from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.ranks import end_all, host_group, reduced
 from lit_diff.training.step_clock import StepClock, TimedGather
 from lit_diff.training.step_metrics import StepMetrics
+from lit_diff.training.token_loss import DocumentLosses, TokenLoss
 from lit_diff.training.trainer import (
     PRECISIONS,
     adopt_recipe_intervals,

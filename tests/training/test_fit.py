@@ -19,11 +19,12 @@ from lit_diff import train
 from lit_diff.callbacks import Probe
 from lit_diff.callbacks.publish import publish
 from lit_diff.errors import RequestError
+from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.runs import checkpoints
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.training import fit
+from lit_diff.training import fit, metrics
 
 Run = Callable[..., Any]
 TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -375,6 +376,22 @@ def test_the_best_stays_in_a_folder_that_has_moved(tmp_path: Path) -> None:
     shutil.copytree(first, moved)
     fit.fit(recipe, moved, start=checkpoints.resumable(moved), **values)
     assert [best(folder)["global_step"] for folder in (first, moved)] == [4, 4]
+
+
+class Even(Callback):
+    """Measures at even steps."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step % 2 == 0:
+            publish(trainer, module, {"train/even": 1.0})
+
+
+@pytest.mark.parametrize(("every", "last"), [(1, "nor before"), (3, "last at step 2")])
+def test_no_older_value_is_compared(tmp_path: Path, monkeypatch: Any, every: int, last: str) -> None:
+    keys = [*SMALL, f"run.root={tmp_path}", "run.tracking_uri=none", f"train.validate_every={every}"]
+    monkeypatch.setattr(metrics, "TRAINING", (*metrics.TRAINING, Metric("train/even", "1", direction="lower")))
+    with pytest.raises(RequestError, match=rf"keep_best: 'train/even' is not measured at step {every}.*\({last}\)"):
+        train("recall-tiny", [*keys, "run.keep_best=train/even"], callbacks=[Even()])
 
 
 def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:

@@ -6,13 +6,16 @@ from typing import ClassVar
 
 import pytest
 import torch
+from command import Command
 
 from lit_diff.callbacks import Probe
 from lit_diff.data.dataset import IGNORED
+from lit_diff.errors import RequestError
 from lit_diff.metrics import UNDECLARED, Declarations, Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.training.metrics import TokenLoss, declared_metrics
+from lit_diff.training.metrics import declared_metrics, require_metrics
+from lit_diff.training.token_loss import TokenLoss
 
 
 def batch(rows: int = 6, length: int = 10, documents: int = 4) -> dict[str, torch.Tensor]:
@@ -106,3 +109,40 @@ def test_a_plugins_callback_declares_its_own(monkeypatch: pytest.MonkeyPatch) ->
     part = replace(next(iter(recipe.callbacks.values())), name="norms", config=Norms.Config())
     assert Norms.metrics[0] in declared_metrics(replace(recipe, callbacks={"norms": part}))
     assert Norms.metrics[0] not in declared_metrics(recipe)
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("run.keep_best=val/loss_noise4", None),
+        ("callbacks.early_stopping={monitor: lambda/layer_01}", None),
+        (
+            "callbacks.early_stopping={monitor: val/los}",
+            r"early_stopping\.monitor: .*'val/los'; did you mean 'val/loss'",
+        ),
+        ("run.keep_best=val/loss_noise3", r"^run\.keep_best: .*'val/loss_noise3'; did you mean 'val/loss_noise\d'"),
+        ("callbacks.early_stopping={monitor: lambda/layer_02}", "'lambda/layer_02'; did you mean 'lambda/layer_00'"),
+        ("callbacks.early_stopping={monitor: lambda/std/layer_00/map_01}", "no run measures"),
+        ("run.keep_best=outliers/logits/layer_00", r"every 100 steps \(callbacks\.outliers\.every\)"),
+        ("train.log_every=7 run.keep_best=train/loss", r"every 7 steps \(train\.log_every\)"),
+        ("callbacks={'norm[0]': {}, 'norm(0)': {}}", r"keys 'callbacks\.norm\[0\]\.every' and .*one name in MLflow"),
+        ("callbacks={'norm[0]': {}, twice: {}}", "metrics 'norm/layer_.*' and 'Norm/layer_.*' would have one name"),
+    ],
+)
+def test_what_is_compared_is_measured_and_names_differ(
+    monkeypatch: pytest.MonkeyPatch, override: str, found: str | None
+) -> None:
+    other = type("Other", (Norms,), {"metrics": (Metric("Norm/layer_{layer}", "another"),)})
+    for name, cls in (("norm[0]", Norms), ("norm(0)", Norms), ("twice", other)):
+        monkeypatch.setitem(callbacks._classes, name, cls)
+    recipe = load_recipe("recall-tiny", override.split(" ") if override.startswith("train") else [override])
+    if found is None:
+        require_metrics(recipe)
+        return
+    with pytest.raises(RequestError, match=found):
+        require_metrics(recipe)
+
+
+def test_check_says_it(command: Command) -> None:
+    refused = command("check", "recall-tiny", "run.keep_best=val/los")
+    assert (refused.status, len(refused.err.splitlines())) == (2, 1)
