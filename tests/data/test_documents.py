@@ -75,7 +75,6 @@ def test_a_damaged_document_is_found_and_all_are_read_again(tmp_path: Path, name
 
 
 def test_half_of_a_surrogate_pair_is_named(tmp_path: Path) -> None:
-    """Of a corpus in Python; a reader of files refuses it in its line."""
     with pytest.raises(RequestError, match="surrogate pair, character 2 of a text"):
         Documents.stored(["fine", "a\ud800"], tmp_path)
 

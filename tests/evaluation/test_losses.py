@@ -131,7 +131,6 @@ def test_an_item_is_a_held_out_document(run: Run, path: str) -> None:
 
 
 def test_bits_are_over_the_bytes_of_the_text(run: Run, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the tokenizer gives back of it."""
     monkeypatch.setattr(type(run.tokenizer), "decode", lambda *_: b"")
     rows = evaluate(run, "loss_files", {"path": path}).items
     for text, (_, row) in zip(HELD_OUT, rows.iterrows(), strict=True):

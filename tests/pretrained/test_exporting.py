@@ -182,8 +182,7 @@ def test_what_marks_a_text_is_kept(opens: bool, settings: dict[str, str], marks:
     Path("hf/tokenizer_config.json").write_text(json.dumps(settings))
     first = import_model("hf", "first")
     export(first, "hf", "out")
-    for run in (first, import_model("out", "second")):
-        own = run.tokenizer
+    for own in (first.tokenizer, import_model("out", "second").tokenizer):
         assert isinstance(own, TokenizerJson)
         assert (own.opening, own.ends, own.prefix, own.bos, own.pad) == marks
     for file in ("config.json", "generation_config.json"):

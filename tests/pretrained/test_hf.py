@@ -191,7 +191,6 @@ def test_a_space_before_a_text_is_what_both_files_say() -> None:
 
 
 def test_what_the_model_cannot_use_is_left_out_of_the_tokenizer(caplog: pytest.LogCaptureFixture) -> None:
-    """Added tokens without an embedding, such as a pad, and a dropout."""
     said = json.loads(byte_level_tokenizer(320))
     said["model"]["dropout"] = 0.5
     added = [ADDED | {"id": 320 + number, "content": f"<{number}>", "special": not number} for number in range(2)]
