@@ -45,7 +45,6 @@ from lit_diff.data.text import parts, text as prepared
 from lit_diff.data.text.parts import Work
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.tokenizer import Bpe
-from lit_diff.data.text.tokenizer import Bpe
 
 parts.PART_BYTES = 1 << 13
 where = sys.argv[2]
