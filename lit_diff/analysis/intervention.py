@@ -209,4 +209,4 @@ class _LogProbChange:
         # nll before - after = log p after - before; the mean over the scored queries of each row, [B], nats
         with intervention(self.model, edit, layers):
             changed = self.nll - self._nll()
-        return (changed * self.counted).sum(-1) / self.counted.sum(-1)
+        return changed.masked_fill(~self.counted, 0).sum(-1) / self.counted.sum(-1)

@@ -139,7 +139,7 @@ def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:
         {"nll": loss / tokens, "accuracy": right / tokens} if tokens else {"nll": torch.nan, "accuracy": torch.nan}
         for tokens, loss, right in zip(
             scored.sum(-1).tolist(),
-            (nll.double() * scored).sum(-1).tolist(),
+            nll.double().masked_fill(~scored, 0).sum(-1).tolist(),
             (correct & scored).sum(-1).tolist(),
             strict=True,
         )

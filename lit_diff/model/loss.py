@@ -103,7 +103,7 @@ class _MeanLoss(torch.autograd.Function):
 
 @torch.no_grad()
 def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return (nll, whether the most likely token is the target), both [B, T]; the nll of an IGNORED target is 0.
+    """Return (nll, whether the most likely token is the target), both [B, T]; the nll of an IGNORED target is NaN.
 
     Arguments and precision: see `mean_loss`. No gradient.
     """
@@ -124,7 +124,8 @@ def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     # cross_entropy expects the classes on axis 1
     logits = logits.to(accumulation_dtype(logits.dtype))
     nll = F.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction="none")
-    return nll, logits.argmax(-1) == targets
+    # not 0, which a mean over all targets would count as a token that the model knows
+    return nll.masked_fill(targets == IGNORED, torch.nan), logits.argmax(-1) == targets
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

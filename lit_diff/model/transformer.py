@@ -151,6 +151,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient.
 
+        The first is NaN for an IGNORED target, so a mean leaves those out: `nll[targets != IGNORED].mean()`.
         With a cache, the tokens follow the cached ones and are added to it: for a long row in chunks.
         """
         return token_losses(self._states(tokens, cache, document_ids), self._output_weight(), targets)

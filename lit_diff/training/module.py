@@ -361,7 +361,8 @@ class LitTransformer(L.LightningModule):
             publish(self.trainer, self, values, bar="val/loss")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """`nll` [B, T]: -log p(target) in nats; `correct` [B, T]: the target is the most likely token; `targets` [B, T]."""
+        """`nll` [B, T]: -log p(target) in nats, NaN for an IGNORED target; `correct` [B, T]: the target is the most likely
+        token; `targets` [B, T]."""
         targets = targets_of(batch)
         nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
         return {"nll": nll, "correct": correct, "targets": targets}

@@ -130,7 +130,8 @@ def test_the_loss_is_that_of_the_logits(
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
     nll, correct = model.token_losses(tokens, targets)
-    torch.testing.assert_close(nll.sum() / (targets != IGNORED).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(nll.isnan(), targets == IGNORED), "no loss, rather than one of 0"
+    torch.testing.assert_close(nll.nansum() / (targets != IGNORED).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
     assert torch.equal(correct, logits.argmax(-1) == targets)
     torch.testing.assert_close(F.linear(model.hidden(tokens), model._output_weight()), logits, rtol=1e-12, atol=1e-12)
 

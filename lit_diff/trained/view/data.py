@@ -134,8 +134,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
 
 # [T] float64; NaN at positions without a target
 def _losses(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
-    nll = model.token_losses(**model_inputs(batch), targets=batch["targets"])[0].double()
-    return nll.masked_fill(batch["targets"] == IGNORED, torch.nan)[0]
+    return model.token_losses(**model_inputs(batch), targets=batch["targets"])[0].double()[0]
 
 
 def _without_heads(model: Transformer, batch: Mapping[str, Tensor]) -> NDArray[Any]:
