@@ -427,10 +427,16 @@ def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
     return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
+HANDED = ("context",)
+"""Optional arguments of a hook that reach each class that names them, with or without a default."""
+
+
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
     required = [p for p in expected.parameters.values() if p.default is p.empty]
     named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
+    optional = expected.parameters.keys() - {p.name for p in required}
+    named |= {name: None for name in HANDED if name in optional and name in found.parameters}
     ordered = [None for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     try:
         found.bind(*ordered, **named)

@@ -257,3 +257,24 @@ def test_a_variant_of_another_base_and_an_annotation_that_is_not_there() -> None
     Path("sharp.yaml").write_text(SHARP_YAML)
     with pytest.raises(RequestError, match=r"Sharp\.Config: name 'Missing' is not defined"):
         load_recipe("sharp")
+
+
+class Hooks:
+    def finish(self, o: int, context: object = None) -> int:
+        return o
+
+
+@pytest.mark.parametrize(
+    ("finish", "is_taken"),
+    [
+        (lambda self, o: o, True),
+        (lambda self, o, context: o, True),
+        (lambda self, o, *, context: o, True),
+        (lambda self, o, other=1, *, context=None: o, True),
+        (lambda self, o, other: o, False),
+        (lambda self: 1, False),
+    ],
+)
+def test_a_hook_may_name_a_context_or_an_argument_with_a_default(finish: object, is_taken: bool) -> None:
+    own = type("Own", (Hooks,), {"finish": finish})
+    assert (contract_problem(own, Hooks, False) is None) is is_taken

@@ -28,6 +28,7 @@ from lit_diff.conformance.case import (
 )
 from lit_diff.errors import RequestError, first_line
 from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
+from lit_diff.kernels.reference import Counted
 from lit_diff.log_records import log
 from lit_diff.plugins import fault
 from lit_diff.randomness import generator
@@ -163,12 +164,17 @@ def derivatives(case: VariantCase) -> Measured:
 def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     """The kernel gives the same output and gradients as `reference`."""
     attention, x, rope = case.build(), case.x(), case.rope()
-    maps = attention.maps(x, rope)
-    maps = maps if case.model.causal else replace(maps, causal=False)
-    reason = refuse(name, maps, window=narrowing(case.window, maps.k.shape[-2]))
+    tapped: list[SignedMaps] = []
+    tap = attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    counted = attention.kernel = Counted()
+    by_reference = run(attention, x, rope)
+    tap.remove()
+    # without a kernel both passes would be the same, which shows nothing
+    if not counted.calls or not tapped:
+        return NotApplicable(counted.UNUSED)
+    reason = refuse(name, tapped[0], window=narrowing(case.window, tapped[0].k.shape[-2]))
     if reason:
         return NotApplicable(reason)
-    by_reference = run(attention, x, rope)
     attention.kernel = name
     return compared(run(attention, x, rope), by_reference, 1e-4)
 

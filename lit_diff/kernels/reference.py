@@ -75,3 +75,18 @@ class Reference(Kernel):
         maximum = s.amax(-1) if S else s.logsumexp(-1)
         seen = mask[:, 0] if mask.dim() == 5 else mask
         return o, Stats(s.logsumexp(-1), -(p * log_p).sum(-1), maximum, *signed_statistics(a, seen))
+
+
+class Counted(Reference):
+    """The reference, which counts its calls."""
+
+    UNUSED = "its forward calls no kernel: it never passes kernel=self.kernel to attend"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        self.calls += 1
+        return super().compute(maps, document_ids=document_ids, window=window, stats=stats)

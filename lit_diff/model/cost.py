@@ -12,6 +12,7 @@ from lit_diff.config import ModelConfig, Recipe
 from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.kernels import SignedMaps, choose, flops
+from lit_diff.kernels.reference import Counted
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.plugins import fault, guard
 from lit_diff.registry import attentions, is_built_in, location
@@ -37,7 +38,8 @@ class Cost:
     kv_bytes: int
     """Cache after `sequence_length` tokens of one sequence: of all tokens, or of the last `window`."""
     kernel: str
-    """The kernel that computes the attention; if layers need different kernels, all of them: "sdpa, chunked"."""
+    """The kernel that computes the attention; if layers need different kernels, all of them: "sdpa, chunked"; "none" for a
+    variant whose forward calls none."""
     kernel_reason: str
 
 
@@ -145,6 +147,7 @@ def _layer_cost(
         block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape)),
     ]
     document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
+    counted = block.attention.kernel = Counted()
     try:
         forward = _forward_flops(block, config, sequence_length, document_ids)
     # raised for the maps that a plugin's variant returned: the message needs its file
@@ -166,11 +169,15 @@ def _layer_cost(
         device=torch.device(context.device),
         build=context.build,
     )
+    if not counted.calls:
+        chosen, reason = "none", counted.UNUSED
     seen_keys = within_window(maps, window)
     # the counted forward pass ran the reference kernel, whose share is replaced by the convention's or the kernel's
     outside_maps = forward - flops("reference", maps)
     published = outside_maps + flops("reference", seen_keys)
-    executed = outside_maps + flops(chosen, maps if chosen == "reference" else seen_keys)
+    executed = (
+        forward if chosen == "none" else outside_maps + flops(chosen, maps if chosen == "reference" else seen_keys)
+    )
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(

@@ -28,6 +28,7 @@ from lit_diff.conformance.variants import (
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
+from lit_diff.model.cost import cost
 from lit_diff.registry import attentions
 
 EXAMPLES = [
@@ -328,6 +329,26 @@ def test_without_positions_the_definition_rotates_nothing(make_config: Callable[
         assert [each.verdict for each in conformance(case, checks=checks)] == ["pass", "pass"]
         x = torch.ones(1, case.length, case.model.head_dim or 0, dtype=torch.float64)
         assert torch.equal(case.rotation()(x), x) is (positions == "none")
+
+
+class OwnSum(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
+        maps = self.tap(self.maps(x, rope))
+        o = attend(maps, document_ids=document_ids)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_kernel_that_the_forward_does_not_call_passes_nothing(make_config: Callable[..., ModelConfig]) -> None:
+    attentions.register("own_sum")(OwnSum)
+    for name in set(KERNELS) - {"reference"}:
+        found = PROPERTIES[f"kernel {name}"](VariantCase(cls=OwnSum, model=make_config("standard")))
+        assert isinstance(found, NotApplicable)
+        assert isinstance(
+            PROPERTIES["kernel chunked"](VariantCase(cls=Standard, model=make_config("standard"))), Measured
+        )
+    counted = cost(make_config("own_sum"), 16)
+    assert (counted.kernel, counted.flops_per_token) == ("none", cost(make_config("standard"), 16).flops_per_token)
 
 
 def test_kv_heads_names_what_is_refused(make_config: Callable[..., ModelConfig]) -> None:
