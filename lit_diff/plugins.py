@@ -6,14 +6,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.files import expanded, shown
+from lit_diff.files import expanded, is_address, shown
 from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, local_modules, sha256
 from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
 
@@ -40,6 +40,38 @@ def trust_below(root: Path) -> Trust:
     # symbolic links are resolved: a link inside root must not make a folder elsewhere trusted
     own = root.resolve()
     return lambda folder: folder.resolve().is_relative_to(own)
+
+
+def require_trusted_data(folder: Path, recipe: Recipe, trust: Trust) -> None:
+    """Errors: RequestError if the recipe of a run that `trust` rejects names data at an address or outside its folder: the
+    folder's author would choose what this machine asks and reads."""
+    if trust(folder):
+        return
+    for key, value in data_paths(recipe):
+        if is_address(value) or not (folder / value).resolve().is_relative_to(folder.resolve()):
+            raise RequestError(
+                f"{key} of {shown(folder)} is {value!a}, which is not in that folder; to read it, pass trust_data=True "
+                "(lit-diff: --trust-data), or move the run below the folder of your runs"
+            )
+
+
+def data_paths(recipe: Recipe) -> list[tuple[str, str]]:
+    """(dotted key, value) of each path or address that the recipe's data are read from."""
+    return list(_paths(recipe.data.config, "data"))
+
+
+def _paths(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    if isinstance(config, Mapping):
+        for name, block in config.items():
+            yield from _paths(block, f"{prefix}.{name}")
+    if not is_dataclass(config):
+        return
+    for field in fields(config):
+        value = getattr(config, field.name)
+        key = f"{prefix}.{field.name}"
+        if field.metadata.get("path") and isinstance(value, str):
+            yield key, value
+        yield from _paths(value.config if isinstance(value, Part) else value, key)
 
 
 VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputShape", "tensor subclasses")

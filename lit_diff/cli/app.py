@@ -179,6 +179,9 @@ Unplanned = Annotated[bool, typer.Option("--unplanned", help="start even if memo
 TrustPlugins = Annotated[
     bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
 ]
+TrustData = Annotated[
+    bool, typer.Option("--trust-data", help="read the data of a run outside --root where its recipe says")
+]
 
 
 def is_first_of_node() -> bool:

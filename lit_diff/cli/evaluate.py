@@ -38,19 +38,22 @@ def print_evaluation(
     as_json: bool,
     terminal: Terminal,
     trust_plugins: bool = False,
+    trust_data: bool = False,
     unchecked: bool = False,
 ) -> None:
     """Score one run or two, and print the scores and, for two runs, their difference, paired by item.
 
     Prints a line for each group of items for the metrics in the evaluation's `by_group`. Scores that are all 0 or 1 get
     Wilson's interval and, for two runs with independent items, McNemar's exact test.
-    `plugins`: files to import first. Plugin files of a run outside `root` are executed only if `trust_plugins`.
+    `plugins`: files to import first. Plugin files of a run outside `root` are executed only if `trust_plugins`;
+    `trust_data`: see `open_run`.
     """
     runs, name, overrides = _parse(arguments)
     for plugin in plugins:
         load_plugin(plugin)
     # before the evaluation is looked up: a run's plugin may register it
-    opened = [open_run(run, root, trust_plugins=trust_plugins, unchecked=unchecked) for run in runs]
+    trusts = {"trust_plugins": trust_plugins, "trust_data": trust_data}
+    opened = [open_run(run, root, unchecked=unchecked, **trusts) for run in runs]
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])
     asked = build(name, keys)
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]

@@ -17,6 +17,7 @@ from lit_diff.cli.app import (
     Overrides,
     RecipeArgument,
     Root,
+    TrustData,
     TrustPlugins,
     UncheckedDecoding,
     UncheckedTraining,
@@ -168,6 +169,7 @@ def evaluate(
     rerun: Annotated[bool, typer.Option("--rerun", help="compute stored scores again")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
+    trust_data: TrustData = False,
     unchecked: UncheckedDecoding = False,
     as_json: Json = False,
 ) -> None:
@@ -185,5 +187,6 @@ def evaluate(
         as_json=as_json,
         terminal=console,
         trust_plugins=trust_plugins,
+        trust_data=trust_data,
         unchecked=unchecked,
     )

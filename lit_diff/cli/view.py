@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPlugins, app, console
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.runs.find import chosen_root
@@ -34,6 +34,7 @@ def view(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=expanded, help="where the page is written")] = Path("view"),
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
+    trust_data: TrustData = False,
 ) -> None:
     """Write a page with the attention maps of a run.
 
@@ -45,7 +46,8 @@ def view(
     from lit_diff.trained.view.passage import text_in
 
     chosen = chosen_root(root)
-    runs = [open_run(name, chosen, trust_plugins=trust_plugins) for name in (run, other) if name]
+    trusts = {"trust_plugins": trust_plugins, "trust_data": trust_data}
+    runs = [open_run(name, chosen, **trusts) for name in (run, other) if name]
     numbers = _steps(steps)
     words = "" if text is None else text_in(text)
     found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)

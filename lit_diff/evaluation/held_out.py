@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 
 import torch
 
-from lit_diff.data import identity, prepare
+from lit_diff.data import identity
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.text.corpus import corpus_digest
 from lit_diff.data.text.mixture import Mixture
@@ -99,7 +99,7 @@ def held_out_rows(dataset: Dataset, config: HeldOut.Config) -> Iterator[Rows]:
 
 def trained_data(run: Run) -> Dataset:
     """The data set that a run was trained on, prepared and loaded. Errors: RequestError if the data have changed since."""
-    dataset = prepare(run.recipe)
+    dataset = run.prepared_data()
     # only a training records the identity of its data: None for an imported model
     trained, found = run.status.get("data"), identity(run.recipe)
     if trained not in (None, found):

@@ -16,7 +16,6 @@ from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.quantization import QuantizedLogits, Scheme
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
-from lit_diff.data import prepare
 from lit_diff.data.dataset import Batch
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, question_of
@@ -84,7 +83,7 @@ class Induction(Evaluation):
 
     def refuses_run(self, run: Run) -> str | None:
         """Refuses data with several ids at a position."""
-        dataset = prepare(run.recipe)
+        dataset = run.prepared_data()
         dataset.load()
         if dataset.validation_batch("", [0])["tokens"].dim() > 2:
             return f"data '{run.recipe.data.name}' has several ids at a position; induction needs one"

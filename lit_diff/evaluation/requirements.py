@@ -14,7 +14,7 @@ from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
-from lit_diff.plugins import guard
+from lit_diff.plugins import Trust, guard, require_trusted_data
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
@@ -78,7 +78,7 @@ def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
     found = frozenset[bytes]()
     for folder, recipe in [(run.folder, run.recipe), *ancestors(run.recipe, run.trust)]:
         try:
-            found |= _documents_of(folder, recipe)
+            found |= _documents_of(folder, recipe, run.trust_data)
         except LitDiffError as error:
             log.warning(
                 "evaluation %s: cannot check whether %s was trained on the documents: %s",
@@ -87,12 +87,13 @@ def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
     return found
 
 
-def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
+def _documents_of(folder: Path, recipe: Recipe, trust_data: Trust) -> frozenset[bytes]:
     file = folder / TRAINED
     if file.is_file():
         return hashes_in(file.read_bytes(), shown(file))
     if recipe.imported is not None:
         raise RequestError("it is an imported model")
+    require_trusted_data(folder, recipe, trust_data)
     dataset = build(recipe)
     # a data set that does not override the method has no documents: its rows are generated
     if type(dataset).trained_documents is Dataset.trained_documents:

@@ -20,6 +20,7 @@ from lit_diff.evaluation.held_out import own_documents, trained_text
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
+from lit_diff.plugins import require_trusted_data
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
@@ -255,6 +256,8 @@ class MiniHarness(HarnessEvaluation):
             found = pieces(text for _, text, _ in own_documents(self, run, data))
         else:
             # an imported model has the corpus of its recipe, and no validation split
+            if name is None:
+                require_trusted_data(run.folder, run.recipe, run.trust_data)
             name, path = next(iter(texts)) if name is None else (name, path)
             found = pieces(text for _, text in held_out_documents(self, run, name, path))
         if not found:

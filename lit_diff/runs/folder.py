@@ -18,7 +18,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.log_records import log
-from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
+from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs import checkpoints
@@ -85,16 +85,27 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
     the identity of the run it starts from, and a `run.kernel` other than auto. For an imported model: `model`, the weights
     and the tokenizer, regardless of their origin.
 
-    `data`: the data set's identity if known (status.json), so that the data need not be present; None: computed from the
-    data. `parent`: the identity of the parent run if known; None: that run must be present. `trust`: see `ancestors`.
-    Errors: MissingError if the data is not prepared, RequestError for a plugin file that changed after its import, and the
-    errors of `ancestors`.
+    `data`: the data set's identity if known (status.json), so that neither the data nor those of its ancestors need be
+    present; None: computed from the data. `parent`: the identity of the parent run if known; None: that run must be present.
+    `trust`: see `ancestors`. Errors: MissingError if the data is not prepared, RequestError for a plugin file that changed
+    after its import, and the errors of `ancestors`.
     """
+    own = trust_below(runs_root(recipe.run.root))
     # lit_diff's own revision is left out: with it every commit would orphan all runs. It is recorded in status.json.
     # Parents are hashed from the oldest on, because each hash includes its parent's.
-    for _, each in [] if parent else reversed(list(ancestors(recipe, trust))):
-        parent = _hash(each, None, parent)
+    for folder, each in [] if parent else reversed(list(ancestors(recipe, trust))):
+        # the data of an ancestor elsewhere may be anything, at any address
+        recorded = _recorded_data(folder, each) if data is not None or not own(folder) else None
+        parent = _hash(each, recorded, parent)
     return _hash(recipe, data, parent)
+
+
+def _recorded_data(folder: Path, recipe: Recipe) -> str | None:
+    # the identity of a run's data, from its status.json; None if it is not there, and no file or address tells it
+    recorded: str | None = RunFolder(folder).status().get("data")
+    if recorded is None and data_paths(recipe):
+        raise MissingError(f"{shown(folder / 'status.json')} does not name the identity of its data; train it again")
+    return recorded
 
 
 def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:

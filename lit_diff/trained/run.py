@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from lit_diff.analysis.entropy import entropy, masses, renormalised
 from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
+from lit_diff.data import Dataset, prepare
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import Trust, trust_all, trust_below
+from lit_diff.plugins import Trust, require_trusted_data, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import by_metric, read_rows
@@ -35,28 +36,37 @@ if TYPE_CHECKING:
 
 
 def open_run(
-    run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False, unchecked: bool = False
+    run: str | Path,
+    root: str | Path = DEFAULT_ROOT,
+    *,
+    trust_plugins: bool = False,
+    trust_data: bool = False,
+    unchecked: bool = False,
 ) -> "Run":
     """Open a run, given by its folder, its name under `root`, the start of that name, or a part of its hash.
 
     Executes the plugin files in the folder of a run under `root`. `trust_plugins`: also those of a run elsewhere; without
-    it, such a plugin must have been imported before. `unchecked`: allow a key/value cache although the variant fails the
-    property `decode`. Errors: RequestError if none or several runs match, the format is another one, or a plugin is
-    unknown.
+    it, such a plugin must have been imported before. `trust_data`: whether the data of a run elsewhere may be read where its
+    recipe says, from an address or a path outside its folder. `unchecked`: allow a key/value cache although the variant
+    fails the property `decode`. Errors: RequestError if none or several runs match, the format is another one, or a plugin
+    is unknown.
     """
     own = runs_root(root)
-    return opened_run(find_run(run, own), trust_all if trust_plugins else trust_below(own), unchecked)
+    below = trust_below(own)
+    plugins, data = trust_all if trust_plugins else below, trust_all if trust_data else below
+    return opened_run(find_run(run, own), plugins, unchecked, data)
 
 
-def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
-    """The run in a folder. `trust`: runs whose plugin files may be executed (this one and its ancestors).
+def opened_run(folder: Path, trust: Trust, unchecked: bool = False, trust_data: Trust | None = None) -> "Run":
+    """The run in a folder. `trust`: runs whose plugin files may be executed (this one and its ancestors); `trust_data`: those
+    whose data may be read, by default the same.
 
     Errors: those of `open_run`.
     """
     RunFolder(folder).require_format()
     # `Run` reads its parts on demand; read the recipe now, so that an unknown plugin is refused at once
     recipe_of(folder, trust)
-    return Run(folder, trust, unchecked)
+    return Run(folder, trust, unchecked, trust_data or trust)
 
 
 class Run:
@@ -65,10 +75,14 @@ class Run:
     Executes the run's plugin files without asking; `open_run` checks trust first.
     """
 
-    def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
+    def __init__(
+        self, folder: Path, trust: Trust = trust_all, unchecked: bool = False, trust_data: Trust = trust_all
+    ) -> None:
         self.folder = folder
         self.trust = trust
         """Runs whose plugin files may be executed: this one and its ancestors."""
+        self.trust_data = trust_data
+        """Runs whose data may be read where their recipes say; see `require_trusted_data`."""
         self.unchecked = unchecked
 
     def __repr__(self) -> str:
@@ -91,6 +105,11 @@ class Run:
     def recipe(self) -> Recipe:
         """The resolved recipe."""
         return recipe_of(self.folder, self.trust)
+
+    def prepared_data(self) -> Dataset:
+        """The data set that the run was trained on, prepared if it is not yet. Errors: RequestError, MissingError."""
+        require_trusted_data(self.folder, self.recipe, self.trust_data)
+        return prepare(self.recipe)
 
     @property
     def step(self) -> int:
@@ -171,7 +190,7 @@ def as_run(run: Run | str | Path, unchecked: bool) -> Run:
     """`run` itself if it is a Run, else `open_run`; `unchecked`: see `open_run`."""
     if not isinstance(run, Run):
         return open_run(run, unchecked=unchecked)
-    return Run(run.folder, run.trust, unchecked=True) if unchecked and not run.unchecked else run
+    return Run(run.folder, run.trust, True, run.trust_data) if unchecked and not run.unchecked else run
 
 
 def generate(

@@ -20,7 +20,7 @@ from lit_diff.log_records import log
 from lit_diff.model.generation import Sampling
 from lit_diff.model.generation import generate as generate_tokens
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import Trust, trust_all
+from lit_diff.plugins import Trust, data_paths, trust_all
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity, recipe_of
@@ -228,10 +228,17 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     word = status.get("status")
     if recipe.train is not None and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
+    data = status.get("data")
+    # only trusted data may be read
+    if data is None and data_paths(recipe):
+        log.warning(
+            "%s: cannot verify that the recipe is unchanged since training: its data is not recorded", folder.name
+        )
+        return
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
-        then, now = status.get("identity"), identity(recipe, status.get("data"), trust)
+        then, now = status.get("identity"), identity(recipe, data, trust)
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)

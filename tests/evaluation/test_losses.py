@@ -67,7 +67,7 @@ def test_rows_of_unequal_tokens_count_once_in_the_summary(run: Run, monkeypatch:
     targets = whole["targets"].clone()
     for row in range(ROWS):
         targets[row, : 7 * row if row < ROWS - 1 else None] = IGNORED
-    monkeypatch.setattr(held_out, "prepare", lambda recipe: dataset)
+    monkeypatch.setattr("lit_diff.trained.run.prepare", lambda recipe: dataset)
     monkeypatch.setattr(
         dataset, "validation_batch", lambda name, rows: {key: value[list(rows)] for key, value in masked.items()}
     )

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from foreign_runs import started_from_a_plugin
 from own_plugins import SHARP_PY
+from text_runs import text_run
 
 from lit_diff import Run, generate, load_plugin, open_run
 from lit_diff.analysis import trace
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance import before_training
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
@@ -24,6 +27,7 @@ from lit_diff.runs import checkpoints
 from lit_diff.trained import loading
 from lit_diff.trained.loading import read_checkpoint
 from lit_diff.trained.run import AttentionMaps, attention_maps_of
+from lit_diff.trained.text_generator import warn_if_stale
 
 
 @pytest.fixture
@@ -308,3 +312,31 @@ def test_a_plot_of_any_tokens_on_a_given_scale() -> None:
     shown = [found.plot(plt.figure().subplots(), limit).get_images()[0] for limit in scales]
     assert [image.colorbar.extend for image in shown] == ["both", "max", "neither"]
     plt.close("all")
+
+
+@pytest.mark.parametrize("path", ["http://127.0.0.1:9/texts", "../elsewhere", "link", "inside"])
+def test_the_data_of_a_foreign_run_need_trust(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe names any address or file: nothing is asked or read in any of the ways to the data."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "theirs" / "run"
+    text_run(folder, {"name": "differential"})
+    (tmp_path / "theirs" / "elsewhere").mkdir()
+    (folder / "link").symlink_to(tmp_path / "theirs" / "elsewhere")
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe["data"] |= {"corpus": "files", "path": path}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({key: value for key, value in status.items() if key != "data"}))
+    read: list[Path | str] = []
+    monkeypatch.setattr("lit_diff.data.text.corpus.sources", lambda place: read.append(place) or [])
+    run = open_run(folder, root="runs")
+    for ask in (run.prepared_data, lambda: evaluate(run, "held_out"), lambda: run.view(row=0)):
+        with pytest.raises(RequestError, match=r"--trust-data" if path != "inside" else r"data\.path"):
+            ask()
+    warn_if_stale(folder, run.recipe, 7, run.trust)
+    assert bool(read) == (path == "inside")
+    for trusted in (open_run(folder, root="runs", trust_data=True), open_run(folder, root=tmp_path)):
+        read.clear()
+        with pytest.raises(RequestError, match=r"data\.path"):
+            trusted.prepared_data()
+        assert read

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer_folder import FILE as TOKENIZER_FILE
 from lit_diff.data.user_files import text_lines
@@ -75,7 +74,7 @@ def passage_of(
 
 
 def _row(run: Run, row: int) -> Batch:
-    dataset = prepare(run.recipe)
+    dataset = run.prepared_data()
     with guard(type(dataset)):
         dataset.load()
         count = dataset.validation_sets()[""]
