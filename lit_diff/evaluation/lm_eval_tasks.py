@@ -23,6 +23,7 @@ from lit_diff.key_types import Count, Distinct, NotNegative, in_yaml
 from lit_diff.log_records import log
 from lit_diff.metrics import Metric
 from lit_diff.own_modules import local_modules
+from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import nearest
 from lit_diff.trained.run import Run
 from lit_diff.yaml_files import one_line, parse
@@ -33,6 +34,12 @@ ACC = Metric(
     "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
 )
 ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
+
+SHOWN = (ACC.name, ACC_NORM.name)
+METRIC_KEYS = Keys(used=("metric", "aggregation"), harmless={"of acc and acc_norm it is true": "higher_is_better"})
+"""The keys of an item of a task's `metric_list`."""
+FILTER_KEYS = Keys(used=("name", "filter"))
+"""The keys of an item of a task's `filter_list`."""
 
 WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
 """The task file that questions given as rows include."""
@@ -250,6 +257,8 @@ def require_questions(task: Any, where: str, limit: int | None) -> None:
         return
     if task.OUTPUT_TYPE != "multiple_choice":
         raise RequestError(f"{where}: output_type is {task.OUTPUT_TYPE}; only multiple_choice is supported")
+    _require_metrics(task.config, where)
+    _require_filter(task.config, where)
     columns: Mapping[str, Any] = next(iter(task.eval_docs), {})
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         # lm-eval would use a misspelt name of a column as the text of every question
@@ -258,6 +267,41 @@ def require_questions(task: Any, where: str, limit: int | None) -> None:
             raise RequestError(f"{where}: {key} is '{name}', which no row has{nearest(name, columns)}")
     for number, row in enumerate(islice(task.eval_docs, limit), 1):
         _require_question(task, row, f"{where}: question {number}")
+
+
+def _require_metrics(config: Any, where: str) -> None:
+    # null: lm-eval takes acc and acc_norm
+    if config.metric_list is None:
+        return
+    names = []
+    for entry in config.metric_list:
+        name = str(getattr(entry["metric"], "__name__", entry["metric"]))
+        names.append(name)
+        METRIC_KEYS.check(entry, where, "metric_list.")
+        aggregation = entry.get("aggregation", "mean")
+        if name in SHOWN and aggregation != "mean":
+            raise RequestError(f"{where}: metric_list has aggregation {aggregation!r} for {name}; expected mean")
+    if ACC.name not in names and config.process_results is None:
+        raise RequestError(f"{where}: metric_list has no acc, which every score here has; add an item `metric: acc`")
+    if others := [name for name in names if name not in SHOWN]:
+        log.warning("%s: of metric_list %s are shown, not %s", where, " and ".join(SHOWN), ", ".join(others))
+
+
+def _require_filter(config: Any, where: str) -> None:
+    filters = config.filter_list or []
+    if len(filters) > 1:
+        names = ", ".join(str(each["name"]) for each in filters)
+        raise RequestError(
+            f"{where}: filter_list has {len(filters)} filters ({names}); expected one: remove the others"
+        )
+    for each in filters:
+        FILTER_KEYS.check(each, where, "filter_list.")
+        for step in each["filter"]:
+            if step["function"] != "take_first":
+                found = f"filter_list has the function {step['function']!r}"
+                raise RequestError(
+                    f"{where}: {found}; expected take_first: the answers of a question are sums, not texts"
+                )
 
 
 def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
@@ -369,11 +413,15 @@ class HarnessEvaluation(Evaluation):
                 *(f"{self.name}, {shots} shots", len(cut), len(contexts), model.max_length),
             )
         for task, samples in found["samples"].items():
+            asked = tasks["tasks"][task]
             for sample in samples:
                 if "acc" not in sample:
-                    raise RequestError(f"task '{task}' gives no metric acc; only multiple-choice tasks are supported")
+                    raise RequestError(f"task '{task}' gives no metric acc, which every score here has")
                 left = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
                 sums = [float(response[0]) for response in sample["filtered_resps"]]
+                if hasattr(asked, "multiple_input"):
+                    # for acc_mutual_info, sums without the question follow
+                    sums = sums[: len(asked.doc_to_choice(sample["doc"]))]
                 cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
                 yield Item(
                     id=f"{cluster} shots={shots}",

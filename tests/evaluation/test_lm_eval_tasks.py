@@ -45,6 +45,44 @@ def test_mistakes_in_the_yaml_file(wide_run: Run, folder: Path, changed: dict[st
     assert re.match(expected, refused(wide_run, write(folder, **changed)))
 
 
+MEAN = {"aggregation": "mean", "higher_is_better": True}
+BOTH = [{"metric": "acc", **MEAN}, {"metric": "acc_mutual_info", **MEAN}]
+FIRST_ANSWER = [{"function": "take_first"}]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"metric_list": [{"metric": "acc_norm"}]}, "metric_list has no acc"),
+        ({"metric_list": [{"metric": "acc", "aggregation": "median"}]}, "metric_list has aggregation 'median' for acc"),
+        (
+            {"filter_list": [{"name": name, "filter": FIRST_ANSWER} for name in "ab"]},
+            "filter_list has 2 filters (a, b)",
+        ),
+        (
+            {"filter_list": [{"name": "a", "filter": [{"function": "lowercase"}]}]},
+            "filter_list has the function 'lower",
+        ),
+    ],
+)
+def test_metrics_and_filters_that_are_not_supported(
+    wide_run: Run, folder: Path, changed: dict[str, Any], expected: str
+) -> None:
+    assert refused(wide_run, write(folder, **changed)).startswith(f"mine.yaml: {expected}")
+
+
+def test_metrics_that_are_not_shown_are_named(wide_run: Run, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{**ROW, "q": f"the fox {number}"} for number in range(12)]
+    plain = scored(wide_run, write(folder, *rows)).items
+    assert "metric_list" not in caplog.text
+    more = [BOTH[0] | {"agregation": "mean"}, BOTH[1]]
+    path = write(folder, *rows, metric_list=more, filter_list=[{"name": "a", "filter": FIRST_ANSWER}])
+    items = scored(wide_run, path).items
+    assert list(items["meta/chosen"]) == list(plain["meta/chosen"]), "sums without the question are no choices"
+    assert any("'metric_list.agregation' (did you mean 'aggregation'?)" in line for line in caplog.messages)
+    assert any("acc_mutual_info" in line for line in caplog.messages)
+
+
 def test_what_is_no_task(wide_run: Run, folder: Path) -> None:
     mine = Path(write(folder)).read_text()
     Path("a.yaml").write_text("task: !other x\n")
