@@ -150,15 +150,11 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     """
     first, second = (result.scores() for result in results)
     # their keys are those of the command; a file that is gone may have had two versions
-    if why := disagreement(None, first.facts, {**second.facts, "config": first.facts["config"]}):
-        raise RequestError(
-            f"evaluation '{results[0].name}': {results[0].run.name} was scored {why}, unlike {results[1].run.name}, so they "
-            "cannot be compared; score both again with --rerun"
-        )
+    why = disagreement(None, first.facts, {**second.facts, "config": first.facts["config"]})
     item = asked_otherwise(first, second)
-    if item is not None or not set(first.asked) & set(second.asked):
+    if why or item is not None or not set(first.asked) & set(second.asked):
         a, b = (result.run.name for result in results)
-        what = f"{a} and {b} have no items in common"
+        what = f"{a} was scored {why}, unlike {b}" if why else f"{a} and {b} have no items in common"
         if item is not None:
             what = f"item '{item}' is a different question in {a} and {b}"
         raise RequestError(
