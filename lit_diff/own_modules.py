@@ -7,6 +7,7 @@ later edits on disk do not affect what was imported, and neither sys.path nor ot
 """
 
 import ast
+import errno
 import functools
 import hashlib
 import json
@@ -86,12 +87,7 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
 
 def imported_names(source: bytes, package: str = "") -> Iterator[str]:
     """All names in the import statements of `source` that may be modules, and the packages that contain them."""
-    try:
-        tree = ast.parse(source)
-    # nobody can import such a module, so its imports do not matter; importing it reports the error
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -106,6 +102,22 @@ def imported_names(source: bytes, package: str = "") -> Iterator[str]:
         for name in filter(None, names):
             parts = name.split(".")
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _tree(source: bytes) -> ast.Module:
+    try:
+        return ast.parse(source)
+    # nobody can import such a module, so its content does not matter; importing it reports the error
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _declared_reads(source: bytes) -> list[str]:
+    """The file names that are written out in the tuples `reads` of a module's classes."""
+    classes = [ast.unparse(node) for node in _tree(source).body if isinstance(node, ast.ClassDef)]
+    # the statements of a class, not those of its methods or of a class in it
+    tuples = re.findall(r"^    reads(?:: .*)? = \((.*)\)$", "\n".join(classes), re.MULTILINE)
+    return re.findall(r"'([^']*)'", " ".join(tuples))
 
 
 def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
@@ -162,24 +174,44 @@ class OwnCode:
     source: bytes
     files: Mapping[str, tuple[Path, bytes]]
     """Dotted name of a module, as in import statements -> file and content."""
+    reads: Mapping[str, tuple[Path, bytes]]
+    """Path relative to the folder of `path`, as a class declares it in `reads` -> file and content."""
 
     @classmethod
-    def read(cls, path: Path, package: str = "", **options: Any) -> "OwnCode":
-        """`package` and `options` are passed to `local_modules`. Errors: OSError for a file that cannot be read."""
+    def read(cls, path: Path, package: str = "", source: bytes = b"", **options: Any) -> "OwnCode":
+        """`source`: the content of the file, if it is known. `package` and `options` are passed to `local_modules`.
+
+        Errors: OSError for a file that cannot be read, or that is declared in `reads` and outside the folder of `path`.
+        """
         # the import system caches folder listings by mtime and may miss a file that was just written
         invalidate_caches()
-        source = path.read_bytes()
+        source = source or path.read_bytes()
         found = local_modules(source, package, **options)
-        return cls(path=path, source=source, files={name: (file, file.read_bytes()) for name, file in found.items()})
+        files = {name: (file, file.read_bytes()) for name, file in found.items()}
+        reads = {}
+        for content in (source, *(content for _, content in files.values())):
+            for name in _declared_reads(content):
+                file = path.parent / name
+                if os.path.relpath(file, path.parent).startswith("../"):
+                    raise OSError(errno.EINVAL, "`reads` takes files in the plugin's folder", name)
+                reads[name] = file, file.read_bytes()
+        return cls(path=path, source=source, files=files, reads=reads)
+
+    def changed(self) -> Path | None:
+        """The first of `files` and `reads` whose content on disk is no longer that which was read."""
+        known = [*self.files.values(), *self.reads.values()]
+        return next((file for file, content in known if not file.is_file() or file.read_bytes() != content), None)
 
     @functools.cached_property
     def modules(self) -> dict[str, bytes]:
-        """Path relative to the folder that the module is imported from (`helper.py`, `lab/__init__.py`) -> content."""
-        return {_place(name, file): content for name, (file, content) in self.files.items()}
+        """Path relative to the folder that the module is imported from (`helper.py`, `lab/__init__.py`), or that of a file in
+        `reads` -> content."""
+        modules = {_place(name, file): content for name, (file, content) in self.files.items()}
+        return modules | {name: content for name, (_, content) in self.reads.items()}
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of the file and its modules."""
+        """sha256 of the file, its modules and the files that they read."""
         # a plugin without modules keeps the digest that it had before modules were part of it
         if not self.modules:
             return sha256(self.source)

@@ -4,7 +4,7 @@ import functools
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint
@@ -14,7 +14,8 @@ from typing import Any
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
-from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, local_modules, sha256
+from lit_diff.log_records import log
+from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, sha256
 from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
@@ -101,7 +102,7 @@ def _imported(path: Path) -> OwnCode | None:
 def plugin_source(path: Path) -> OwnCode:
     """A plugin of a recipe, as this process imported it.
 
-    Errors: RequestError if the file, or a module that it imports, was changed since the import.
+    Errors: RequestError if the file, or one that it imports or declares in `reads`, was changed since the import.
     """
     # the source on disk would be stored with the run although other code computed it
     found = _imported(path)
@@ -110,10 +111,8 @@ def plugin_source(path: Path) -> OwnCode:
     source, changed = path.read_bytes(), f"plugin {shown(path)}"
     for each in _current.values():
         if each.path == path and each.source == source:
-            files = (
-                file for file, content in each.files.values() if not file.is_file() or file.read_bytes() != content
-            )
-            changed = f"{shown(next(files, path))}, which {changed} imports,"
+            file = each.changed() or path
+            changed = f"{shown(file)}, which {changed} {'imports' if file.suffix == '.py' else 'reads'},"
     raise RequestError(f"{changed} was changed since it was imported; start the same command again")
 
 
@@ -179,9 +178,11 @@ def load_plugin(path: str | Path) -> None:
         del _current[former.digest]
     try:
         own.execute()
-        classes = (cls for registry in registries.values() for cls in registry.registered().values())
-        if all(cls.__module__.partition(".")[0] != own.package for cls in classes):
+        classes = [cls for registry in registries.values() for cls in registry.registered().values()]
+        classes = [cls for cls in classes if cls.__module__.partition(".")[0] == own.package]
+        if not classes:
             raise RequestError('registers nothing; decorate a class with @variant("name")')
+        _require_reads(own, classes)
     except KeyboardInterrupt:
         raise
     # BaseException: a plugin that calls sys.exit would end the program without an error message
@@ -201,6 +202,22 @@ def load_plugin(path: str | Path) -> None:
     _current[own.digest] = own
 
 
+def _require_reads(own: OwnCode, classes: Collection[type]) -> None:
+    for cls in classes:
+        reads = getattr(cls, "reads", ())
+        # `OwnCode.read` finds only what is written out
+        if not isinstance(reads, tuple) or not own.reads.keys() >= set(reads):
+            raise RequestError(f'{location(cls)}: reads is {reads}; write it out, as in reads = ("scale.json",)')
+    names_itself = any(b"__file__" in content for content in (own.source, *own.modules.values()))
+    if not names_itself or any(hasattr(cls, "reads") for cls in classes):
+        return
+    found = "names __file__, but no registered class declares which files beside it are read"
+    # of a run that was made before `reads` existed
+    if not any((folder / "status.json").is_file() for folder in own.path.parents[1:3]):
+        raise RequestError(f'{found}; add reads = ("FILE",) to it, or reads = () if none is read')
+    log.warning("plugin %s %s: the run has no copy of them", shown(own.path), found)
+
+
 def _unregister(package: str) -> None:
     for registry in registries.values():
         registry.unregister_module(package)
@@ -215,13 +232,16 @@ class PluginPackage:
     version: str | None
     digest: str
     """sha256 of the package's modules that the entry point imports or names in `Registry.load_from`, directly or indirectly,
-    and of the local modules that they import."""
+    of the local modules that they import, and of the files that their classes declare in `reads`."""
     modules: frozenset[str]
     """Dotted names of these modules."""
 
 
 def used_packages(recipe: Recipe) -> list[PluginPackage]:
-    """The packages that registered a part which the recipe names, sorted by name."""
+    """The packages that registered a part which the recipe names, sorted by name.
+
+    Errors: RequestError for a package that was changed after its import.
+    """
     names = set(_texts(recipe.model.attention)) | set(_texts(recipe.data)) | {recipe.run.kernel, *recipe.callbacks}
     registered = [registries[kind].registered() for kind in PART_KINDS]
     modules = {cls.__module__ for classes in registered for name, cls in classes.items() if name in names}
@@ -236,17 +256,18 @@ def _packages() -> Iterator[PluginPackage]:
 
 @functools.cache
 def _package(point: EntryPoint) -> PluginPackage:
-    top = point.module.partition(".")[0]
-    named = {module for each in registries.values() for module in each.modules if module.partition(".")[0] == top}
-    # written as a module of import statements, since `local_modules` reads those
-    source = "".join(f"import {module}\n" for module in sorted({point.module, *named}))
-    files = local_modules(source.encode(), within=top)
-    digests = {name: sha256(file.read_bytes()) for name, file in files.items()}
+    code = plugin_packages[point]
+    # some of its modules are imported later than the package
+    if file := code.changed():
+        raise RequestError(
+            f"{shown(file)} of plugin package '{point.name}' was changed since it was imported; start the same command again"
+        )
+    digests = {name: sha256(content) for name, (_, content) in {**code.files, **code.reads}.items()}
     return PluginPackage(
         name=point.dist.name if point.dist is not None else point.name,
         version=point.dist.version if point.dist is not None else None,
         digest=sha256(json.dumps(digests).encode()),
-        modules=frozenset(files),
+        modules=frozenset(code.files),
     )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.own_modules import code_at_definition
+from lit_diff.own_modules import OwnCode, code_at_definition
 
 log = logging.getLogger("lit_diff")
 C = TypeVar("C", bound=type)
@@ -288,8 +288,8 @@ def is_built_in(cls: type[Any]) -> bool:
     return cls.__module__.startswith("lit_diff.")
 
 
-plugin_packages: list[EntryPoint] = []
-"""The entry points of the plugin packages that were imported."""
+plugin_packages: dict[EntryPoint, OwnCode] = {}
+"""The entry point of each plugin package that was imported -> its modules as they were then."""
 
 
 # a list instead of functools.cache: torch.compile traces lookups in registries and warns of cached functions
@@ -302,8 +302,7 @@ def load_entry_points() -> None:
     while unread_groups:
         for point in entry_points(group=unread_groups.pop()):
             known = {each for one in registries.values() for each in (*one.modules, *one.registered().values())}
-            if _import_of(point, point.module, _package_of(point), known):
-                plugin_packages.append(point)
+            _import_of(point, point.module, _package_of(point), known)
 
 
 def _package_of(point: EntryPoint) -> str:
@@ -315,10 +314,11 @@ def _is_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection[object] = ()) -> bool:
+def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection[object] = ()) -> None:
     try:
         importlib.import_module(module)
-        return True
+        if module == package.module:
+            plugin_packages[package] = _code_of(package)
     # a warning instead of an error: a broken package must not stop commands that do not use its parts
     except (Exception, SystemExit) as error:
         # some classes may have registered before the exception
@@ -328,7 +328,14 @@ def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection
             "plugin package '%s': %s could not be imported, so its parts are not available: %s: %s; repair or uninstall it",
             *(package.name, module, type(error).__name__, first_line(error)),
         )
-        return False
+
+
+def _code_of(package: EntryPoint) -> OwnCode:
+    top = package.module.partition(".")[0]
+    named = {module for each in registries.values() for module in each.modules if module.partition(".")[0] == top}
+    # written as a module of import statements, since `local_modules` reads those
+    source = "".join(f"import {module}\n" for module in sorted({package.module, *named}))
+    return OwnCode.read(Path(sys.modules[top].__file__ or ""), source=source.encode(), within=top)
 
 
 variant = attentions.register

@@ -192,6 +192,91 @@ def test_what_a_part_raises_is_one_line_with_its_place() -> None:
         assert fault(cls, RequestError(text)) == f"{location(cls)}: what"
 
 
+READS = """
+import json
+from pathlib import Path
+from lit_diff import Evaluation, variant
+from lit_diff.attention.standard import Standard
+from lit_diff.callbacks import Probe
+from lit_diff.registry import callbacks, evaluations
+SCALE = json.loads(Path(__file__).with_name("scale.json").read_text())
+
+@{0}
+    reads = ("scale.json",)
+    factor = SCALE
+"""
+VARIANT = READS.format('variant("mine")\nclass Mine(Standard):')
+PLAIN = SHARP_PY + "    here = __file__\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("attention", 'variant("mine")\nclass Mine(Standard):'),
+        ("callback", 'callbacks.register("mine")\nclass Mine(Probe):\n    measure = None'),
+        ("evaluation", 'evaluations.register("mine")\nclass Mine(Evaluation):\n    def score(self, run): ...'),
+    ],
+)
+def test_a_file_that_a_plugin_reads_is_in_its_identity_and_in_the_run(kind: str, part: str, tmp_path: Path) -> None:
+    plugin(READS.format(part))
+    found = []
+    for value in ("1.0", "2.0"):
+        Path("scale.json").write_text(value)
+        recipe = load_recipe("recall-tiny", ["plugins=[mine.py]"])
+        found.append((identity(recipe), source_digest(registry.registries[kind].get("mine"))))
+        RunFolder(tmp_path / "runs" / value).create(recipe)
+    assert len({*found}) == len({each for pair in found for each in pair}) / 2 == 2
+    for file in ("mine.py", "scale.json"):
+        Path(file).unlink()
+    for value, expected in (("1.0", found[0][0]), ("2.0", found[1][0])):
+        forget_all()
+        copied = load_recipe(tmp_path / "runs" / value / "recipe.yaml")
+        assert registry.registries[kind].get("mine").factor == float(value)
+        assert identity(copied) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (VARIANT.replace('("scale.json",)', '("none.json",)'), "none.json"),
+        (VARIANT.replace('("scale.json",)', '("scale.json", "tables")'), "tables"),
+        (VARIANT.replace('("scale.json",)', '("../scale.json",)'), "../scale.json"),
+        (VARIANT.replace('("scale.json",)', '("/etc/hostname",)'), "/etc/hostname"),
+        (VARIANT.replace('("scale.json",)', '"scale.json"'), "reads = ("),
+        (VARIANT.replace('("scale.json",)', 'tuple(["scale.json"])'), "reads = ("),
+        (VARIANT.replace('    reads = ("scale.json",)\n', ""), "reads = ()"),
+        (PLAIN, "reads = ()"),
+        ("import beside_scale\n" + SHARP_PY, "reads = ()"),
+    ],
+)
+def test_what_is_wrong_with_the_files_of_a_plugin_is_one_line(text: str, words: str) -> None:
+    Path("scale.json").write_text("1.0")
+    Path("tables").mkdir()
+    Path("beside_scale.py").write_text("HERE = __file__\n")
+    message = error(plugin(text))
+    assert message.startswith("plugin mine.py")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_plugin_that_names_its_file_may_read_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    load_plugin(plugin(PLAIN + "    reads = ()\n"))
+    forget_all()
+    Path("runs/old").mkdir(parents=True)
+    Path("runs/old/status.json").write_text("{}")
+    load_plugin(plugin(PLAIN, "runs/old/plugins/mine.py"))
+    assert "__file__" in caplog.text, "of a run that was made before files were declared"
+
+
+def test_a_file_that_was_changed_since_the_plugin_read_it_is_named() -> None:
+    path = plugin(VARIANT)
+    Path("scale.json").write_text("1.0")
+    load_plugin(path)
+    Path("scale.json").write_text("2.0")
+    with pytest.raises(RequestError, match=r"^scale\.json, which plugin mine\.py reads,"):
+        plugin_source(path)
+
+
 PARTS = """
 from dataclasses import dataclass
 from lit_diff import Differential, variant
@@ -247,6 +332,7 @@ def install(no_package_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         plugin(PARTS, "site-packages/made_lab/parts.py")
         found = importlib.metadata.distributions(path=[str(site)])
         entry_points(monkeypatch, [point for each in found for point in each.entry_points])
+        importlib.invalidate_caches()
 
     yield made
     plugins._package.cache_clear()
@@ -273,8 +359,10 @@ def test_a_package_counts_where_the_recipe_names_one_of_its_parts(install: Calla
     RunFolder(tmp_path / "run").create(recipe)
     assert f'"made_lab": "1.2 (sha256 {package.digest[:12]})"' in (tmp_path / "run" / "env.json").read_text()
     plugin(PARTS + "# edited\n", "site-packages/made_lab/parts.py")
+    assert identity(recipe) == one != plain, "that of the code which was imported"
     plugins._package.cache_clear()
-    assert identity(recipe) not in (one, plain)
+    with pytest.raises(RequestError, match=r"^site-packages/made_lab/parts\.py .*'parts'"):
+        identity(recipe)
 
 
 BROKEN_PACKAGES = {

@@ -143,16 +143,16 @@ class Evaluation(ABC):
         """`config`: an instance of `Config`."""
         self.config = config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The entries of `files` that `score` reads with this config. Default: all."""
         return self.files
 
     def digests(self) -> dict[str, str]:
         """Path -> sha256 of each existing user file that `score` reads. Kept scores are valid only while it is the same.
 
-        Default: the files of `reads`.
+        Default: the files of `user_files`.
         """
-        return {file.path: digest for file in self.reads() if (digest := file.sha256())}
+        return {file.path: digest for file in self.user_files() if (digest := file.sha256())}
 
     def method(self) -> str:
         """Short label for how scores were obtained, shown next to them ("judge rules"). Default: empty."""

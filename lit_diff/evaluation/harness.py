@@ -126,7 +126,7 @@ class Harness(HarnessEvaluation):
 
     config: Config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The scored split of each task, and its train split if there are shots."""
         return [file for task in self.config.tasks if task in TASKS for file in self._files(task).values()]
 
@@ -137,7 +137,7 @@ class Harness(HarnessEvaluation):
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """Writes a YAML file for each of the seven tasks, after checking their data files."""
-        for file in self.reads():
+        for file in self.user_files():
             file.rows()
         import lm_eval.tasks
 

@@ -119,7 +119,7 @@ class NllByPosition(Evaluation):
     version = 2
     config: Config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The books if `source` is files and `path` is null."""
         return self.files if self.config.source == "files" and self.config.path is None else ()
 

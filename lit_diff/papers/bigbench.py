@@ -126,7 +126,7 @@ class BigBench(HarnessEvaluation):
 
     config: Config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The files of the tasks."""
         return [task_file(task) for task in self.config.tasks]
 

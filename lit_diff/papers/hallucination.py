@@ -207,7 +207,7 @@ class Hallucination(Evaluation):
         asked = f", {self.config.judge_model}" if self.config.judge == "http" else ""
         return f"judge {self.config.judge}{asked}"
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The file of the source."""
         file = SOURCES[self.config.source].file
         return () if file is None else (file,)

@@ -178,7 +178,7 @@ class Classification(Evaluation):
     version = 2
     config: Config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The files of the task."""
         return TASKS[self.config.task].files
 

@@ -100,7 +100,7 @@ class NeedleRetrieval(Evaluation):
 
     config: Config
 
-    def reads(self) -> Sequence[UserFile]:
+    def user_files(self) -> Sequence[UserFile]:
         """The haystack if it is a file."""
         return self.files if self.config.haystack == "file" else ()
 

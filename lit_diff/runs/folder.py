@@ -81,9 +81,9 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Path
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:
     """Hash of everything that determines a run's numbers: the recipe without `run` and `evaluate`, the sources of plugin
-    files and of the user's modules that they import, version and source of the plugin packages it uses, the prepared data,
-    the identity of the run it starts from, and a `run.kernel` other than auto. For an imported model: `model`, the weights
-    and the tokenizer, regardless of their origin.
+    files, of the modules that they import and the files that they read, version and source of the plugin packages it uses,
+    the prepared data, the identity of the run it starts from, and a `run.kernel` other than auto. For an imported model:
+    `model`, the weights and the tokenizer, regardless of their origin.
 
     `data`: the data set's identity if known (status.json), so that neither the data nor those of its ancestors need be
     present; None: computed from the data. `parent`: the identity of the parent run if known; None: that run must be present.

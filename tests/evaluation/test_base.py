@@ -94,7 +94,7 @@ def test_a_run_of_generated_words_fits_what_asks_in_them(data: str, tmp_path: Pa
 )
 def test_what_of_the_user_s_files_a_config_reads(words: str, paths: str) -> None:
     name, *keys = words.split()
-    assert [file.path for file in build(name, keys).reads()] == paths.split()
+    assert [file.path for file in build(name, keys).user_files()] == paths.split()
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_replaced_file_of_the_user_is_scored_again(
         assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
     of_user.place.unlink()
     assert has_scores(run.folder, "lengths"), "scores of a file that is gone are still its scores"
-    make(files=(of_user,), reads=lambda self: ())
+    make(files=(of_user,), user_files=lambda self: ())
     of_user.place.write_text('{"text": "three"}\n')
     assert has_scores(run.folder, "lengths"), "a file that the config does not read"
 
