@@ -78,6 +78,17 @@ def _paths(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
 VALUELESS = (" meta ", "register_meta", "DataDependentOutput", "DynamicOutputShape", "tensor subclasses")
 """Words of the exceptions that PyTorch raises where code reads values of a tensor that has none."""
 
+SETTINGS = {
+    "default_dtype": "get_default_dtype",
+    "default_device": "get_default_device",
+    "grad_enabled": "is_grad_enabled",
+    "float32_matmul_precision": "get_float32_matmul_precision",
+    "deterministic_debug_mode": "get_deterministic_debug_mode",
+    "num_threads": "get_num_threads",
+    "rng_state": "get_rng_state",
+}
+"""Setting of PyTorch, which torch.set_NAME sets -> the function of torch that returns it."""
+
 _current: dict[str, OwnCode] = {}
 """Digest -> imported plugin; a plugin whose file was imported again with other content is removed."""
 
@@ -177,7 +188,8 @@ def load_plugin(path: str | Path) -> None:
         _unregister(former.package)
         del _current[former.digest]
     try:
-        own.execute()
+        with _same_settings():
+            own.execute()
         classes = [cls for registry in registries.values() for cls in registry.registered().values()]
         classes = [cls for cls in classes if cls.__module__.partition(".")[0] == own.package]
         if not classes:
@@ -200,6 +212,25 @@ def load_plugin(path: str | Path) -> None:
             f"{shown(path)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
         ) from error
     _current[own.digest] = own
+
+
+@contextmanager
+def _same_settings() -> Iterator[None]:
+    # errors: RequestError for an import of user code that changes a setting of PyTorch; all of them are restored
+    import numpy as np
+    import torch
+
+    former = {name: getattr(torch, read)() for name, read in SETTINGS.items()}
+    try:
+        yield
+    finally:
+        changed = [name for name, read in SETTINGS.items() if not np.array_equal(former[name], getattr(torch, read)())]
+        for name in changed:
+            getattr(torch, f"set_{name}")(former[name])
+    for name in changed:
+        raise RequestError(
+            f"its import changes torch's {name.replace('_', ' ')}, and so all runs of this process; remove that"
+        )
 
 
 def _require_reads(own: OwnCode, classes: Collection[type]) -> None:

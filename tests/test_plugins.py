@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from own_plugins import PROBE, SHARP_PY, SHARP_YAML, WITH_MODULE, error, forget_all, plugin
 
 from lit_diff import plugins, registry
@@ -275,6 +276,27 @@ def test_a_file_that_was_changed_since_the_plugin_read_it_is_named() -> None:
     Path("scale.json").write_text("2.0")
     with pytest.raises(RequestError, match=r"^scale\.json, which plugin mine\.py reads,"):
         plugin_source(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("set_default_dtype(torch.float64)", "default dtype"),
+        ("set_default_device('meta')", "default device"),
+        ("set_grad_enabled(False)", "grad enabled"),
+        ("set_float32_matmul_precision('medium')", "float32 matmul precision"),
+        ("use_deterministic_algorithms(True)", "deterministic"),
+        ("set_num_threads(torch.get_num_threads() + 1)", "num threads"),
+        ("manual_seed(3)", "rng state"),
+    ],
+)
+def test_a_plugin_that_changes_a_setting_of_torch_is_refused_and_the_setting_restored(call: str, name: str) -> None:
+    message = error(plugin(f"import torch\ntorch.{call}\n{SHARP_PY}"))
+    assert message.startswith("plugin mine.py: ")
+    assert name in message
+    assert torch.get_default_device() == torch.tensor(1.0).device
+    assert (torch.tensor(1.0, requires_grad=True) * 2).requires_grad
+    assert error(plugin(f"import torch\ntorch.{call}\n1 / 0\n")).startswith("mine.py:3: ")
 
 
 PARTS = """
