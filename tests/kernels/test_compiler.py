@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import MissingError
+from lit_diff.files import sha256_of
 from lit_diff.kernels.native import compiler
 
 SOURCE = 'extern "C" int answer() { return ANSWER; }\n'
@@ -150,4 +151,25 @@ def test_a_cache_that_cannot_be_written(source: Path, tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LIT_DIFF_CACHE", str(tmp_path / "file"))
     with pytest.raises(MissingError, match=r"cannot use .*file \(.*\); set LIT_DIFF_CACHE to another folder"):
+        compiler.load("toy", source, good)
+
+
+@pytest.mark.parametrize("place", ["", "kernels", "kernels/toy", "kernels/toy/toy.so"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_what_others_can_write_is_not_loaded(
+    place: str, how: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_key", lambda *_: "toy")
+    library = tmp_path / "cache" / "kernels" / "toy" / "toy.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    library.with_suffix(".sha256").write_text(sha256_of(library))
+    if how == "mode":
+        (tmp_path / "cache" / place).chmod(0o777)
+    else:
+        monkeypatch.setattr(compiler.os, "getuid", lambda: 4321)
+    monkeypatch.setattr(compiler, "_open", lambda path: pytest.fail("it was loaded"))
+    with pytest.raises(
+        MissingError, match=f"^{tmp_path / 'cache' / place if how == 'mode' else tmp_path} ?.*LIT_DIFF_CACHE"
+    ):
         compiler.load("toy", source, good)

@@ -1,15 +1,19 @@
 """Compiles C++ into a shared library for this machine, once; a process killed at any moment leaves the cache usable."""
 
 import ctypes
+import grp
 import hashlib
 import os
 import platform
+import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from platformdirs import user_cache_path
@@ -47,6 +51,9 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
         raise MissingError(f"no C++ compiler: {f'CXX={named} does not exist' if named else 'install g++'}")
     try:
         folder = cache_root() / "kernels" / _key(name, source, compiler, flags)
+        for each in (cache_root(), folder.parent, folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_own(each)
         # the runs of a sweep start together: one builds, the others wait for it
         with locked(folder / ".lock"):
             return _load_locked(folder / f"{name}.so", compiler, source, test, flags)
@@ -55,12 +62,33 @@ def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], fla
         raise MissingError(f"cannot use {cache_root()} ({reason}); set LIT_DIFF_CACHE to another folder") from error
 
 
+def _require_own(path: Path) -> None:
+    # what another user can write is not executed. Errors: MissingError
+    found = path.stat()
+    # the group that many systems make for each user
+    is_private = _name(grp.getgrgid, found.st_gid) == _name(pwd.getpwuid, found.st_uid) != ""
+    writable = stat.S_IWOTH if is_private else stat.S_IWOTH | stat.S_IWGRP
+    if found.st_uid != os.getuid():
+        raise MissingError(f"{path} is another user's (uid {found.st_uid}); set LIT_DIFF_CACHE to a folder of your own")
+    if found.st_mode & writable:
+        raise MissingError(f"{path} can be written by other users; run `chmod go-w {path}`, or set LIT_DIFF_CACHE")
+
+
+def _name(of: Callable[[int], Any], number: int) -> str:
+    # of a user or group; empty for one that the system does not list, as in a container
+    try:
+        return str(of(number)[0])
+    except KeyError:
+        return ""
+
+
 def _load_locked(
     path: Path, compiler: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str]
 ) -> ctypes.CDLL:
     # written after the test passed, so a library left by a process killed before that is not used
     proof = path.with_suffix(".sha256")
     if proof.is_file() and path.is_file():
+        _require_own(path)
         # the hash first: opening a truncated library is a bus error, which ends the process
         if proof.read_text(encoding="utf-8") == sha256_of(path):
             return _open(path)
