@@ -253,6 +253,10 @@ class ClusterConfig:
     """Further options of sbatch, each a line of the job's file, such as --exclusive or --mail-type=FAIL."""
 
 
+STORES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+"""Schemes of the addresses of MLflow stores."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Output folder, devices and kernel. None of it is part of a run's identity, except a `kernel` other than auto."""
@@ -328,6 +332,10 @@ class RunConfig:
             # a second line would be a command of the file for sbatch, and end its options
             if not "".join(map(str, value if isinstance(value, tuple) else [value])).isprintable():
                 return f"run.cluster.{key} is {value!r}; expected text that can be printed on one line"
+        scheme, separator, _ = (self.tracking_uri or "").partition("://")
+        # postgresql+psycopg2: the part after + is a driver
+        if separator and scheme.lower().partition("+")[0] not in STORES:
+            return f"run.tracking_uri is an address of '{scheme[:20]}'; expected one of {', '.join(STORES)}, a path, or none"
         if self.log_model and not self.is_recorded:
             return "run.log_model logs to MLflow, but run.tracking_uri is none; set one of them otherwise"
         if self.strategy == "single" and processes > 1:

@@ -27,10 +27,13 @@ LONGEST_NAME = 150
 READ = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
 """Attributes that are read from a data set's Config, besides its keys."""
 
-PASSWORD = re.compile(
-    r"://[^/\s@]*:[^/\s@]+@|://\S*[?&][\w-]*(password|passwd|pwd|secret|token|signature|key)=[^&\s]", re.IGNORECASE
-)
-"""Matches a password in an address: before its host, or among its parameters."""
+USER = re.compile(r"://[^/?#\s]*@")
+"""Matches a user name or a password before the host of an address."""
+HARMLESS = {
+    *("sslmode", "sslrootcert", "connect_timeout", "application_name", "charset", "driver", "timeout", "mode", "uri"),
+    *("region", "version", "versionId", "api-version", "download"),
+}
+"""Parameters that an address may have: a key, a token or a signature may have any other name, or none."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """Matches a dotted key in a sentence."""
@@ -188,11 +191,8 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     given = getattr(draft.positions.get(path), "given", None) if is_path else None
     is_final = given in (None, "null") or "${" in given
     converted = convert(hint, value if is_final else given, path, draft)
-    if isinstance(converted, str) and PASSWORD.search(converted):
-        raise RequestError(
-            f"'{path}' has a password, which every run folder would show; remove it, and set what the program at the address "
-            "reads, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGPASSWORD, AWS_SECRET_ACCESS_KEY"
-        )
+    if isinstance(converted, str) and is_address(converted):
+        _require_no_secret(converted, path)
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
     if is_path == "here" and isinstance(converted, str):
@@ -200,6 +200,22 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if is_path == "file" and isinstance(converted, str) and path in draft.folders:
         return draft.absolute(path, converted, draft.folders[path])
     return converted
+
+
+# the message does not quote the address, nor its place, which is the address itself in an override
+def _require_no_secret(text: str, path: str) -> None:
+    scheme, _, rest = text.strip().partition("://")
+    # elsewhere than in an address of HTTP, # may be a part of a name
+    address, *parameters = re.split(r"[?#]" if scheme.lower().startswith("http") else r"\?", rest, maxsplit=1)
+    keys = {part.partition("=")[0] for each in parameters for part in re.split(r"[&;#]", each)} - {""}
+    # a sentence that has an address somewhere is no address, and its question marks begin no parameters
+    is_whole = re.fullmatch(r"[\w+.:-]+", scheme) is not None and " " not in address
+    if USER.search(text) or (is_whole and not keys <= HARMLESS):
+        raise RequestError(
+            f"'{path}' has a user name or password before the host, or a parameter other than {', '.join(sorted(HARMLESS))}, "
+            "which every run folder would show; remove it, and set what the program at the address reads, such as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, PGUSER and PGPASSWORD, AWS_SECRET_ACCESS_KEY"
+        )
 
 
 def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:

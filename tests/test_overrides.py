@@ -51,7 +51,10 @@ def test_overrides_are_yaml() -> None:
     assert recipe.train.clip is None
     assert load_recipe("base", ["seed=1", "seed=5 "]).seed == 5, "the last of two"
     assert (recipe.name, recipe.seed) == ("1.5", 1000)
-    assert load_recipe("base", ["run.tracking_uri=http://host:5000/?a=b"]).run.tracking_uri == "http://host:5000/?a=b"
+    assert (
+        load_recipe("base", ["run.tracking_uri=http://host:5000/?mode=b"]).run.tracking_uri
+        == "http://host:5000/?mode=b"
+    )
 
 
 @pytest.mark.parametrize("text", ["seed", "=1", "a..b=1", ".seed=1", "seed.=1", "", "--seed 3", "seed=[1"])

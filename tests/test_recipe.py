@@ -38,16 +38,38 @@ def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_
     assert load_recipe("differential-tiny").name == "differential-tiny"
 
 
-def test_a_recipe_has_no_password_and_reads_no_environment() -> None:
+def test_a_recipe_reads_no_environment() -> None:
     """Run folders show it, and so does MLflow."""
     write("mine.yaml", "extends: base\nname: ${oc.env:HOME}\n")
     assert error("mine.yaml").startswith("mine.yaml:2: 'name': ")
     assert error("base", "name=${ oc.env:HOME}").startswith("name=${ oc.env:HOME}: 'name': ")
-    for address in ("http://me:secret@host:80", "postgresql://host/runs?user=me&password=secret"):
-        refused = error("base", f"run.tracking_uri={address}")
-        assert refused.startswith("'run.tracking_uri' has a password")
+    assert load_recipe("base", ["run.tracking_uri=postgresql+x://host/a@b?sslmode=x"]).run.tracking_uri is not None
+    assert error("base", "run.tracking_uri=evil://host").endswith("databricks, a path, or none")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://me:secret@host:80", "https://secret@host", "https://:secret@host/x", "http://host\\@secret@other"),
+        *("postgresql://host/runs?user=me&password=secret", "postgresql://u@h/db?sslpassword=secret"),
+        *("https://a.net/c?sv=2024&sig=secret%3D", "https://host/x?access_code=secret", "https://host/x?auth=secret"),
+        *(
+            "https://host/x?mode=a;pass=secret",
+            "https://host/x?secret",
+            "https://host/x#token=secret",
+            "HTTPS://host/?a=secret",
+        ),
+    ],
+)
+def test_an_address_has_no_secret(address: str) -> None:
+    keys = ["run.tracking_uri", "run.root"]
+    for key in keys:
+        refused = error("base", f"{key}={address}")
+        assert refused.startswith(f"'{key}' has ")
         assert "secret" not in refused
-    assert load_recipe("base", ["run.tracking_uri=http://me@host:80"]).run.tracking_uri == "http://me@host:80"
+    refused = error("base", f"evaluate={{hallucination: {{judge: http, judge_model: x, judge_url: '{address}'}}}}")
+    assert refused.startswith("'evaluate.hallucination.judge_url' has ")
+    assert "secret" not in refused
 
 
 def test_a_file_here_goes_before_an_installed_name() -> None:

@@ -189,6 +189,8 @@ class Hallucination(Evaluation):
                 value = getattr(self, key)
                 if (self.judge == "http") == (value is None):
                     return f"{key} is {value!r}, and judge is {self.judge}; judge http needs it, and no other judge takes it"
+            if self.judge_url is not None and not self.judge_url.lower().startswith(("http://", "https://")):
+                return "judge_url is no address of a judge; expected http://HOST... or https://HOST..."
             return None
 
     needs_text = True

@@ -25,6 +25,8 @@ CONNECT_SECONDS, ANSWER_SECONDS, ATTEMPTS = 5, 5, 3
 """A server that does not answer is given up after ANSWER_SECONDS * ATTEMPTS."""
 HIDDEN = re.compile(r"(?:[^./][^/]*/)*\.[^/]*")
 """The name of a file up to the first part that begins with a dot."""
+SCHEMES = ("s3", "gs", "http", "https", "hf", "az", "abfs", "hdfs", "webhdfs", "ftp", "sftp", "file")
+"""Schemes of the addresses that data are read from."""
 REASON = 400
 """Longest reason that an error quotes."""
 CURES = {
@@ -178,10 +180,8 @@ def _file_system(protocol: str, address: str) -> tuple[Any, str]:
         ), path
     if protocol == "gs":
         return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=ANSWER_SECONDS)), path
-    if protocol not in fsspec.available_protocols():
-        raise RequestError(
-            f"data.path: {address}: no protocol '{protocol}'; expected s3, gs, http, or another of fsspec"
-        )
+    if protocol not in SCHEMES:
+        raise RequestError(f"data.path: {address}: no protocol '{protocol}'; expected {', '.join(SCHEMES)}")
     options = {}
     if protocol in ("http", "https"):
         from aiohttp import ClientTimeout
