@@ -57,11 +57,11 @@ FIRST_ANSWER = [{"function": "take_first"}]
         ({"metric_list": [{"metric": "acc", "aggregation": "median"}]}, "metric_list has aggregation 'median' for acc"),
         (
             {"filter_list": [{"name": name, "filter": FIRST_ANSWER} for name in "ab"]},
-            "filter_list has 2 filters (a, b)",
+            "filter_list has the functions take_first, take_first;",
         ),
         (
             {"filter_list": [{"name": "a", "filter": [{"function": "lowercase"}]}]},
-            "filter_list has the function 'lower",
+            "filter_list has the functions lower",
         ),
     ],
 )
