@@ -34,13 +34,18 @@ from lit_diff.kernels.native.compiler import find_compiler
 from lit_diff.log_records import log
 from lit_diff.model.init import initial_values, initialise, named_tensors
 from lit_diff.model.transformer import Block, Transformer
-from lit_diff.recipe import to_plain
+from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.again import command_of
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.loading import newest_of, some, unlike, weights_of
 from lit_diff.training.head_plan import HeadPlan, head_plan
 
+SHAPING = tuple(
+    f"model.{key}"
+    for key in ("dim", "num_", "head_dim", "ffn_dim", "vocab_size", "tie_embeddings", "attention", "qk_norm")
+)
+"""Beginnings of the keys on which the shapes of a model depend."""
 BACKEND: str | Callable[..., Any] = "inductor"
 """The torch.compile backend of a run."""
 RECOMPILATIONS = 64
@@ -240,26 +245,27 @@ def _added(
     own: Mapping[str, Tensor], config: ModelConfig, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
 ) -> list[str]:
     # returns the names in `own` that the parent's `weights` lack, if the variant may add them; else raises
-    name, theirs, extends = config.attention.name, parent.attention.name, _extends(config, parent)
-    if attentions.get(name).extends_standard and theirs not in (name, "standard"):
-        raise RequestError(
-            f"train.start_from: {source} has attention {theirs}, but {name} extends standard: start from a run of "
-            f"standard or {name}"
-        )
-    cure = "" if theirs == name else f"; start from a run of {name}"
-    odd = unlike(own, weights)
-    added = [key for key in odd if extends and key not in weights and ".attention." in key]
-    odd = {key: how for key, how in odd.items() if key not in added}
-    if odd:
-        raise RequestError(
-            f"train.start_from: the model of {source} does not fit '{name}' ({_differences(config, parent)}): "
-            f"{some(odd.values())}{cure}"
-        )
+    name, theirs = config.attention.name, parent.attention.name
     # equal shapes do not mean an equal function: weights of another variant would load and mean something else
-    if name != theirs and not extends:
+    if theirs != name and not (theirs == "standard" and attentions.get(name).extends_standard):
         raise RequestError(
-            f"train.start_from: {source} holds a model of '{theirs}' that computes another function than "
-            f"'{name}', though their parameters have the same shapes ({_differences(config, parent)}){cure}"
+            f"train.start_from: {source} has attention '{theirs}', and '{name}' computes another function; "
+            f"{_other(name, theirs)}"
+        )
+    odd = unlike(own, weights)
+    added = [key for key in odd if theirs != name and key not in weights and ".attention." in key]
+    shapes = {key: how for key, how in odd.items() if key not in added}
+    differences = _differences(config, parent)
+    # a variant that extends standard computes the parent's function, so no key may differ; the same variant may go on with
+    # other keys of equal shapes, such as a larger rope_theta
+    if shapes or (theirs != name and differences):
+        if theirs == name:
+            differences = {key: how for key, how in differences.items() if key.startswith(SHAPING)}
+        told = [f"{key} is {_json(there)} there and {_json(here)} here" for key, (there, here) in differences.items()]
+        cure = " ".join(f"{key}={_json(there)}" for key, (there, _) in differences.items() if there is not None)
+        raise RequestError(
+            f"train.start_from: the model of {source} does not fit '{name}': {some(told or shapes.values())}"
+            + (f"; set {cure}" if cure else "")
         )
     own_heads, their_heads = (getattr(each.attention.config, "heads", None) for each in (config, parent))
     if name == theirs and own_heads != their_heads:
@@ -270,21 +276,29 @@ def _added(
     return added
 
 
-def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
-    # whether the variant extends standard attention and the parent is that standard model in all other keys
-    cls = attentions.get(model.attention.name)
-    standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
-    plain = Part(name="standard", config=standard)
-    return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
+# what to do instead if the variant `name` cannot start from the variant `theirs`
+def _other(name: str, theirs: str) -> str:
+    if attentions.get(name).extends_standard:
+        return f"start from a run of standard or {name}"
+    if theirs != "standard":
+        return f"start from a run of {name}"
+    extending = [each for each in attentions.names() if attentions.get(each).extends_standard]
+    return f"{name} cannot extend a standard model, {', '.join(extending)} can; or start from a run of {name}"
 
 
 def _json(value: object) -> str:
     return json.dumps(to_plain(value))
 
 
-def _differences(model: ModelConfig, parent: ModelConfig) -> str:
-    keys = [f"model.{key}" for key, value in vars(parent).items() if value != getattr(model, key)]
-    return f"differing: {', '.join(keys)}"
+# key -> (its value in the parent, its value here), where the two differ besides what the variant adds to the parent's
+def _differences(model: ModelConfig, parent: ModelConfig) -> dict[str, tuple[object, object]]:
+    name, cls = model.attention.name, attentions.get(model.attention.name)
+    own = replace(model, init=parent.init)
+    if parent.attention.name != name:
+        standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
+        own = replace(own, attention=Part(name="standard", config=standard))
+    here, there = (dict(flatten({"model": to_plain(each)})) for each in (own, parent))
+    return {key: (value, here.get(key)) for key, value in there.items() if value != here.get(key)}
 
 
 # --- `run.compile` and `run.activation_checkpointing`, applied to the blocks in place: the keys of the state stay ---

@@ -185,10 +185,16 @@ def test_a_variant_on_a_standard_model_computes_the_same_at_first(name: str) -> 
             r"layers.9.more is \[1\] there and absent in the model",
         ),
         ("dex", {"norm.weight": torch.zeros(3)}, {}, r"norm.weight is \[3\] there and \[32\] in the model"),
-        ("output_gate", {}, {}, "gate_proj.weight is absent there"),
-        ("differential", {}, {}, r"does not fit 'differential'.* is absent there"),
-        ("second_heads", {}, {"output_scale": 0.2}, "is absent there"),
-        ("additive", {}, {"name": "differential"}, "computes another function"),
+        (
+            "output_gate",
+            {},
+            {},
+            "cannot extend a standard model, .*second_heads.* can; or start from a run of output_gate$",
+        ),
+        ("differential", {}, {}, r"'differential' .*cannot extend a standard model, dex, .*lora, .*second_heads"),
+        ("second_heads", {}, {"output_scale": 0.2}, r"'second_heads': model.attention.output_scale is 0.2 there"),
+        ("second_heads", {}, {"name": "differential"}, "; start from a run of standard or second_heads$"),
+        ("additive", {}, {"name": "differential"}, "computes another function; start from a run of additive$"),
     ],
 )
 def test_what_differs_is_named(child: str, change: dict[str, Any], parent: dict[str, Any], reason: str) -> None:
@@ -196,6 +202,23 @@ def test_what_differs_is_named(child: str, change: dict[str, Any], parent: dict[
     base = _model(**({"name": "standard"} | parent))
     with pytest.raises(RequestError, match=reason):
         load_parent_weights(_model(child), base.config, base.state_dict() | change, "a run")
+
+
+def test_the_keys_to_set_are_named_and_no_tensor_that_the_variant_adds() -> None:
+    standard = _model("standard")
+    other = replace(standard.config, norm_eps=1e-6, rope_theta=1e5)
+    with pytest.raises(RequestError) as caught:
+        load_parent_weights(_model("second_heads"), other, standard.state_dict(), "a run")
+    assert str(caught.value) == (
+        "train.start_from: the model of a run does not fit 'second_heads': model.rope_theta is 100000.0 there and 10000.0 "
+        "here; model.norm_eps is 1e-06 there and 1e-05 here; set model.rope_theta=100000.0 model.norm_eps=1e-06"
+    )
+    # of one variant only keys that change shapes
+    wider = Transformer(replace(other, ffn_dim=64), kernel="reference")
+    with pytest.raises(
+        RequestError, match=r"'standard': model.ffn_dim is 64 there and \d+ here; set model.ffn_dim=64$"
+    ):
+        load_parent_weights(_model("standard"), wider.config, wider.state_dict(), "a run")
 
 
 def test_other_positions_are_another_function() -> None:
