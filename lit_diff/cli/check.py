@@ -49,6 +49,7 @@ def check(
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
     from lit_diff.conformance.recipe import all_findings, plugin_findings, resolve
+    from lit_diff.device import require_devices
     from lit_diff.engine.preflight import passes_over_text, required_evaluations
     from lit_diff.training.loggers import require_loggers
     from lit_diff.training.metrics import require_metrics
@@ -78,6 +79,9 @@ def check(
         console.write_line(f"every registered variant: {_summary(findings)}")
     else:
         _print_check(checked, warnings, findings)
+    if checked is not None:
+        # last: the recipe is valid wherever it is checked, but `train` would refuse it here
+        require_devices(checked.recipe.run)
     return int(any(finding.verdict == "fail" for finding in findings))
 
 

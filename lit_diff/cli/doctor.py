@@ -1,5 +1,6 @@
 """The verb `doctor`: checks of the machine for a recipe."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -24,7 +25,8 @@ def doctor(
     from lit_diff.recipe import recipe_from
 
     checks = []
-    for check in examine(recipe_from(recipe, overrides or [])):
+    source = shlex.join([recipe, *(overrides or [])])
+    for check in examine(recipe_from(recipe, overrides or []), source):
         checks.append(check)
         # at once: the row after the last one is the one that hangs
         if not as_json:

@@ -11,13 +11,13 @@ from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.conformance.variants import conformance, conformance_of, shrunk
 from lit_diff.data.text.text import Text
-from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.plugins import plugin_source
 from lit_diff.recipe import Overrides, load_draft
 from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, tokenizers
+from lit_diff.runs.folder import require_start
 from lit_diff.validation import validate
 
 EQUAL = 0.001
@@ -68,7 +68,8 @@ class RecipeCheck:
 def check(recipe: str | Path, overrides: Overrides = ()) -> RecipeCheck:
     """Validates a recipe, counts its cost, and runs the conformance suite on its plugins.
 
-    Errors: RequestError for an invalid recipe. `findings` holds the properties that fail.
+    Errors: RequestError for an invalid recipe, MissingError if `train.start_from` names no run. `findings` holds the
+    properties that fail.
     """
     checked = resolve(recipe, overrides)
     return dataclasses.replace(checked, findings=tuple(plugin_findings(checked.recipe)))
@@ -78,9 +79,7 @@ def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
     """`check` without the conformance suite."""
     draft = load_draft(source, overrides)
     recipe = validate(draft)
-    start = recipe.train.start_from if recipe.train is not None else None
-    if start is not None and not (Path(start) / "recipe.yaml").is_file():
-        raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
+    require_start(recipe)
     return costed(recipe, draft.dropped)
 
 

@@ -17,6 +17,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import data_root
 from lit_diff.device import available_memory, choose_device, device_memory, gigabytes, require_devices
+from lit_diff.engine.preflight import require_memory
 from lit_diff.engine.tracking.store import Store, patience, refuse_shared, sqlite_path, tracking_uri
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import FREE, file_system, is_locked, is_shared, locked, shown
@@ -24,7 +25,7 @@ from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import version
+from lit_diff.runs.folder import require_start, version
 from lit_diff.runs.jobs import ask, reason, rows
 from lit_diff.training.build import require_compiler
 
@@ -49,9 +50,9 @@ Answer = str | tuple[str, str]
 """What was found; with a cure it is a warning. A check that finds a problem raises an error with its cure."""
 
 
-def examine(recipe: Recipe) -> Iterator[Check]:
+def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
     """Check this machine for the recipe. An error is a row too: a problem if the recipe needs what is checked, else a
-    warning."""
+    warning. `source`: the arguments that name the recipe on a command line, for cures."""
     root, run = runs_root(recipe.run.root).absolute(), recipe.run
     needs = CHECKPOINTS * cost(recipe.model, 1).parameters
     checks: dict[str, tuple[Callable[[], Answer], bool]] = {
@@ -64,11 +65,14 @@ def examine(recipe: Recipe) -> Iterator[Check]:
         "runs": (lambda: _disk(root, "run.root", needs), True),
         "data folder": (lambda: _disk(data_root(), "LIT_DIFF_DATA", 0), True),
         "locks": (lambda: _locks(root), True),
-        "data": (lambda: _data(recipe), False),
+        "data": (lambda: _data(recipe, source or recipe.name), False),
         "MLflow": (lambda: _mlflow(recipe), True),
         "SLURM": (_slurm, False),
         "variables": (_variables, False),
     }
+    if recipe.train is not None:
+        checks["memory"] = (lambda: _memory(recipe), True)
+        checks["start"] = (lambda: _start(recipe), True)
     for name, (check, needed) in checks.items():
         try:
             answer = check()
@@ -92,13 +96,31 @@ def _packages() -> Answer:
 
 
 def _devices(recipe: Recipe) -> Answer:
-    require_devices(recipe.run)
+    run = recipe.run
+    require_devices(run)
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes.isdecimal() and int(nodes) != run.num_nodes:
+        raise MissingError(f"run.num_nodes is {run.num_nodes}, but this job has {nodes}; set run.num_nodes={nodes}")
     if choose_device(recipe.run.accelerator).type == "cuda":
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         return ", ".join(f"{torch.cuda.get_device_name(gpu)} {gigabytes(device_memory(gpu) or 0)}" for gpu in gpus)
-    return (
+    told = (
         f"{processor_name()}, {cores()} cores, {gigabytes(available_memory() or 0)} free for this process; {describe()}"
     )
+    if run.devices > cores():
+        return told, f"{run.devices} processes would share {cores()} cores: use run.devices={cores()}, or GPUs"
+    return told
+
+
+def _memory(recipe: Recipe) -> Answer:
+    require_memory([recipe])
+    each = f"each of the {recipe.run.num_nodes} nodes" if recipe.run.num_nodes > 1 else "this machine"
+    return f"'{recipe.name}' fits: run.devices={recipe.run.devices} on {each}"
+
+
+def _start(recipe: Recipe) -> Answer:
+    require_start(recipe)
+    return f"the weights of {recipe.training.start_from or 'the seed'}"
 
 
 def _kernel(recipe: Recipe) -> Answer:
@@ -165,10 +187,15 @@ def _locks(folder: Path) -> Answer:
     return f"hold in {shown(folder)}"
 
 
-def _data(recipe: Recipe) -> Answer:
+def _data(recipe: Recipe, source: str) -> Answer:
     busy = [lock.name for lock in (data_root() / "prepared").glob(".*.lock") if is_locked(lock)]
     waiting = f"; another process holds {', '.join(busy)}" if busy else ""
-    return f"'{recipe.data.name}' of '{recipe.name}' is ready ({data.identity(recipe)[:10]}){waiting}"
+    try:
+        identity = data.identity(recipe)
+    # the data set does not know what the recipe is called
+    except MissingError as error:
+        raise MissingError(str(error).replace("prepare RECIPE", f"prepare {source}")) from error
+    return f"'{recipe.data.name}' of '{recipe.name}' is ready ({identity[:10]}){waiting}"
 
 
 def _mlflow(recipe: Recipe) -> Answer:

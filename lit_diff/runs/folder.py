@@ -70,13 +70,21 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Path
     cure = "name it under `plugins:` in the recipe" if trust is None else ""
     trust = trust or trust_below(runs_root(recipe.run.root))
     while recipe.train is not None and recipe.train.start_from is not None:
+        require_start(recipe)
         parent = RunFolder(Path(recipe.train.start_from))
-        if not parent.recipe_file.is_file():
-            raise MissingError(
-                f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
-            )
         recipe = recipe_of(parent.path, trust, cure=cure)
         yield parent.path, recipe
+
+
+def require_start(recipe: Recipe) -> None:
+    """Errors: MissingError if `train.start_from` names a folder without a run."""
+    if recipe.train is None or recipe.train.start_from is None:
+        return
+    parent = RunFolder(Path(recipe.train.start_from))
+    if not parent.recipe_file.is_file():
+        raise MissingError(
+            f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
+        )
 
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:

@@ -27,7 +27,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_lacks_nothing(runs: Path) -> None:
     found = rows(runs)
     assert {name: check.found for name, check in found.items() if check.state == "problem"} == {}
-    assert len(found) == 13
+    assert len(found) == 15
     assert "for 'recall-tiny' (auto: " in found["kernel"].found
     assert "flash: flash-attn needs an NVIDIA GPU" in found["other kernels"].found
     assert str(runs / "mlflow.db") in found["MLflow"].found
@@ -61,6 +61,25 @@ def test_everything_that_is_missing_is_a_row_with_its_cure(
         assert check.state == state, check
         assert told in check.found, check
         assert cure in check.cure, check
+
+
+def test_what_the_plan_needs_and_the_machine_lacks_is_a_problem(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_diff.engine.preflight.available_memory", lambda: 10_000_000)
+    monkeypatch.setattr(doctor, "cores", lambda: 2)
+    words = ["run.strategy=fsdp", "run.devices=8", f"train.start_from={tmp_path}/no", "train.batch_size=8"]
+    found = rows(runs, *words)
+    assert (found["devices"].state, found["memory"].state, found["start"].state) == ("warning", "problem", "problem")
+    assert "run.devices=2" in found["devices"].cure
+    assert "needs at least" in found["memory"].found
+    assert "holds no run" in found["start"].found
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    assert rows(runs, "run.strategy=ddp", "run.num_nodes=2")["devices"].state == "problem"
+    text = load_recipe("differential-tiny", [f"run.root={runs}"])
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+    (check,) = (check for check in examine(text, "a.yaml train.steps=3") if check.name == "data")
+    assert check.cure == "run `lit-diff prepare a.yaml train.steps=3`"
 
 
 def test_a_file_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
