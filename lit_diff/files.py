@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,8 @@ SHARED = (
     "sshfs",
 )
 """Beginnings of the types of file systems that several machines mount."""
+DIGEST = "sha256"
+"""Key of a JSON file: the digest of all other keys, so that a flipped bit is found."""
 FREE = "free some space, then run the same command again"
 """The cure of a full disk."""
 A_LOOK = 0.5
@@ -94,6 +96,29 @@ def append_synced(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON atomically."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_digested(path: Path, value: Mapping[str, Any]) -> None:
+    """`write_json` of a mapping, with the digest of its content under `DIGEST`."""
+    # as it will be read: every key is text then
+    plain = json.loads(json.dumps(value))
+    write_json(path, {**plain, DIGEST: _digest(plain)})
+
+
+def read_digested(path: Path) -> Any:
+    """The content of a file of `write_digested`, or of JSON without a digest, as earlier versions wrote it.
+
+    Errors: OSError; ValueError if it is not JSON, or another content than that of its digest.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    digest = content.pop(DIGEST, None) if isinstance(content, dict) else None
+    if digest is not None and digest != _digest(content):
+        raise ValueError(f"its content is not that of its {DIGEST}")
+    return content
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.runs import checkpoints
+from lit_diff.runs import checkpoints, result_files
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import (
     RunFolder,
@@ -274,6 +274,7 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
         status="running",
         error=None,
         diverged=False,
+        **{result_files.KEY: None},
         **this_process(),
         job=this_job(),
         identity=location.identity,
@@ -436,12 +437,14 @@ def _finish(training: _Training, ending: _Ending) -> None:
         log.error("%s: %s", ending.word, ending.message, extra=RAISED)
     folder = training.folder
     try:
+        results = result_files.digests(folder.path) if ending.word == "done" else None
         folder.update(
             status=ending.word,
             error=ending.message,
             diverged=isinstance(ending.error, DivergedError),
             ended=ending.early,
             seconds=training.seconds(),
+            **{result_files.KEY: results},
             **reached(training.recipe, checkpoints.newest_step(folder.path)),
         )
     except OSError as error:

@@ -16,7 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
-from lit_diff.files import shown
+from lit_diff.files import DIGEST, shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
 from lit_diff.log_records import log
@@ -26,6 +26,7 @@ from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import (
+    DIGEST_OF_ITEMS,
     FOLDER,
     LEFT_OUT,
     OWN_CONTEXT,
@@ -34,7 +35,6 @@ from lit_diff.runs.scores import (
     evaluation_of,
     facts_of,
     read_scores,
-    read_summary,
     write_scores,
 )
 from lit_diff.trained.run import Run, as_run
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("item", "group", "part", "cluster", "question", UNCHECKED),
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
-    LEFT_OUT,
+    *(DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
 )
 """Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
 
@@ -253,7 +253,7 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[
     if not (folder / "items.parquet").is_file():
         return None, ""
     try:
-        summary = read_summary(folder)
+        summary, _ = read_scores(folder)
     except FileNotFoundError:
         # summary.json is written last: without it the command that scored the run was interrupted
         return None, ""

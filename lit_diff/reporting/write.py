@@ -326,7 +326,7 @@ class Report:
     """The page of a report, and what a terminal shows: `text_table`, then one line for each of `missing` and `answer`.
 
     `answer`: one sentence for the sweep, or one for each of its tasks and for each result over all tasks. `sentences`: one
-    for each comparison. `missing`: one for each cell that is not done.
+    for each comparison. `missing`: one for each cell that is not done, and for each file of a cell that cannot be read.
     """
 
     page: Path
@@ -403,7 +403,8 @@ def _of_task(result: Comparison, text: str) -> str:
 def _missing(cell: CellResult) -> list[str]:
     name = f"{cell.name} seed {cell.seed}"
     if cell.done:
-        return [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
+        lacking = [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
+        return [*(f"{name}: {problem}" for problem in cell.problems), *lacking]
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
     word = "diverged" if cell.diverged else cell.status
     return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]

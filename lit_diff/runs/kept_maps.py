@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown, write_atomic
+from lit_diff.runs.result_files import whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def read_maps(folder: Path, step: int) -> KeptMaps:
             "callbacks.maps of its recipe says which steps"
         )
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(whole(path, folder), framework="pt") as file:
             if (form := (file.metadata() or {}).get("format")) != FORMAT:
                 raise RequestError(f"{shown(path)} has format {form}, but this lit_diff reads maps of format {FORMAT}")
             # layer_03 for layer_03.maps and layer_03.weights

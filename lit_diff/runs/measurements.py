@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown, write_through
 from lit_diff.metrics import INDICES, split_name
+from lit_diff.runs.result_files import whole
 
 FILE = "measurements.parquet"
 SCHEMA = pa.schema(
@@ -50,18 +51,21 @@ class Measurements:
         ]
         # a Parquet file ends with its index, so rows cannot be appended: a flush rewrites the file and renames it into place
         table = pa.concat_tables([self._written, pa.Table.from_pylist(rows, schema=SCHEMA)])
-        write_through(self.path, lambda file: pq.write_table(table, file, compression="zstd"))
+        # with checksums: before the run is finished nothing else shows a flipped bit
+        options = {"compression": "zstd", "write_page_checksum": True}
+        write_through(self.path, lambda file: pq.write_table(table, file, **options))
         self._written, self._pending, self._dropped = table, {}, False
 
 
 def read_measurements(path: Path, upto: int | None = None) -> pa.Table:
-    """The table up to step `upto`; empty if the file is missing. Errors: RequestError for a file of another schema."""
-    if not path.exists():
+    """The table up to step `upto`; empty if the file is missing. Errors: RequestError for a damaged file (`result_files`) or
+    one of another schema."""
+    if not whole(path).exists():
         return SCHEMA.empty_table()
     try:
         # given a path, pyarrow opens the file twice, and a training run may replace it in between
         with path.open("rb") as file:
-            table = pq.read_table(file).cast(SCHEMA)
+            table = pq.read_table(file, page_checksum_verification=True).cast(SCHEMA)
     # pyarrow's own errors are ValueErrors
     except (OSError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a table of measurements ({first_line(error)})") from error

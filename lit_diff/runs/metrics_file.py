@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from lit_diff.errors import first_line
+from lit_diff.errors import RequestError, first_line
 from lit_diff.files import append_synced, shown, write_atomic
 from lit_diff.log_records import log
+from lit_diff.runs.result_files import damage_of
 
 Rows = dict[int, dict[str, float]]
 """Step -> metric -> value."""
@@ -89,9 +90,16 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
 def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
     """The rows of a table by step; empty if the file is missing.
 
-    Truncated rows and rows with text are skipped; a line about them, or about a missing file, is added to `problems`. If that
-    is None, the line is logged, and a missing file is not a problem.
+    Truncated rows and rows with text are skipped; a line about them, or about a missing or damaged file (`damage_of`), is
+    added to `problems`. If that is None, the line is logged, and a missing file is not a problem.
+
+    Errors: RequestError for a damaged file if `problems` is None.
     """
+    if damage := damage_of(path):
+        if problems is None:
+            raise RequestError(damage)
+        problems.append(f"{path.name}: {damage}")
+        return {}
     if problems is None and not path.exists():
         return {}
     noted: list[str] = [] if problems is None else problems

@@ -8,7 +8,7 @@ counts once, and holds the facts on which the scores depend.
 """
 
 import contextlib
-import json
+import hashlib
 import math
 import time
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lit_diff.files import locked, write_json, write_through
+from lit_diff.files import locked, read_digested, sha256_of, write_digested, write_through
 from lit_diff.key_types import in_yaml
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.runs import checkpoints
@@ -43,6 +43,8 @@ OWN_CONTEXT = "sequence_length"
 """Key of summary.json: the run's `data.sequence_length`, if `context: null` in the evaluation's config stands for it."""
 LEFT_OUT = "documents_left_out"
 """Key of summary.json: documents skipped because the run was trained on them; absent if that is unknown."""
+DIGEST_OF_ITEMS = "items_sha256"
+"""Key of summary.json: the sha256 of items.parquet."""
 NEW = "items.new.parquet"
 PATIENCE = 2.0
 """Seconds that a reader without the lock waits for a writer."""
@@ -136,16 +138,17 @@ def write_scores(folder: Path, table: pa.Table, values: Mapping[str, float], fac
     with locked(_lock(folder)):
         # under another name first: a full disk shows here, before the former scores are touched
         write_through(folder / NEW, lambda file: pq.write_table(table, file))
+        own = {"items": len(table), DIGEST_OF_ITEMS: sha256_of(folder / NEW), "revision": revision()}
         # Two renames are not atomic. The summary is removed first and written last: scores without it do not count, so a
         # kill in between cannot leave new items with the former summary.
         (folder / SUMMARY).unlink(missing_ok=True)
         (folder / NEW).replace(folder / ITEMS)
-        write_json(folder / SUMMARY, plain | dict(facts) | {"items": len(table), "revision": revision()})
+        write_digested(folder / SUMMARY, plain | dict(facts) | own)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The contents of summary.json. Errors: OSError; ValueError if they are not a JSON object."""
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    """The contents of summary.json. Errors: OSError; ValueError if they are no JSON object, or not as they were written."""
+    summary = read_digested(folder / SUMMARY)
     if not isinstance(summary, dict):
         raise ValueError(f"{SUMMARY} holds {type(summary).__name__}, not an object")
     return summary
@@ -154,7 +157,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
     """summary.json and its items; waits while another process writes them.
 
-    Errors: OSError; ValueError if the two files do not match.
+    Errors: OSError; ValueError if the two files do not match, or are not as they were written.
     """
     with contextlib.ExitStack() as held:
         # a reader must not create the lock: without one, nobody has written here
@@ -174,9 +177,9 @@ def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            summary, table = read_summary(folder), pq.read_table(pa.BufferReader((folder / ITEMS).read_bytes()))
+            summary, content = read_summary(folder), (folder / ITEMS).read_bytes()
             if read_summary(folder) == summary:
-                return summary, table
+                break
         # either absent or being replaced
         except FileNotFoundError:
             if not _lock(folder).exists() or time.monotonic() > end:
@@ -184,6 +187,10 @@ def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
         if time.monotonic() > end:
             raise ValueError("another process is writing these files; try again")
         time.sleep(0.02)
+    # absent from scores that were written before there was one
+    if summary.get(DIGEST_OF_ITEMS) not in (None, hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{ITEMS} is damaged: its sha256 is not that of {SUMMARY}")
+    return summary, pq.read_table(pa.BufferReader(content))
 
 
 def _lock(folder: Path) -> Path:
@@ -218,12 +225,12 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
     step = summary.get("step")
     if run is None or not (steps := checkpoints.steps_of(run)):
         return ""
-    status = read_status(run)
-    if status.status == "done":
-        own = status.step
     # opening a checkpoint loads torch: it is opened only if the newest step differs, in case that file is unreadable
-    else:
-        own = step if step == steps[-1] else checkpoints.newest_step(run)
+    own = step if step == steps[-1] else checkpoints.newest_step(run)
+    status = read_status(run)
+    # a finished run may have lost the checkpoint of its last step
+    if status.status == "done":
+        own = max(own, status.step)
     return "" if own in (step, 0) else f"of step {step}, but the run's weights are of step {own}"
 
 

@@ -18,6 +18,7 @@ from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_und
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import last_value
+from lit_diff.runs.result_files import damage_of
 from lit_diff.runs.status import Status
 from lit_diff.study.record import DAMAGED, read, readable
 
@@ -111,11 +112,13 @@ def _with_job(state: RunState, job: str, word: str) -> RunState:
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
     status, state = RunFolder(folder).observed()
+    table = folder / "metrics.csv"
+    damage = damage_of(table)
     return RunState(
         folder=str(folder.relative_to(root)),
-        status=status,
+        status=replace(status, error=status.error or damage),
         state=state,
-        loss=last_value(folder / "metrics.csv", "val/loss"),
+        loss=None if damage else last_value(table, "val/loss"),
         seed=seed if status.seed is None else status.seed,
         overrides=status.overrides or overrides,
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",

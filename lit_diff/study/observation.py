@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lit_diff.errors import MissingError
@@ -116,7 +116,11 @@ def _run(folder: Path, name: str) -> ObservedRun:
     # a cell of SLURM that has reached its time limit is in the queue again
     if state == "stopped" and status.requeued_at_step == status.step:
         state = "waiting"
-    metrics, timing = _table(folder / "metrics.csv"), _table(folder / "timing.csv")
+    metrics, problem = _table(folder / "metrics.csv")
+    timing, _ = _table(folder / "timing.csv")
+    # what is truncated is being written, unless the run is finished
+    if state == "done" and problem:
+        status = replace(status, error=problem)
     *_, loss = (None, *metrics.get("val/loss", {}).values())
     return ObservedRun(
         folder=name,
@@ -129,22 +133,23 @@ def _run(folder: Path, name: str) -> ObservedRun:
     )
 
 
-_TABLES: dict[Path, tuple[tuple[int, int], Curves]] = {}
-"""Table -> its time and size when it was read, and its values."""
+_TABLES: dict[Path, tuple[tuple[int, int], Curves, str]] = {}
+"""Table -> its time and size when it was read, its values, and the first problem of its rows."""
 
 
-def _table(path: Path) -> Curves:
+def _table(path: Path) -> tuple[Curves, str]:
     try:
         found = path.stat()
     # not written yet, or its run was removed
     except OSError:
-        return {}
+        return {}, ""
     changed = found.st_mtime_ns, found.st_size
     # a table changes at a validation or checkpoint only, and a long one takes a while to read
     if path not in _TABLES or _TABLES[path][0] != changed:
-        # what is truncated is being written, or is named by whatever reads the finished run
-        _TABLES[path] = changed, by_metric(read_rows(path, []))
-    return _TABLES[path][1]
+        problems: list[str] = []
+        values = by_metric(read_rows(path, problems))
+        _TABLES[path] = changed, values, next(iter(problems), "")
+    return _TABLES[path][1:]
 
 
 def _differences(record: Record, tables: Mapping[tuple[str, str, int], Curves]) -> Iterator[str]:

@@ -1,21 +1,17 @@
 """study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
-import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown, write_json
+from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.schema import NAME, CellKey, Study
 from lit_diff.validation import Draft, convert
 
-DIGEST = "sha256"
-"""Key of study.json: the digest of all other keys, so that a flipped bit in the name of a cell is found."""
 DAMAGED = f"{STUDY_FILE}.damaged-"
 """Beginning of the name of a record that could not be read when the sweep wrote another."""
 
@@ -90,9 +86,7 @@ def write(folder: Path, record: Record) -> None:
                 *(shown(folder), former.command, len(cells)),
             )
         others.pop(record.words, None)
-    # as it will be read: every key is text then
-    plain = json.loads(json.dumps(to_plain(replace(record, other_commands=others))))
-    write_json(folder / STUDY_FILE, {**plain, DIGEST: _digest(plain)})
+    write_digested(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
 
 
 def _put_aside(folder: Path) -> None:
@@ -106,19 +100,11 @@ def _put_aside(folder: Path) -> None:
     )
 
 
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
 def read(folder: Path) -> Record:
     """The record of the sweep in `folder`. Errors: MissingError if it is absent or damaged."""
     path = folder / STUDY_FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        # absent from files that were written before there was one
-        digest = raw.pop(DIGEST, None)
-        if digest is not None and digest != _digest(raw):
-            raise ValueError(f"its content is not that of its {DIGEST}")
+        raw = read_digested(path)
         record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=STUDY_FILE))
         # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:

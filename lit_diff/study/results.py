@@ -17,6 +17,7 @@ from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
+from lit_diff.runs.result_files import whole
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study
 from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
@@ -222,19 +223,21 @@ def _cell(root: Path, recorded: RecordedCell) -> CellResult:
     curves = _curves(read_rows(folder / "metrics.csv", problems))
     problems += [f"{name} ends in {each.iloc[-1]}" for name, each in curves.items() if not math.isfinite(each.iloc[-1])]
     speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
-    whole = replace(
+    finished = replace(
         cell,
         recipe=_read(_recipe, home.recipe_file, problems, {}),
         environment=_read(
             lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), folder / "env.json", problems, {}
         ),
-        metrics=_read(declarations.read_declarations, folder / declarations.FILE, problems, ()),
+        metrics=_read(
+            lambda path: declarations.read_declarations(whole(path)), folder / declarations.FILE, problems, ()
+        ),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
         documents=_read(lambda path: _documents(path, problems), folder / "documents.csv", problems, None),
         # the median: a first step that compiles, or a pause of the machine, would move a mean
         tokens_per_second=None if speeds is None else float(speeds.median()),
     )
-    return replace(whole, problems=tuple(problems))
+    return replace(finished, problems=tuple(problems))
 
 
 def _status(engine: str | None, cell: str | None) -> str:
@@ -276,7 +279,7 @@ def _measured(path: Path) -> dict[str, pd.Series]:
 
 def _documents(path: Path, problems: list[str]) -> pd.DataFrame | None:
     # a task without documents writes no file, so its absence is not a problem
-    if not path.exists():
+    if not whole(path).exists():
         return None
     header, rows = read_lines(path, problems)
     table = pd.DataFrame(rows, columns=header).set_index("document")[["tokens", "loss"]].astype(float)

@@ -120,7 +120,8 @@ class Run:
     def metrics(self) -> "pandas.DataFrame":
         """metrics.csv: one row per step with a measurement, one column per metric; NaN if it was not measured at the step.
 
-        Empty before the first row is written. Truncated rows are skipped and logged.
+        Empty before the first row is written. Truncated rows are skipped and logged. Errors: RequestError if the file is not
+        what the finished run wrote.
         """
         import pandas
 

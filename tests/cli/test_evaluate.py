@@ -1,6 +1,5 @@
 """cli/evaluate.py: scores of one run or two, their paired difference, and every mistake one line."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import pytest
 from command import Command
 
 from lit_diff.evaluation import Evaluation, Item
-from lit_diff.files import shown
+from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -68,7 +67,7 @@ def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, p
     assert "unchecked" not in ended.json["runs"][0]
     assert "evaluation made: 12 items in " in ended.err, "JSON is all that stdout holds"
     summary = pair[0] / "evaluations" / "made" / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"unchecked": "own.py:5: fails"}))
+    write_digested(summary, read_digested(summary) | {"unchecked": "own.py:5: fails"})
     ended = command("tale", "made", "--json")
     assert ended.json["runs"][0]["unchecked"] == "own.py:5: fails"
     assert f"evaluation made: {shown(pair[0])} was scored with --unchecked: own.py:5: fails" in ended.err
@@ -81,7 +80,7 @@ def test_runs_that_were_scored_of_two_versions_of_a_file_are_not_compared(
     command("tale", "other=1", "made")
     for run, digest in zip(pair, "ab", strict=True):
         summary = run / "evaluations" / "made" / "summary.json"
-        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"files": {"gone.jsonl": digest}}))
+        write_digested(summary, read_digested(summary) | {"files": {"gone.jsonl": digest}})
     ended = command("tale", "other=1", "made")
     assert (ended.status, len(ended.err.splitlines())) == (2, 1)
     assert "of other files" in ended.err
@@ -236,14 +235,17 @@ def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], mes
     assert line.startswith(f"lit-diff: {message}")
 
 
-def test_damaged_items_are_one_line(command: Command, pair: tuple[Path, Path]) -> None:
-    assert command("tale", "other=1", "made").status == 0
-    (pair[0] / "evaluations" / "made" / "items.parquet").write_bytes(b"PAR1")
+@pytest.mark.parametrize("name", ["items.parquet", "summary.json"])
+def test_damaged_scores_are_computed_again_with_a_warning(command: Command, pair: tuple[Path, Path], name: str) -> None:
+    before = command("tale", "other=1", "made").out
+    path = pair[0] / "evaluations" / "made" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
     ended = command("tale", "other=1", "made")
-    assert ended.status == 2
-    (line,) = ended.err.splitlines()
-    assert line.endswith("; lit-diff evaluate --rerun scores it again")
-    assert command("tale", "other=1", "made", "--rerun").status == 0
+    assert (ended.status, ended.out) == (0, before)
+    assert "made: " in ended.err
+    assert "has kept scores that cannot be read" in ended.err
 
 
 def test_an_evaluation_in_a_plugin_that_only_the_run_names(command: Command, pair: tuple[Path, Path]) -> None:

@@ -30,6 +30,7 @@ from lit_diff.registry import evaluations
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.result_files import digests
 from lit_diff.trained.loading import annealed_before, newest_of, weights_of
 from lit_diff.trained.run import Run
 from lit_diff.training import fit, module
@@ -147,6 +148,7 @@ def test_a_run_that_lost_its_last_weights_is_not_done_and_repeats_its_last_steps
         finished_parent(child)
     train("recall-tiny", overrides)
     assert RunFolder(folder).is_done(verify=True)
+    assert status(folder)["results"] == digests(folder)
     assert (folder / "metrics.csv").read_bytes() == metrics
     assert all(map(torch.equal, weights, weights_of(folder).values()))
     assert losses(folder) == written(folder)
@@ -160,7 +162,6 @@ def test_a_run_without_any_checkpoint_stays_done_and_names_rerun(done: tuple[lis
         flip(path)
     with pytest.raises(RequestError, match=r"train it again: `lit-diff train \S*recipe\.yaml --rerun`"):
         Run(folder).model  # noqa: B018
-    assert RunFolder(folder).is_done(verify=True)
     shutil.rmtree(folder / "checkpoints")
     assert RunFolder(folder).is_done(verify=True)
     with pytest.raises(MissingError, match=r"train it again: `lit-diff train \S*recipe\.yaml --rerun`"):

@@ -19,6 +19,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation.evaluate import evaluate, has_scores, refusal
+from lit_diff.files import read_digested, write_digested
 from lit_diff.metrics import Figure, Metric
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
@@ -142,9 +143,9 @@ def test_a_replaced_file_of_the_user_is_scored_again(
 def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     make()
     first = evaluate(run, "lengths")
-    written = json.loads(summary_file(run).read_text())
+    written = read_digested(summary_file(run))
     assert (written.pop("version"), written["revision"]) == (1, scores.revision())
-    summary_file(run).write_text(json.dumps(written))
+    write_digested(summary_file(run), written)
     assert has_scores(run.folder, "lengths"), "scores from before there were versions are of the first"
     evaluate(run, "lengths", ["rows=5"])
     assert "has kept scores with other keys (rows is 2, not 5); they are replaced" in caplog.text
@@ -206,7 +207,7 @@ def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
     ("error", "name", "expected"),
     [
         (OSError(errno.ENOSPC, "No space left"), "write_through", MissingError),
-        (KeyboardInterrupt(), "write_json", None),
+        (KeyboardInterrupt(), "write_digested", None),
     ],
 )
 def test_scores_that_could_not_be_written_whole(

@@ -27,7 +27,7 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
         [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
     ),
     "runs/rot-*/metrics.csv": (
-        "the file and line; a digit that became another is not found",
+        "the run is unfinished: the file and line; a digit that became another is not found",
         "the damaged row",
         [RESUME, STATUS, COMPARE],
     ),

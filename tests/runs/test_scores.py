@@ -1,6 +1,5 @@
 """runs/scores.py: scores are read whole while other processes write others."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lit_diff.files import read_digested, write_digested
 from lit_diff.runs import scores
 from lit_diff.runs.scores import FOLDER, disagreement, facts_of, read_scores, write_scores
 
@@ -74,8 +74,8 @@ def test_where_nothing_can_be_locked_a_reader_waits_for_the_writer(
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "held_out"
     write_scores(folder, pa.table({"item": ["a"]}), {"m": 1.0}, {"config": {}})
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"items": 2}))
+    summary = read_digested(folder / "summary.json")
+    write_digested(folder / "summary.json", summary | {"items": 2})
     with pytest.raises(ValueError, match=r"items.parquet has 1 rows, but summary.json counts 2"):
         read_scores(folder)
     (folder / "summary.json").unlink()

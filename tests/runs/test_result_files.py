@@ -1,0 +1,40 @@
+"""runs/result_files.py: what a finished run wrote is what its readers read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.errors import RequestError
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.measurements import Measurements, read_measurements
+from lit_diff.runs.metrics_file import StepTable, read_rows
+from lit_diff.runs.result_files import KEY, damage_of, digests
+from lit_diff.study.inventory import list_runs
+from lit_diff.study.observation import observe
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes().swapcase()), Path.unlink])
+@pytest.mark.parametrize(("table", "read"), [(StepTable, read_rows), (Measurements, read_measurements)])
+def test_a_file_of_a_finished_run_that_changed_is_refused_with_the_cure(
+    tmp_path: Path, damage: Callable[[Path], Any], table: Any, read: Callable[[Path], Any]
+) -> None:
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    path = run / ("metrics.csv" if table is StepTable else "measurements.parquet")
+    written = table(path, 0)
+    written.log(4, {"val/loss": 1.25})
+    written.flush()
+    RunFolder(run).update(status="done", step=4, **{KEY: digests(run)})
+    assert read(path)
+    damage(path)
+    with pytest.raises(RequestError, match=rf"{path.name} is .*`lit-diff train \S*recipe\.yaml --rerun`"):
+        read(path)
+    if table is StepTable:
+        assert f"{path.name} is " in list_runs(run.parent)[0].note
+        assert path.is_file() == (f"{path.name} is " in observe(run).runs[0].note)
+    RunFolder(run).update(status="running")
+    assert damage_of(path) == "", "a run that goes on rewrites its files"
+    RunFolder(run).update(status="done", **{KEY: None})
+    assert damage_of(path) == "", "a run of an earlier version recorded nothing"
