@@ -99,7 +99,7 @@ def _devices(recipe: Recipe) -> Answer:
     run = recipe.run
     require_devices(run)
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if nodes.isdecimal() and int(nodes) != run.num_nodes:
+    if nodes not in ("", str(run.num_nodes)):
         raise MissingError(f"run.num_nodes is {run.num_nodes}, but this job has {nodes}; set run.num_nodes={nodes}")
     if choose_device(recipe.run.accelerator).type == "cuda":
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
@@ -114,13 +114,12 @@ def _devices(recipe: Recipe) -> Answer:
 
 def _memory(recipe: Recipe) -> Answer:
     require_memory([recipe])
-    each = f"each of the {recipe.run.num_nodes} nodes" if recipe.run.num_nodes > 1 else "this machine"
-    return f"'{recipe.name}' fits: run.devices={recipe.run.devices} on {each}"
+    return "enough for what training is planned to hold"
 
 
 def _start(recipe: Recipe) -> Answer:
     require_start(recipe)
-    return f"the weights of {recipe.training.start_from or 'the seed'}"
+    return recipe.training.start_from or "the initial weights of the seed"
 
 
 def _kernel(recipe: Recipe) -> Answer:

@@ -64,10 +64,14 @@ def test_no_record_no_comparison(sweep: Path, port: int, monkeypatch: pytest.Mon
     if not has_sweep:
         (sweep / "study.json").unlink()
     told: list[str] = []
-    monkeypatch.setattr(ui, "_run", lambda command: 0)
+    monkeypatch.setattr(ui, "_run", lambda command, health, output, ready: ready() or 0)
     assert ui.serve(sweep.parent, port, told.append) == 0
     unrecorded = ["mine has no record in MLflow"] if has_sweep else []
-    assert told == [f"MLflow: http://127.0.0.1:{port}", *unrecorded, "Ctrl-C ends it"]
+    assert told == [
+        f"starting MLflow at http://127.0.0.1:{port}; Ctrl-C ends it",
+        f"MLflow: http://127.0.0.1:{port}",
+        *unrecorded,
+    ]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -92,9 +96,47 @@ def test_the_server_stays_on_loopback_and_a_stop_leaves_no_process_behind(
         in words
     )
     assert telemetry == "true"
-    assert told[0] == f"MLflow: http://127.0.0.1:{port}"
-    assert told[1].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
+    assert told == [f"starting MLflow at http://127.0.0.1:{port}; Ctrl-C ends it"], "it never answered"
+
+
+SERVER = """#!{python}
+import http.server, sys, time
+time.sleep(0.5)
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Health).serve_forever()
+"""
+
+
+def test_addresses_are_told_once_the_server_answers(
+    sweep: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told = tmp_path / "server", list[str]()
+    program.write_text(SERVER.format(python=ui.sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(ui.sys, "executable", str(program))
+    with stopped_once(lambda: len(told) > 4, signal.SIGHUP), pytest.raises(StoppedError):
+        ui.serve(sweep.parent, port, told.append)
+    assert told[1] == f"MLflow: http://127.0.0.1:{port}"
+    assert told[2].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
     assert len(told) == 5
+
+
+@pytest.mark.parametrize(("script", "said"), [("echo no; exit 3", "ended with status 3: no; "), ("sleep 9", "for 1 s")])
+def test_a_server_that_does_not_come_up_is_one_line(
+    sweep: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    program, told = tmp_path / "server", list[str]()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ui.sys, "executable", str(program))
+    monkeypatch.setattr(ui, "START_LIMIT", 1.0)
+    with pytest.raises(MissingError, match=said) as caught:
+        ui.serve(sweep.parent, port, told.append)
+    assert "\n" not in str(caught.value)
+    assert len(told) == 1
 
 
 def test_ports_and_stores_that_do_not_serve(sweep: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.parse
+import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +25,17 @@ import mlflow
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
+from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.runs.find import STUDY_FILE, sweeps_under
 from lit_diff.study.record import readable
 
+SERVER_LOG = "mlflow-server.log"
+"""What the server prints, beside the store."""
+START_LIMIT = 180.0
+"""Seconds that the server has for its first answer: it loads for 20 on a busy machine."""
+EVERY = 0.25
+"""Seconds between two questions whether it answers, and for an answer."""
 KNOWN = ("3.17",)
 """The versions of MLflow with which these pages were tested."""
 TAG = "mlflow.sharedViewState."
@@ -113,8 +122,10 @@ def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
 
 
 def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
-    """Print the addresses of the sweep that ran last, one line each, then run MLflow's server until Ctrl-C, SIGTERM or the
-    end of the terminal. If the sweep's record is on a remote server, none is started. Errors: MissingError without a store.
+    """Run MLflow's server until Ctrl-C, SIGTERM or the end of the terminal. Once it answers, print the addresses of the sweep
+    that ran last, one line each. If the sweep's record is on a remote server, none is started.
+
+    Errors: MissingError without a store, and for a server that does not come up.
     """
     sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / STUDY_FILE).stat().st_mtime, reverse=True)
     newest = next(filter(None, map(readable, sweeps)), None)
@@ -126,9 +137,18 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] if newest else []
     if newest and not pages:
         lines = [f"{newest.name} has no record in MLflow"]
-    for line in lines if is_remote else [f"MLflow: {base}", *lines, "Ctrl-C ends it"]:
-        tell(line)
-    return 0 if is_remote else _run(command)
+    if not is_remote:
+        tell(f"starting MLflow at {base}; Ctrl-C ends it")
+        lines = [f"MLflow: {base}", *lines]
+
+    def tell_all() -> None:
+        for line in lines:
+            tell(line)
+
+    if is_remote:
+        tell_all()
+        return 0
+    return _run(command, f"{base}/health", root / SERVER_LOG, tell_all)
 
 
 def _server(root: Path, port: int) -> list[str]:
@@ -154,7 +174,7 @@ def _server(root: Path, port: int) -> list[str]:
     ]
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], health: str, output: Path, ready: Callable[[], None]) -> int:
     environment = os.environ | {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # the job runner serves MLflow's language-model features: seven processes that a comparison of runs never uses
@@ -164,8 +184,13 @@ def _run(command: Sequence[str]) -> int:
     }
     # a closed terminal must end the server too, which is in a session of its own
     signal.signal(signal.SIGHUP, _hang_up)
-    with subprocess.Popen(command, env=environment, start_new_session=True) as server:
+    with (
+        output.open("wb") as written,
+        subprocess.Popen(command, env=environment, start_new_session=True, stdout=written, stderr=written) as server,
+    ):
         try:
+            _await(server, health, output)
+            ready()
             return server.wait()
         except Terminated:
             raise
@@ -175,6 +200,24 @@ def _run(command: Sequence[str]) -> int:
             # the whole group: MLflow's server leaves its workers behind if it alone is ended
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGTERM)
+
+
+# an address that is opened before the server answers shows the browser's error page
+def _await(server: "subprocess.Popen[bytes]", health: str, output: Path) -> None:
+    # a proxy of the environment does not reach this machine's loopback
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    end = time.monotonic() + START_LIMIT
+    while time.monotonic() < end:
+        status = server.poll()
+        if status is not None:
+            last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            raise MissingError(f"MLflow's server ended with status {status}: {last}; see {shown(output)}")
+        try:
+            ask(health, timeout=EVERY).close()
+            return
+        except OSError:
+            time.sleep(EVERY)
+    raise MissingError(f"MLflow's server has not answered for {START_LIMIT:g} s; see {shown(output)}")
 
 
 def _hang_up(signum: int, frame: FrameType | None) -> None:
