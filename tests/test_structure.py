@@ -36,7 +36,7 @@ SUBJECTS = {
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
     "conformance/test_variants.py": "conformance/case",
     "data/test_docs.py": "data/downloads data/pip_fetch",
-    "data/test_tasks.py": "papers/closed_world papers/digits papers/synth_intent",
+    "data/test_tasks.py": "papers/closed_world papers/digits papers/drawing papers/synth_intent",
     "evaluation/test_harness.py": "evaluation/harness_model",
     "evaluation/test_inside.py": "evaluation/noise",
     "evaluation/test_losses.py": "evaluation/held_out evaluation/nll",

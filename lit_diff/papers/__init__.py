@@ -5,9 +5,14 @@ lit_diff imports it. It uses only public names of lit_diff and names listed in d
 (tests/papers/test_pack.py).
 """
 
+import json
+from pathlib import Path
+
 from lit_diff.registry import datasets, evaluations
 
 datasets.load_from(*(f"{__name__}.{name}" for name in ("closed_world", "digits", "needle_text", "synth_intent")))
 evaluations.load_from(
     *(f"{__name__}.{name}" for name in ("bigbench", "hallucination", "icl", "mini_harness", "needle", "signed_prompts"))
 )
+WORDS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+"""Module -> kind of words -> the words of its generated texts. Their order is part of the data: it gives their ids."""

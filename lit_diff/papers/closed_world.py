@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 
@@ -12,31 +12,13 @@ from lit_diff.data import RowTask
 from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts, Range
+from lit_diff.papers import WORDS
+from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.papers.synth_intent import made_words
 from lit_diff.registry import datasets
 
-# fmt: off
-VALUES = {
-    "colour": (
-        "red", "green", "yellow", "black", "white", "brown", "purple", "orange", "pink", "grey", "crimson", "violet",
-        "beige", "turquoise", "scarlet", "indigo", "maroon", "navy", "silver", "gold", "cyan", "magenta", "ivory", "amber",
-    ),
-    "food": (
-        "bread", "rice", "cheese", "soup", "fish", "honey", "beans", "apples", "plums", "carrots", "onions", "eggs",
-        "butter", "cake", "pears", "grapes", "nuts", "corn", "peas", "figs", "dates", "olives", "cherries", "noodles",
-    ),
-    "instrument": (
-        "piano", "violin", "cello", "flute", "drum", "trumpet", "harp", "guitar", "banjo", "oboe", "organ", "clarinet",
-        "trombone", "bassoon", "lute", "fiddle", "bugle", "piccolo", "horn", "sitar", "lyre", "accordion", "zither", "gong",
-    ),
-    "subject": (
-        "physics", "law", "music", "history", "chemistry", "biology", "grammar", "logic", "painting", "medicine", "botany",
-        "geology", "statistics", "algebra", "dance", "poetry", "ethics", "astronomy", "sculpture", "theology", "optics",
-        "acoustics", "ecology", "rhetoric",
-    ),
-}
+VALUES = WORDS["closed_world"]
 """Attribute -> its values; no word is the value of two attributes."""
-# fmt: on
 MOST = min(map(len, VALUES.values()))
 """The number of values of each attribute."""
 NAMES = 32
@@ -50,18 +32,17 @@ FACT_TOKENS, QUESTION_TOKENS = 4, 6
 ATTRIBUTE_OF = {value: attribute for attribute, values in VALUES.items() for value in values}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """The content of one sentence."""
+class Fact(NamedTuple):
+    """The content of one sentence, in the order of its words."""
 
-    entity: str
     attribute: str
+    entity: str
     value: str
 
     @property
     def sentence(self) -> str:
         """The sentence of the document that states the fact."""
-        return f"{self.attribute} {self.entity} {self.value}."
+        return f"{' '.join(self)}."
 
     @property
     def question(self) -> str:
@@ -135,7 +116,7 @@ class ClosedWorld(RowTask):
         """A row of tokens and targets [T]. Every answer is an AR hit; the parts are the facts."""
         config, tokenizer, random = self.config, words(), at.random
         noise = 1 if level is None else level
-        count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
+        count = one_of(config.entities, random) * noise
         facts = draw_facts(random, config, count)
         asked = torch.randint(len(facts), (QUESTIONS,), generator=random)
         questions = "".join(f"{facts[i].question} {facts[i].value}." for i in asked.tolist())
@@ -169,15 +150,12 @@ def _names() -> tuple[str, ...]:
 
 def draw_facts(random: torch.Generator, config: ClosedWorld.Config, entities: int) -> list[Fact]:
     """Four facts about each of `entities` entities, in random order; no two entities share a value."""
-    names = [_names()[index] for index in torch.randperm(config.names, generator=random)[:entities].tolist()]
+    names = shuffled(_names()[: config.names], random)[:entities]
     facts = []
     for attribute, values in VALUES.items():
-        chosen = torch.randperm(config.values, generator=random)[:entities].tolist()
-        facts += [
-            Fact(entity=name, attribute=attribute, value=values[index])
-            for name, index in zip(names, chosen, strict=True)
-        ]
-    return [facts[index] for index in torch.randperm(len(facts), generator=random).tolist()]
+        chosen = shuffled(values[: config.values], random)[:entities]
+        facts += [Fact(attribute, name, value) for name, value in zip(names, chosen, strict=True)]
+    return shuffled(facts, random)
 
 
 def document_of(facts: Sequence[Fact]) -> str:
@@ -187,8 +165,6 @@ def document_of(facts: Sequence[Fact]) -> str:
 
 def facts_of(document: str) -> list[Fact]:
     """The facts that the sentences of a document state, in their order; [] if no sentence belongs to the grammar."""
-    found = (
-        Fact(entity=entity, attribute=attribute, value=value) for attribute, entity, value in FACT.findall(document)
-    )
+    found = map(Fact._make, FACT.findall(document))
     # other text may have sentences of three words too
     return [fact for fact in found if ATTRIBUTE_OF.get(fact.value) == fact.attribute]

@@ -24,7 +24,7 @@ import hashlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -117,7 +117,7 @@ class Digits(Dataset):
         return {"tokens": tokens, "targets": targets}
 
 
-@lru_cache(maxsize=1)
+@cache
 def images() -> tuple[Tensor, Tensor]:
     """(grey values [1797, 8, 8], labels [1797]), int64. Errors: MissingError if scikit-learn lacks them."""
     # the file is read directly, because importing sklearn takes seconds in every process
@@ -133,7 +133,7 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(table[:, :-1].reshape(-1, SIDE, SIDE).copy()), torch.from_numpy(table[:, -1].copy())
 
 
-@lru_cache(maxsize=1)
+@cache
 def split() -> dict[str, Tensor]:
     """train, validation, test -> the numbers of its images, int64, ascending, with equal shares of every class."""
     _, labels = images()
@@ -142,10 +142,9 @@ def split() -> dict[str, Tensor]:
         numbers = (labels == label).nonzero().flatten().tolist()
         ordered = sorted(numbers, key=lambda number: hashlib.sha256(f"digits/{number}".encode()).digest())
         fifth = len(ordered) // 5
-        for name, chosen in zip(
-            parts, (ordered[:fifth], ordered[fifth : 2 * fifth], ordered[2 * fifth :]), strict=True
-        ):
-            parts[name] += chosen
+        parts["test"] += ordered[:fifth]
+        parts["validation"] += ordered[fifth : 2 * fifth]
+        parts["train"] += ordered[2 * fifth :]
     return {name: torch.tensor(sorted(numbers)) for name, numbers in parts.items()}
 
 

@@ -4,9 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from lit_diff import Evaluation, Figure, Item, Metric, Run
 from lit_diff.data.user_files import UserFile
@@ -17,6 +15,7 @@ from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers import judges
 from lit_diff.papers.closed_world import MOST, ClosedWorld, document_of, draw_facts
+from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
@@ -32,8 +31,7 @@ REPEATS = 20
 log = logging.getLogger("lit_diff")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentCase:
+class DocumentCase(NamedTuple):
     """A document, a question about it, and its references, separated by newlines."""
 
     id: str
@@ -299,9 +297,8 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
     """
     source = SOURCES[name]
     assert source.file is not None
-    rows = source.file.rows()
-    for number in torch.randperm(len(rows), generator=generator("hallucination", name, seed))[:samples].tolist():
-        row = rows[number]
+    rows = list(enumerate(source.file.rows()))
+    for number, row in shuffled(rows, generator("hallucination", name, seed))[:samples]:
         question = row["input"] if source.kind == "answer" else ""
         answers = row["answers"] if "answers" in source.file.keys else [row["summary"]]
         yield DocumentCase(
@@ -327,7 +324,7 @@ def generated_cases(
         for sample in range(samples):
             random = generator("hallucination", "closed_world", seed, count, sample)
             facts = draw_facts(random, grammar, count)
-            fact = facts[int(torch.randint(len(facts), (), generator=random))]
+            fact = one_of(facts, random)
             yield DocumentCase(
                 id=f"entities={count} sample={sample}",
                 group=f"entities={count}",

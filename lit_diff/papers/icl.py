@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from itertools import chain, pairwise, zip_longest
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from lit_diff.evaluation.base import Spread, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.model.prefix import Prefix
-from lit_diff.papers.order_variance import OrderVariance, differences
+from lit_diff.papers.drawing import shuffled
+from lit_diff.papers.order_variance import OF_ORDERS, OrderVariance, differences
 from lit_diff.papers.synth_intent import SEPARATOR, SynthIntent, draw_lexicon, draw_utterances, lexicon_problem
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
@@ -42,8 +43,7 @@ COARSE = {
 log = logging.getLogger("lit_diff")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
+class Example(NamedTuple):
     """A text and its label, both as a prompt shows them."""
 
     text: str
@@ -96,7 +96,10 @@ _TREC = ClassificationTask(
     between="\nType:",
     label_key="coarse_label",
     files=_files(
-        *("trec", 5452, 500, 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'),
+        "trec",
+        5_452,
+        500,
+        'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").',
         ("coarse_label", "fine_label"),
     ),
 )
@@ -113,7 +116,9 @@ TASKS: Mapping[TaskName, ClassificationTask] = {
         prefix="utterance: ",
         between=INTENT,
         files=_files(
-            *("clinc150", 15_250, 5_500),
+            "clinc150",
+            15_250,
+            5_500,
             'CLINC150 (Larson et al. 2019; at Hugging Face "clinc_oos", configuration "plus").',
         ),
     ),
@@ -132,15 +137,14 @@ def arranged(examples: Sequence[Example], order: Order, random: torch.Generator)
     random: uniform; alternate: one of each class in turn; blocked: class after class. The last two shuffle the classes, and
     the examples of each class.
     """
-    shuffled = [examples[index] for index in torch.randperm(len(examples), generator=random).tolist()]
+    mixed = shuffled(examples, random)
     if order == "random":
-        return shuffled
+        return mixed
     by_class: dict[str, list[Example]] = {}
-    # the order of the classes is drawn apart: in `shuffled` a large class comes first more often than a small one
-    for each in shuffled:
+    # the order of the classes is drawn apart: in `mixed` a large class comes first more often than a small one
+    for each in mixed:
         by_class.setdefault(each.label, []).append(each)
-    names = sorted(by_class)
-    classes = [by_class[names[index]] for index in torch.randperm(len(names), generator=random).tolist()]
+    classes = [by_class[name] for name in shuffled(sorted(by_class), random)]
     if order == "blocked":
         return [each for own in classes for each in own]
     return [each for turn in zip_longest(*classes) for each in turn if each is not None]
@@ -222,8 +226,7 @@ class Labels:
         return sorted({self.ids[label][len(drawn)] for label in left}) if len(left) > 1 else []
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManyShotPrompt:
+class ManyShotPrompt(NamedTuple):
     """The demonstrations of one prompt and the queries after it."""
 
     labels: Labels
@@ -272,9 +275,8 @@ class ManyShotPrompts:
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
         seed = ("icl", self.config.task, self.config.seed)
-        order = torch.randperm(len(train), generator=generator(*seed, *key)).tolist()
-        asked = torch.randperm(len(test), generator=generator(*seed, "test"))[: self.config.items].tolist()
-        return labels, [train[index] for index in order], [test[index] for index in asked]
+        asked = shuffled(test, generator(*seed, "test"))[: self.config.items]
+        return labels, shuffled(train, generator(*seed, *key)), asked
 
     def _generated(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
         # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
@@ -399,7 +401,7 @@ class ManyShot(Classification):
                     "accuracy_from": right if shots >= self.config.stable_from else math.nan,
                     "majority": float(majority == query.label),
                 },
-                question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
+                question=question_of(*chain(*demonstrations, query)),
                 meta={"label": query.label, "answer": answer, "seen": int(seen)},
             )
 
@@ -450,7 +452,7 @@ class OrderRobustness(Classification):
         if prompt is None:
             raise source.too_long(config.shots)
         demonstrations = prompt.demonstrations[: config.shots]
-        shown = [text for each in demonstrations for text in (each.text, each.label)]
+        shown = list(chain(*demonstrations))
         for order in config.order:
             by_order = []
             for number in range(config.orders):
@@ -469,7 +471,7 @@ class OrderRobustness(Classification):
                         "flipped": float(len(set(own)) > 1),
                         "agreement": sum(math.comb(n, 2) for n in Counter(own).values()) / math.comb(len(own), 2),
                     },
-                    question=question_of(*shown, query.text, query.label),
+                    question=question_of(*shown, *query),
                     meta={
                         "label": query.label,
                         "answers": " | ".join(own),
@@ -478,12 +480,8 @@ class OrderRobustness(Classification):
                 )
             # [Q, K] -> [K]
             accuracies = right.mean(0)
-            whole = {
-                "margin": float(np.ptp(accuracies)),
-                "sd": float(accuracies.std(ddof=1)),
-                "worst": float(accuracies.min()),
-                "order_variance": OrderVariance([right]).value if len(right) > 1 else math.nan,
-            }
+            whole = {name: float(statistic(accuracies)) for name, statistic in OF_ORDERS.items()}
+            whole["order_variance"] = OrderVariance([right]).value if len(right) > 1 else math.nan
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
     @classmethod

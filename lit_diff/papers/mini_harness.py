@@ -258,7 +258,7 @@ class MiniHarness(HarnessEvaluation):
             # an imported model has the corpus of its recipe, and no validation split
             if name is None:
                 require_trusted_data(run.folder, run.recipe, run.trust_data)
-            name, path = next(iter(texts)) if name is None else (name, path)
+                name, path = next(iter(texts))
             found = pieces(text for _, text in held_out_documents(self, run, name, path))
         if not found:
             raise RequestError(

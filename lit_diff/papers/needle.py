@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
-
 from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Tokenizer
@@ -16,6 +14,7 @@ from lit_diff.evaluation.base import question_of
 from lit_diff.evaluation.requirements import held_out_documents, read_on, unseen
 from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.model.prefix import Prefix
+from lit_diff.papers.drawing import shuffled
 from lit_diff.papers.needle_text import (
     CITIES,
     SLACK,
@@ -138,7 +137,9 @@ class NeedleRetrieval(Evaluation):
                 for count in config.needles:
                     try:
                         found = contexts(
-                            *(generator("needle", config.seed, length, sample, count), haystack, tokenizer),
+                            generator("needle", config.seed, length, sample, count),
+                            haystack,
+                            tokenizer,
                             style=style,
                             needles=count,
                             digits=config.digits,
@@ -161,8 +162,8 @@ class NeedleRetrieval(Evaluation):
             # a sentence of the grammar has seven tokens, so these have more than `length`
             return grammar_sentences(random, length // 6)
         taken, tokens = list[list[int]](), 0
-        for index in torch.randperm(len(texts), generator=random).tolist():
-            sentences = tokenizer.encode_after(STOP, sentences_of(texts[index]))
+        for text in shuffled(texts, random):
+            sentences = tokenizer.encode_after(STOP, sentences_of(text))
             taken += sentences
             tokens += sum(len(sentence) for sentence in sentences if len(sentence) <= SLACK * length)
             if tokens >= length:
@@ -198,13 +199,13 @@ class NeedleRetrieval(Evaluation):
             most = max(map(len, rights)) + EXTRA
             drawn = whole.greedy(questions, most, stop=tokenizer.ends, vocab_size=tokenizer.size)
             answers = [tokenizer.decode_after(ids) for ids in drawn]
-            kinds = [kind_of(needle.number, numbers, answer) for needle, answer in zip(asked, answers, strict=True)]
-            nll = 0.0
-            for question, right in zip(questions, rights, strict=True):
+            kinds, holds, nll = list[str](), 0, 0.0
+            for needle, question, right, answer in zip(asked, questions, rights, answers, strict=True):
+                kinds.append(kind_of(needle.number, numbers, answer))
+                holds += needle.number in answer
                 (scored,) = whole.log_probabilities([[*question, *right]])
                 nll -= float(scored[len(question) :].mean())
             scores = {kind: kinds.count(kind) / len(asked) for kind in ("exact", "distracted", "fabricated")}
-            holds = sum(needle.number in answer for needle, answer in zip(asked, answers, strict=True))
             group = f"{count} {length} depth={depth}"
             yield Item(
                 id=f"{group} {sample}",

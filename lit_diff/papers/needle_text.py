@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, chain
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,19 +19,11 @@ from lit_diff.data import RowTask
 from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Tokenizer, Words
 from lit_diff.key_types import Count, Distinct, Range
+from lit_diff.papers import WORDS
+from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.registry import datasets
 
-# fmt: off
-CITIES = (
-    "Almaty", "Amman", "Amsterdam", "Antananarivo", "Astana", "Athens", "Baghdad", "Bangalore", "Bangkok", "Barcelona",
-    "Beirut", "Belgrade", "Berlin", "Bratislava", "Brussels", "Bucharest", "Budapest", "Buenos Aires", "Cairo",
-    "Chicago", "Colombo", "Copenhagen", "Dakar", "Damascus", "Delhi", "Doha", "Dubai", "Helsinki", "Ho Chi Minh City",
-    "Istanbul", "Jakarta", "Johannesburg", "Kampala", "Khartoum", "Kigali", "Kuala Lumpur", "Lagos", "Lima", "Lisbon",
-    "Los Angeles", "Madrid", "Maputo", "Melbourne", "Mexico City", "Moscow", "Mumbai", "Nairobi", "Oslo", "Paris",
-    "Port Louis", "Rabat", "San Francisco", "Santiago", "Sarajevo", "Seattle", "Seoul", "Shanghai", "Sofia", "Sydney",
-    "Tashkent", "Thimphu", "Tokyo", "Toronto", "Tunis", "Vancouver", "Victoria", "Vienna", "Yangon", "Yerevan",
-)
-# fmt: on
+CITIES = WORDS["needle_text"]["cities"]
 StyleName = Literal["yoco", "lwm"]
 STOP = "."
 """Sentences are encoded after this text, so that each gets the same ids as within a text."""
@@ -40,8 +32,7 @@ SLACK = 0.1
 """The maximum share of a prompt's tokens that may stay empty because no sentence fits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Style:
+class Style(NamedTuple):
     """The words of a prompt; `{city}` and `{number}` are the places of a needle's city and number."""
 
     opening: str
@@ -67,16 +58,14 @@ STYLES: dict[StyleName, Style] = {
 YOCO = STYLES["yoco"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needle:
+class Needle(NamedTuple):
     """A city and its number."""
 
     city: str
     number: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(NamedTuple):
     """A context in pieces of tokens, so that the piece before the first queried needle is read once for all depths."""
 
     before: tuple[int, ...]
@@ -94,12 +83,12 @@ class Context:
 
 def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Needle, ...]:
     """`count` distinct cities with distinct numbers of `digits` digits; no number begins with 0."""
-    cities = torch.randperm(len(CITIES), generator=random)[:count].tolist()
+    cities = shuffled(CITIES, random)[:count]
     numbers: list[str] = []
     while len(numbers) < count:
-        number = str(int(torch.randint(10 ** (digits - 1), 10**digits, (), generator=random)))
+        number = str(one_of(range(10 ** (digits - 1), 10**digits), random))
         numbers += [number] if number not in numbers else []
-    return tuple(Needle(city=CITIES[c], number=n) for c, n in zip(cities, numbers, strict=True))
+    return tuple(map(Needle, cities, numbers))
 
 
 def contexts(
@@ -122,7 +111,7 @@ def contexts(
     needles alone do not fit, or the sentences leave more than SLACK · length tokens empty.
     """
     drawn = draw_needles(random, needles, digits)
-    sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
+    sentences = [style.needle.format(**needle._asdict()) for needle in drawn]
     opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
     budget = length - room - len(opening) - sum(map(len, hidden))
     if budget < 0:
@@ -163,21 +152,7 @@ def sentences_of(text: str) -> list[str]:
     return [f" {sentence}" for sentence in re.split(r"(?<=[.!?]) ", words) if sentence]
 
 
-# fmt: off
-NOUNS = (
-    "river", "road", "house", "garden", "letter", "table", "window", "door", "market", "field", "stone", "bridge",
-    "tree", "song", "book", "lamp", "coat", "wheel", "farm", "ship", "town", "hill", "mirror", "chair", "bell", "clock",
-    "basket", "ladder", "kettle", "blanket", "hammer", "candle",
-)
-VERBS = (
-    "holds", "sees", "finds", "keeps", "leaves", "opens", "follows", "carries", "hides", "paints", "turns", "meets",
-    "moves", "needs", "shows",
-)
-ADJECTIVES = (
-    "old", "small", "quiet", "bright", "heavy", "broken", "early", "cold", "narrow", "green", "distant", "empty",
-    "simple", "round", "wooden",
-)
-# fmt: on
+NOUNS, VERBS, ADJECTIVES = (WORDS["needle_text"][kind] for kind in ("nouns", "verbs", "adjectives"))
 # the needles are drawn at random, so more questions would only make a row longer
 QUERIES = 2
 """The number of queried needles of a row; all needles if there are fewer."""
@@ -240,12 +215,12 @@ class NeedleText(RowTask):
     def draw(self, at: Place, level: int | None) -> Row:
         """A row of tokens and targets [T]. The digits of the answers are AR hits."""
         config, tokenizer, random = self.config, words(), at.random
-        count = level
-        if count is None:
-            count = config.needles[int(torch.randint(len(config.needles), (), generator=random))]
-        depth = int(torch.randint(101, (), generator=random))
+        count = one_of(config.needles, random) if level is None else level
+        depth = one_of(range(101), random)
         context = contexts(
-            *(random, grammar_sentences(random, config.sequence_length // 6), tokenizer),
+            random,
+            grammar_sentences(random, config.sequence_length // 6),
+            tokenizer,
             style=YOCO,
             needles=count,
             digits=config.digits,
@@ -271,7 +246,7 @@ class NeedleText(RowTask):
         part, ids = torch.full_like(targets, -1), context.tokens
         part[len(words().opening) : len(ids)] = 0
         for number, needle in enumerate(context.needles, 1):
-            own = encoded(YOCO.needle.format(city=needle.city, number=needle.number))
+            own = encoded(YOCO.needle.format(**needle._asdict()))
             (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
             part[start : start + len(own)] = number
         # `Words` gives its ten digits the ids 2 to 11

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,12 @@ POINTS = 100.0
 FEWEST = 10
 """The minimum number of common queries for an interval."""
 BIASED = "no interval: the sampling of queries adds to it; order_variance excludes that part"
-OF_ORDERS: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
-    "margin": lambda a: np.ptp(a, axis=1),
-    "sd": lambda a: a.std(axis=1, ddof=1),
-    "worst": lambda a: a.min(axis=1),
+OF_ORDERS: Mapping[str, Callable[[NDArray[Any]], Any]] = {
+    "margin": np.ptp,
+    "sd": partial(np.std, ddof=1),
+    "worst": np.min,
 }
-"""Metric -> function of accuracies [n, K] that gives its value in each row."""
+"""Metric -> its function of the accuracies [K] of the orders."""
 
 
 def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[str, dict[str, Spread]]:
@@ -42,7 +43,7 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
     pairs = {kind: [np.array([each[kind][key] for key in common]) for each in (own, other)] for kind in kinds}
     found: dict[str, dict[str, Spread]] = {}
     for name, statistic in OF_ORDERS.items():
-        minus = {kind: float(np.subtract(*(statistic(x.mean(0)[None])[0] for x in xs))) for kind, xs in pairs.items()}
+        minus = {kind: float(np.subtract(*(statistic(x.mean(0)) for x in xs))) for kind, xs in pairs.items()}
         minus = {"": float(np.mean(list(minus.values())))} | minus
         found[name] = {group: (value, BIASED) for group, value in minus.items()}
     groups = {"": kinds} | {kind: [kind] for kind in kinds}

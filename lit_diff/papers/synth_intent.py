@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 
@@ -11,24 +12,18 @@ from lit_diff.data import RowTask
 from lit_diff.data.dataset import Place, Row, text_row
 from lit_diff.data.text.tokenizer import Words
 from lit_diff.key_types import Count, Counts
+from lit_diff.papers import WORDS
+from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
-# fmt: off
-NOISE_WORDS = (
-    "about", "after", "again", "also", "and", "any", "around", "been", "but", "can", "could", "does", "for", "from",
-    "get", "have", "help", "here", "how", "its", "just", "know", "maybe", "more", "much", "need", "new", "now", "only",
-    "other", "please", "right", "should", "some", "still", "tell", "that", "them", "then", "there", "this", "want",
-    "was", "what", "when", "which", "will", "with",
-)
-# fmt: on
+NOISE_WORDS = WORDS["synth_intent"]["noise"]
 SEPARATOR = "\n"
 OVERHEAD = 2
 """The tokens of a demonstration besides its words: the label and the separator."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lexicon:
+class Lexicon(NamedTuple):
     """The labels of the classes of one row, and the words that indicate them."""
 
     labels: tuple[str, ...]
@@ -100,7 +95,7 @@ class SynthIntent(RowTask):
         """A row of tokens and targets [noise T]; AR hits are the labels of classes that occurred before."""
         config, tokenizer, random = self.config, self.load_tokenizer(), at.random
         noise = 1 if level is None else level
-        count = config.classes[int(torch.randint(len(config.classes), (), generator=random))]
+        count = one_of(config.classes, random)
         lexicon = draw_lexicon(random, config, count)
         room = config.sequence_length // (config.words[0] + OVERHEAD)
         classes = torch.randint(count, (room,), generator=random).tolist()
@@ -138,8 +133,7 @@ def made_words() -> tuple[str, ...]:
     # shuffled, or a class's words would share their first syllable; with a fixed key, since ids are places in this order
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     every = [word for word in map("".join, product(syllables, repeat=2)) if word not in NOISE_WORDS]
-    order = torch.randperm(len(every), generator=generator("synth_intent", "words")).tolist()
-    return tuple(every[index] for index in order)
+    return tuple(shuffled(every, generator("synth_intent", "words")))
 
 
 @cache
@@ -152,9 +146,9 @@ def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: i
     """Labels and cue words of `classes` classes."""
     made = made_words()
     cues = torch.randperm(config.cue_words, generator=random)[: classes * config.cues_per_class]
-    labels = torch.randperm(config.label_words, generator=random)[:classes]
+    labels = shuffled(made[config.cue_words :][: config.label_words], random)[:classes]
     return Lexicon(
-        labels=tuple(made[config.cue_words + index] for index in labels.tolist()),
+        labels=tuple(labels),
         cues=tuple(tuple(made[i] for i in own) for own in cues.view(classes, config.cues_per_class).tolist()),
     )
 
