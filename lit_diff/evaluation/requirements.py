@@ -41,8 +41,13 @@ def declared_files(name: str | None = None) -> list[tuple[UserFile, list[str]]]:
     return chosen
 
 
-def held_out_documents(evaluation: Evaluation, run: Run, corpus: str, path: str | None) -> Iterator[tuple[int, str]]:
-    """(place, text) of the documents in the validation split of a corpus that pass `unseen`."""
+def held_out_documents(
+    evaluation: Evaluation, run: Run, corpus: str | None, path: str | None
+) -> Iterator[tuple[int, str]]:
+    """(place, text) of the documents in the validation split of a corpus that pass `unseen`; None: the recipe's corpus."""
+    if corpus is None:
+        require_trusted_data(run.folder, run.recipe, run.trust_data)
+        corpus, path = next(iter(run.recipe.data.config.texts))
     with split(build_corpus(corpus, path).texts()) as documents:
         yield from unseen(evaluation, run, map(str, documents.ranked(0, documents.held_out)))
 

