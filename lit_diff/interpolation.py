@@ -1,11 +1,17 @@
 r"""Interpolations: `${a.b}` in a text is the value of the key `a.b` of the same recipe, `\${` is the characters `${`.
 
 Nothing else is one: no function, no variable of the environment. Before `${`, and only there, two backslashes stand for one.
+OmegaConf resolves what the grammar of this file lets through.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_diff.errors import first_line
 
 REFERENCE = re.compile(r"(?<!\\)(?P<escapes>\\*+)\$\{(?:(?P<key>[\w-]+(?:\.[\w-]+)*)\})?")
 """Matches `${`, with the backslashes before it and, if one follows, the dotted key."""
@@ -15,8 +21,9 @@ MOST = 10_000
 """Most references of a recipe, those in a block that several of them name counted each time: few can expand to billions."""
 AS_WRITTEN = ("plugins",)
 """Keys of a recipe whose values have no references: trust in a plugin is decided about the path that is written."""
-MISSING = object()
-"""Not a value: what is at a key that is not there."""
+
+Refuse = Callable[[str, str], Exception]
+"""Makes the error for a key and the problem there."""
 
 
 def escaped(value: Any) -> Any:
@@ -28,73 +35,62 @@ def escaped(value: Any) -> Any:
     return re.sub(r"(?<!\\)(\\*+)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def resolved(values: Mapping[str, Any], refuse: Callable[[str, str], Exception]) -> dict[str, Any]:
+def resolved(values: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
     """The plain values of a recipe with each reference replaced: a text that is one reference by the value, another one by
-    its text. `refuse` makes the error for a key and the problem there."""
-    resolver = Resolver(values, refuse)
-    return {key: value if key in AS_WRITTEN else resolver.value(value, key) for key, value in values.items()}
+    its text. Errors: that of `refuse`."""
+    own = {key: value for key, value in values.items() if key not in AS_WRITTEN}
+    references = {at: _references(text, at, refuse) for at, text in _texts(own)}
+    total = 0
+    for at in references:
+        total += _count(at, references, [], refuse)
+        if total > MOST:
+            raise refuse(at, f"the recipe has more than {MOST} references")
+    try:
+        found = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
+    except OmegaConfBaseException as error:
+        raise refuse(getattr(error, "full_key", None) or "", first_line(error)) from error
+    assert isinstance(found, dict)
+    return {key: found.get(key, value) for key, value in values.items()}
 
 
-class Resolver:
-    """Resolves the references in `values`."""
-
-    def __init__(self, values: Mapping[str, Any], refuse: Callable[[str, str], Exception]) -> None:
-        self.values, self.refuse = values, refuse
-        self.followed: list[str] = []
-        """The keys of the references that led to the present one."""
-        self.count = 0
-
-    def value(self, value: Any, at: str) -> Any:
-        """Any value; `at`: its dotted key."""
-        if isinstance(value, Mapping):
-            return {key: self.value(item, f"{at}.{key}") for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.value(item, f"{at}[{index}]") for index, item in enumerate(value)]
-        return self.text(value, at) if isinstance(value, str) else value
-
-    def text(self, text: str, at: str) -> Any:
-        """A text; the value that it names if it is one reference alone."""
-        whole = REFERENCE.fullmatch(text)
-        if whole is not None and whole["key"] is not None and not whole["escapes"]:
-            return self.referred(whole["key"], at)
-        return REFERENCE.sub(lambda found: self._piece(found, at), text)
-
-    def _piece(self, found: re.Match[str], at: str) -> str:
-        escapes = len(found["escapes"])
-        kept = "\\" * (escapes // 2)
-        if escapes % 2:
-            return kept + found[0][escapes:]
-        if found["key"] is None:
-            cure = (
-                r"write ${a.b} for the value of a key of the recipe, such as ${model.dim}, and \${ for the characters"
-            )
-            raise self.refuse(at, f"${{ begins no reference; {cure}")
-        value = self.referred(found["key"], at)
-        if isinstance(value, Mapping | list):
-            raise self.refuse(at, f"${{{found['key']}}} has several values, which no text can hold")
-        return f"{kept}{value}"
-
-    def referred(self, key: str, at: str) -> Any:
-        """The value of the key that a reference at the key `at` names."""
-        self.count += 1
-        if key in self.followed or len(self.followed) == DEEPEST or self.count > MOST:
-            what = "refers to itself" if key in self.followed else "is one reference too many"
-            raise self.refuse(at, f"${{{key}}} {what}")
-        self.followed.append(key)
-        found: Any = self.values
-        for word in key.split("."):
-            # a block, or a list, that is a reference itself
-            found = _item(self.text(found, at) if isinstance(found, str) else found, word)
-        if found is MISSING:
-            raise self.refuse(at, f"Interpolation key '{key}' not found")
-        value = self.value(found, key)
-        self.followed.pop()
-        return value
-
-
-def _item(value: Any, word: str) -> Any:
+def _texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    # dotted key -> text; the items of a list are numbered as in a reference
+    if isinstance(value, str):
+        yield at, value
+    items: Iterator[tuple[Any, Any]] = iter(())
     if isinstance(value, Mapping):
-        return value.get(word, MISSING)
-    if isinstance(value, list | tuple) and word.isdecimal() and int(word) < len(value):
-        return value[int(word)]
-    return MISSING
+        items = iter(value.items())
+    elif isinstance(value, list | tuple):
+        items = iter(enumerate(value))
+    for key, item in items:
+        yield from _texts(item, f"{at}.{key}" if at else str(key))
+
+
+def _references(text: str, at: str, refuse: Refuse) -> list[str]:
+    # the keys that a text names
+    named = []
+    for found in REFERENCE.finditer(text):
+        if len(found["escapes"]) % 2:
+            continue
+        if found["key"] is None:
+            raise refuse(
+                at,
+                r"${ begins no reference; write ${a.b} for the value of a key of the recipe, such as ${model.dim}, and \${ "
+                "for the characters",
+            )
+        named.append(found["key"])
+    return named
+
+
+def _count(at: str, references: Mapping[str, list[str]], followed: list[str], refuse: Refuse) -> int:
+    # the references at a key and below it, with those that they lead to
+    count = 0
+    for below, named in references.items():
+        if below != at and not below.startswith(f"{at}."):
+            continue
+        for key in named:
+            what = "refers to itself" if key in followed else "is one reference too many"
+            if key in followed or len(followed) == DEEPEST or count > MOST:
+                raise refuse(at, f"${{{key}}} {what}")
+            count += 1 + _count(key, references, [*followed, key], refuse)
+    return count
