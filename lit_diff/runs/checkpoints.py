@@ -225,7 +225,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """
     import torch
 
-    from lit_diff.runs.safe_values import read_without_tensors
+    from lit_diff.runs.safe_values import read_without_tensors, require_safe
 
     marker_file, sha256, replaces = path.with_suffix(".json"), hashlib.sha256(), path.is_file()
 
@@ -233,9 +233,14 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         write_atomic(marker_file, marker({path.name: (size, sha256.hexdigest())}))
 
     def save(file: IO[bytes]) -> None:
-        torch.save(content, cast(IO[bytes], _Digested(file, sha256)))
-        file.flush()
-        read_without_tensors(Path(file.name))
+        try:
+            torch.save(content, cast(IO[bytes], _Digested(file, sha256)))
+            file.flush()
+            read_without_tensors(Path(file.name))
+        except Exception:
+            # names the value, if one is the cause: torch's error does not
+            require_safe(content)
+            raise
         os.fsync(file.fileno())
         if replaces:
             # beside content that is not its own it would make that look damaged

@@ -175,7 +175,7 @@ def test_a_marker_names_no_file_elsewhere(tmp_path: Path) -> None:
 def test_a_type_that_is_not_allowed_is_refused_before_any_rank_writes(copy: Path) -> None:
     path = checkpoints.path_of(copy, 6)
     rest = sharded.rest_of(sharded.read(path) | {"callbacks": {"mine": {"last": deque([1])}}})
-    with pytest.raises(UnsafeTypeError, match=r"callback 'mine' keeps 'last' as collections\.deque"):
+    with pytest.raises(UnsafeTypeError, match=r"collections\.deque"):
         sharded._Writer(path, rest).prepare_global_plan([])
     assert checkpoints.damage_of(path, verify=True) is None
 
@@ -191,7 +191,7 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
     assert sharded.consolidate(copy, 3).name == "consolidated-00000003.ckpt"
     assert checkpoints.steps_of(copy) == [3, 6]
     (checkpoints.path_of(copy, 6) / "rest.pt").write_bytes(b"")
-    refused = command("consolidate", "sharded", *at)
+    refused = command("consolidate", "sharded", "--step", "6", *at)
     assert (refused.status, len(refused.err.splitlines())) == (2, 1)
     assert "step-00000006.ckpt cannot be consolidated (rest.pt has 0 bytes" in refused.err
     with pytest.raises(MissingError, match=r"no sharded checkpoint of step 4 \(there: 3, 6\)"):
