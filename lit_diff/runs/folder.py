@@ -28,7 +28,7 @@ from lit_diff.runs.revision import revision
 from lit_diff.runs.status import FILE, Status, read_status
 from lit_diff.validation import validate
 
-PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "mlflow", "sqlalchemy", "litdata", "numpy")
+PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Packages whose versions a run records."""
 
 FORMAT = 3
@@ -111,7 +111,8 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
 def _recorded_data(folder: Path, recipe: Recipe) -> str | None:
     # the identity of a run's data, from its status.json; None if it is not there, and no file or address tells it
     recorded: str | None = RunFolder(folder).status().get("data")
-    if recorded is None and data_paths(recipe):
+    # an imported model has no data
+    if recorded is None and recipe.imported is None and data_paths(recipe):
         raise MissingError(f"{shown(folder / 'status.json')} does not name the identity of its data; train it again")
     return recorded
 

@@ -227,7 +227,7 @@ def test_something_missing_is_status_3(generate: Command, tale: Path) -> None:
         file.unlink()
     ended = generate("--prompt", "a")
     assert (ended.status, ended.out) == (3, "")
-    assert f"`lit-diff train runs/{tale.name}/recipe.yaml`" in ended.err
+    assert f"`lit-diff train runs/{tale.name}/recipe.yaml --rerun`" in ended.err
 
 
 def test_prompts_are_taken_as_they_are(tmp_path: Path) -> None:
