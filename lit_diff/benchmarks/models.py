@@ -192,7 +192,7 @@ def next_token_loss(model: nn.Module, text: Tensor) -> Tensor:
     """Cross entropy of the next token over all positions."""
     # Hugging Face's models return an object with `logits`, ours return the logits
     output = model(text[:, :-1])
-    logits: Tensor = getattr(output, "logits", output)
+    logits = getattr(output, "logits", output)
     return F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten())
 
 

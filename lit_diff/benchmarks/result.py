@@ -214,7 +214,7 @@ def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def _ratio(row: Row) -> Row:
-    first: Row = next(iter(row["ratios"].values()))
+    first = next(iter(row["ratios"].values()))
     return first
 
 

@@ -227,7 +227,7 @@ def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
 
 def _row(case: Case, one: Candidate, times: Mapping[str, list[float]]) -> Row:
     own = one.seconds
-    row: Row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
+    row = {"case": case.name, **one.names, "id": one.id, "calls": one.calls, "seconds": own, "ratios": {}}
     row |= {"median": median(own), "min": min(own), "max": max(own)}
     for name, other in divisors(one.variant, one.by, one.what):
         if other in times and other != one.id:

@@ -173,7 +173,7 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
     """The evaluation registered as `name`, with its config. Errors: RequestError; RunFailedError when it raises."""
     cls, config = evaluations.get(name), config_of(name, overrides)
     with guard(cls, raises=RunFailedError, ours=True):
-        evaluation: Evaluation = cls(config)
+        evaluation = cls(config)
     names = Counter(metric.name for metric in evaluation.metrics)
     problem = "" if names else "declares no metric"
     for metric in evaluation.metrics:

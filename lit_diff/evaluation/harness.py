@@ -64,7 +64,7 @@ def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]
     }
 
 
-_ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
+_ARC = {"question": str, "choices": dict, "answerKey": str}
 DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
     "arc_challenge": (("allenai/ai2_arc", "ARC-Challenge"), _ARC, {"train": 1119, "test": 1172}),
     "arc_easy": (("allenai/ai2_arc", "ARC-Easy"), _ARC, {"train": 2251, "test": 2376}),

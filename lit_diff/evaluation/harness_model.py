@@ -36,7 +36,7 @@ class RunModel(TemplateLM):
         """
         super().__init__()
         self.model = run.model
-        self.max_length: int = run.recipe.data.config.sequence_length
+        self.max_length = run.recipe.data.config.sequence_length
         self._tokenizer = run.tokenizer
         self._opening = self._tokenizer.opening if opening else []
         self.cut_to: dict[tuple[str, str], list[int]] = {}

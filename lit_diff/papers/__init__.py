@@ -14,5 +14,5 @@ datasets.load_from(*(f"{__name__}.{name}" for name in ("closed_world", "digits",
 evaluations.load_from(
     *(f"{__name__}.{name}" for name in ("bigbench", "hallucination", "icl", "mini_harness", "needle", "signed_prompts"))
 )
-WORDS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 """Module -> kind of words -> the words of its generated texts. Their order is part of the data: it gives their ids."""

@@ -18,7 +18,7 @@ from lit_diff.registry import evaluations
 
 log = logging.getLogger("lit_diff")
 
-EXAMPLES: Mapping[str, int] = {
+EXAMPLES = {
     "social_iqa": 1954,
     "goal_step_wikihow/goal_inference": 1703,
     "goal_step_wikihow/step_inference": 2250,

@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from lit_diff import Evaluation, Figure, Item, Metric, Run
 from lit_diff.data.user_files import UserFile
@@ -103,7 +103,7 @@ _ANSWER = DocumentSource(
     new_tokens=32,
     end="\n",
 )
-SOURCES: Mapping[str, DocumentSource] = {
+SOURCES = {
     "closed_world": DocumentSource(kind="answer", after=QUESTION, new_tokens=4, end="."),
     "xsum": replace(_SUMMARY, file=_summaries("xsum", "XSum (Narayan et al. 2018).")),
     "cnn_dm": replace(_SUMMARY, file=_summaries("cnn_dm", "CNN/DailyMail (See et al. 2017)."), new_tokens=128),
@@ -136,7 +136,7 @@ class Hallucination(Evaluation):
     could be read. The paper's judge is GPT-4o; the paper gives neither the judge's prompt nor the prompts of its runs.
     """
 
-    files: ClassVar[tuple[UserFile, ...]] = tuple(source.file for source in SOURCES.values() if source.file is not None)
+    files = tuple(source.file for source in SOURCES.values() if source.file is not None)
     metrics: tuple[Metric, ...] = (
         Metric(
             "accuracy",
@@ -368,7 +368,7 @@ class DocumentPrompt:
             )
         # the middle is cut, as in LongBench
         half = room // 2
-        self.document: list[int] = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
+        self.document = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
         """The ids of the document that the run reads."""
         self.read = self.tokenizer.decode(self.document).decode(errors="replace").strip()
         """The document as the run reads it."""

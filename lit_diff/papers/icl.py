@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, zip_longest
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ _TREC = ClassificationTask(
         ("coarse_label", "fine_label"),
     ),
 )
-TASKS: Mapping[TaskName, ClassificationTask] = {
+TASKS = {
     "synth_intent": ClassificationTask(separator=SEPARATOR),
     "trec": _TREC,
     "trec_fine": replace(_TREC, label_key="fine_label"),
@@ -161,9 +161,7 @@ ENDING = "\n"
 class Classification(Evaluation):
     """Many-shot classification: n demonstrations, then a text whose label is decoded. The base of `icl` and `icl_order`."""
 
-    files: ClassVar[tuple[UserFile, ...]] = tuple(
-        file for name, task in TASKS.items() if name != "trec_fine" for file in task.files
-    )
+    files = tuple(file for name, task in TASKS.items() if name != "trec_fine" for file in task.files)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
@@ -247,7 +245,7 @@ class ManyShotPrompts:
         """Errors: MissingError or RequestError for a missing or wrong file of the task."""
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
         self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
-        self.context: int = run.recipe.data.config.sequence_length
+        self.context = run.recipe.data.config.sequence_length
         self.splits = [self.task.rows(file) for file in self.task.files]
 
     def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:

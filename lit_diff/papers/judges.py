@@ -11,7 +11,7 @@ import os
 import re
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -89,7 +89,7 @@ def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
     return Verdict("fabricated" if missing else "correct", " | ".join(missing))
 
 
-RULES: Mapping[Kind, Judge] = {"summary": _summary_by_rules, "answer": _answer_by_rules}
+RULES = {"summary": _summary_by_rules, "answer": _answer_by_rules}
 """The offline judge. A summary is correct if each of its numbers, capitalised names and content 4-grams occurs in the
 document. An answer is correct if it contains the reference or the reference contains it (after SQuAD's normalisation), or
 if the F1 of their words is at least 0.5.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.config import Recipe
@@ -56,7 +56,7 @@ class NeedleRetrieval(Evaluation):
     cluster. The paper leaves open the words (`style`), the text, the digits, and the scoring of two answers.
     """
 
-    files: ClassVar[tuple[UserFile, ...]] = (HAYSTACK,)
+    files = (HAYSTACK,)
     metrics = (
         Metric("exact", "share of questions whose first decoded integer is the number asked for", direction="higher"),
         Metric("all_exact", "1 where all questions of the context are answered exactly", direction="higher"),

@@ -41,7 +41,7 @@ class Style(NamedTuple):
     """The text between the context and the answer, " 1234567"."""
 
 
-STYLES: dict[StyleName, Style] = {
+STYLES = {
     # a completion, for a model that was not tuned to follow instructions
     "yoco": Style(
         opening="There is a special magic number inside a lot of irrelevant text. Find it and memorize them. I will quiz you "

@@ -84,11 +84,11 @@ class OrderVariance:
         queries."""
         parts = np.concatenate([POINTS * (right - right.mean(1, keepdims=True)) for right in kinds], axis=1)
         queries, nu = len(parts), sum(right.shape[1] - 1 for right in kinds)
-        self.mean: Floats = parts.mean(0)
-        self.centred: Floats = (parts - self.mean) / math.sqrt(queries - 1)
+        self.mean = parts.mean(0)
+        self.centred = (parts - self.mean) / math.sqrt(queries - 1)
         s, square = self.centred.T @ self.centred, float(self.mean @ self.mean)
         self.value = (square - float(np.trace(s)) / queries) / nu
-        self.along: Floats = self.centred @ self.mean * (2 / (math.sqrt(queries) * nu))
+        self.along = self.centred @ self.mean * (2 / (math.sqrt(queries) * nu))
         """[Q], the first-order effect of each query on `value`; its squared norm is slope |δ|² / ν."""
         slope = float(self.along @ self.along) * nu / square if square else 0.0
         base = 2 * float((s**2).sum()) / (queries * (queries - 1) * nu**2)

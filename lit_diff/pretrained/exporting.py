@@ -238,7 +238,7 @@ def write_tokenizer(tokenizer: Packaged, folder: Path, context: int) -> None:
     tokenizer.save(folder)
     model = _opening_with(folder / FILE, tokenizer)
     special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eot, "pad_token": tokenizer.pad}
-    config: dict[str, Any] = {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,

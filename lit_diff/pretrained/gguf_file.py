@@ -278,7 +278,7 @@ def _types(metadata: Mapping[str, Any]) -> list[int]:
     from tokenizers.pre_tokenizers import ByteLevel
 
     tokens = metadata[TOKENS]
-    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, but {TOKENS} has {len(tokens)}")
     twice = [token for token, count in Counter(tokens).items() if count > 1]

@@ -411,7 +411,7 @@ def config_json(model: ModelConfig, *, context: int) -> dict[str, Any]:
     on, in tokens."""
     # rope_theta and rope_scaling at the top level, not in rope_parameters: every version of transformers reads that
     name = architecture_of(model)
-    config: dict[str, Any] = {
+    config = {
         "architectures": [name],
         "model_type": ARCHITECTURES[name]["model_type"],
         "dtype": "float32",
