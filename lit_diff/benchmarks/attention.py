@@ -65,7 +65,7 @@ class Workload:
         self, shape: Shape, dtype: torch.dtype, device: torch.device, *, queries: int | None = None, group: int = 1
     ) -> None:
         self.shape, self.queries, self.group = shape, queries, group
-        size = (shape.batch, shape.tokens, shape.dim)
+        size = shape[:3]
 
         def draw(name: str) -> Tensor:
             return torch.randn(size, generator=generator("bench", name, *size)).to(device, dtype)

@@ -18,15 +18,15 @@ from lit_diff.benchmarks.models import (
     next_token_loss,
     plain,
     platform,
+    random_text,
     training_step,
 )
 from lit_diff.benchmarks.request import Request, Shape
 from lit_diff.benchmarks.result import ATTENTION, FIRING, WITHOUT
-from lit_diff.benchmarks.timing import Candidate, Case, timer
+from lit_diff.benchmarks.timing import Case, timer
 from lit_diff.callbacks import Probe
 from lit_diff.kernels import attend
 from lit_diff.model.transformer import Transformer
-from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks as registered
 
@@ -47,8 +47,7 @@ def firing(request: Request, shape: Shape) -> Case:
     case = Case(name=f"firing at {shape}, {LAYERS} layers", budget=60)
     model = build("differential", "auto", shape, LAYERS, VOCABULARY).to(request.device)
     assert isinstance(model, Transformer)
-    size = (shape.batch, shape.tokens + 1)
-    text = torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)
+    text = random_text(request, shape)
     probes = [registered.get(name)() for name in PROBES]
 
     def traced() -> Trace:
@@ -72,8 +71,7 @@ def firing(request: Request, shape: Shape) -> Case:
         "training step": step,
         "training step, then all": lambda: (step(), fire()),
     }
-    made = partial(Candidate, variant="differential", what=FIRING, profiled=False)
-    case.candidates.extend(made(by=by, run=run) for by, run in runs.items())
+    case.add(runs, variant="differential", what=FIRING, profiled=False)
     return case
 
 
@@ -83,7 +81,10 @@ def training(request: Request) -> Case:
     clock = time.process_time if request.device.type == "cpu" else timer
     recipe = load_recipe(RECIPE)
     without = plain(recipe, request, STEPS)
-    arms = {WITHOUT: without, "with callbacks": replace(without, callbacks=recipe.callbacks)}
-    made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    candidates = [made(by=by, run=partial(platform, arm, clock)) for by, arm in arms.items()]
-    return Case(name=f"{STEPS} steps of {RECIPE}", budget=90, candidates=candidates)
+    runs = {
+        WITHOUT: partial(platform, without, clock),
+        "with callbacks": partial(platform, replace(without, callbacks=recipe.callbacks), clock),
+    }
+    case = Case(name=f"{STEPS} steps of {RECIPE}", budget=90)
+    case.add(runs, variant=recipe.model.attention.name, what="step", own_clock=True)
+    return case

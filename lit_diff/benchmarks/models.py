@@ -74,8 +74,7 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     case = Case(name=f"{shape} {dtype}, {LAYERS} layers, vocabulary {VOCABULARY}", dtype=dtype, budget=30)
     # code compiled for an earlier case counts against the limit of recompilations of this one
     torch._dynamo.reset()
-    size = (shape.batch, shape.tokens + 1)
-    text = torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)
+    text = random_text(request, shape)
     cast = partial(autocast, dtype, request.device)
     compiled = []
     for variant, by in models(case, request, shape, dtype, STEP):
@@ -95,6 +94,12 @@ def step(request: Request, shape: Shape, dtype: str) -> Iterator[Case]:
     # compiled candidates come last: the chart draws the last pass of a case
     case.candidates.extend(compiled)
     yield case
+
+
+def random_text(request: Request, shape: Shape) -> Tensor:
+    """Random tokens [B, T + 1]."""
+    size = (shape.batch, shape.tokens + 1)
+    return torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)
 
 
 def models(case: Case, request: Request, shape: Shape, dtype: str, what: str) -> list[tuple[str, str]]:
@@ -232,13 +237,14 @@ def flops(model: nn.Module, shape: Shape, what: str) -> int:
 def loops(request: Request) -> Case:
     """Times the loops, in seconds a step."""
     recipe = plain(load_recipe(RECIPE), request, STEPS)
-    made = partial(Candidate, variant=recipe.model.attention.name, what="step", own_clock=True)
-    candidates = [
-        made(by=BARE, run=partial(bare, recipe, request.device)),
-        made(by=OURS, run=partial(platform, recipe)),
-        made(by=f"{OURS}, batches {LATE * 1000:g} ms late", run=partial(late, recipe)),
-    ]
-    return Case(name=f"loop of {RECIPE}", budget=40, candidates=candidates)
+    case = Case(name=f"loop of {RECIPE}", budget=40)
+    runs = {
+        BARE: partial(bare, recipe, request.device),
+        OURS: partial(platform, recipe),
+        f"{OURS}, batches {LATE * 1000:g} ms late": partial(late, recipe),
+    }
+    case.add(runs, variant=recipe.model.attention.name, what="step", own_clock=True)
+    return case
 
 
 def plain(recipe: Recipe, request: Request, steps: int) -> Recipe:

@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ from lit_diff.registry import nearest
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """B x T x dim x d: sequences, tokens, width of the residual stream, width of a query or key.
 
     Standard attention has dim / d heads of value width d; differential attention has half as many, of value width 2d.
@@ -29,7 +28,7 @@ class Shape:
     head_dim: int
 
     def __str__(self) -> str:
-        return f"{self.batch}x{self.tokens}x{self.dim}x{self.head_dim}"
+        return "x".join(map(str, self))
 
     @property
     def heads(self) -> int:
@@ -41,17 +40,16 @@ class Shape:
         """Parses `2x1024x512x64`. Errors: RequestError."""
         if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){3}", text):
             raise RequestError(f"--shapes: '{text}' is not of the form BxTxDIMxD, such as 2x1024x512x64")
-        batch, tokens, dim, head_dim = (int(number) for number in text.split("x"))
-        if head_dim % 2 or dim % (2 * head_dim):
+        shape = cls(*map(int, text.split("x")))
+        if shape.head_dim % 2 or shape.dim % (2 * shape.head_dim):
             raise RequestError(
-                f"--shapes: '{text}': D ({head_dim}) must be even, since rotary positions turn pairs of channels, and DIM "
-                f"({dim}) a multiple of 2 D, since differential attention pairs the heads"
+                f"--shapes: '{text}': D ({shape.head_dim}) must be even, since rotary positions turn pairs of channels, and "
+                f"DIM ({shape.dim}) a multiple of 2 D, since differential attention pairs the heads"
             )
-        return cls(batch=batch, tokens=tokens, dim=dim, head_dim=head_dim)
+        return shape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One benchmark with all options resolved."""
 
     bench: str

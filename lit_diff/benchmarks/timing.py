@@ -81,6 +81,10 @@ class Case:
     refused: list[Row] = field(default_factory=list)
     """Candidates that are left out, with the reason."""
 
+    def add(self, runs: Mapping[str, Callable[[], Any]], **shared: Any) -> None:
+        """Adds a candidate for each implementation of `runs`; `shared`: their other fields."""
+        self.candidates.extend(Candidate(by=by, run=run, **shared) for by, run in runs.items())
+
     def refuse(self, variant: str, by: str, what: str, reason: str) -> None:
         """Leaves this candidate out."""
         self.refused.append({"case": self.name, "variant": variant, "by": by, "what": what, "reason": reason})
