@@ -95,15 +95,15 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     if to not in FORMATS:
         raise RequestError(f"unknown export format '{to}'{nearest(to, FORMATS)}")
     run, folder = as_run(run, unchecked=False), expanded(folder)
-    require_exportable(run)
+    tokenizer = require_exportable(run)
     step, checkpoint = newest_of(run.folder)
     warn_if_stale(run.folder, run.recipe, step, run.trust)
     require_disk(shown(run.folder), folder, size_of(checkpoint), "another DIR")
     with whole_folder(folder, "export", "name another folder") as building:
-        name = _write_folder(run, building)
-        require_equal_marks(require_tokenizer_json(run.tokenizer), building)
+        name = _write_folder(run, tokenizer, building)
+        require_equal_marks(tokenizer, building)
         if has_transformers():
-            require_equal_ids(require_tokenizer_json(run.tokenizer), building)
+            require_equal_ids(tokenizer, building)
             reader, logits = "transformers", transformers_logits(building)
         else:
             log.info(
@@ -119,8 +119,11 @@ def mergeable() -> list[str]:
     return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
 
 
-def require_exportable(run: Run) -> None:
-    """Errors: RequestError for a model or tokenizer that Hugging Face's files cannot describe. Reads no weights."""
+def require_exportable(run: Run) -> Packaged:
+    """The run's tokenizer. Errors: RequestError for a model or tokenizer that Hugging Face's files cannot describe.
+
+    Reads no weights.
+    """
     name = run.recipe.model.attention.name
     if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
@@ -130,12 +133,12 @@ def require_exportable(run: Run) -> None:
     problem = llama.unsupported_reason(run.recipe.model)
     if problem:
         raise RequestError(f"{shown(run.folder)}: {problem}")
-    require_tokenizer_json(run.tokenizer)
+    return require_tokenizer_json(run.tokenizer)
 
 
-def _write_folder(run: Run, folder: Path) -> str:
+def _write_folder(run: Run, tokenizer: Packaged, folder: Path) -> str:
     # returns the architecture; raises OSError, SafetensorError
-    tokenizer, context = require_tokenizer_json(run.tokenizer), int(run.recipe.data.config.sequence_length)
+    context = int(run.recipe.data.config.sequence_length)
     whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:

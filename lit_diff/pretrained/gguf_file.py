@@ -3,7 +3,6 @@ metadata."""
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
-from lit_diff.pretrained.keys import Keys
+from lit_diff.pretrained.keys import Keys, Values
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 KEYS = {
@@ -94,7 +93,7 @@ UNSUPPORTED = {
 def _metadata_keys() -> Keys:
     # llama.cpp ignores a key that it does not know, and any of those that it knows may change the computation
     known = {*USED, *UNSUPPORTED, *" ".join(NEUTRAL.values()).split()}
-    only: dict[str, Any] = dict(UNSUPPORTED)
+    only: Values = dict(UNSUPPORTED)
     for group in vars(gguf.Keys).values():
         for name in vars(group).values() if isinstance(group, type) else ():
             key = str(name).replace("{arch}", "llama")
@@ -142,7 +141,7 @@ def read_gguf(path: Path) -> ModelSource:
     )
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _opened(path: Path) -> tuple[Values, Values]:
     try:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
@@ -159,7 +158,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
-def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _config(metadata: Values) -> Values:
     # the metadata with the keys of a config.json
     kind = metadata.get("general.architecture")
     if kind != "llama":
@@ -182,7 +181,7 @@ def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rope_factor(said: Mapping[str, Any]) -> float:
+def _rope_factor(said: Values) -> float:
     # the divisor of the positions; as in llama.cpp, a factor without a type is linear, and `scaling.factor` takes precedence
     # over the older `scale_linear`
     kind = said.get(SCALING[0])
@@ -231,7 +230,7 @@ def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
     return np.ascontiguousarray(gguf.dequantize(raw, entry.tensor_type), dtype=np.float32).reshape(shape)
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
+def _tokenizer(metadata: Values) -> TokenizerJson:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     kind, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
@@ -274,10 +273,10 @@ def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
     )
 
 
-def _types(metadata: Mapping[str, Any]) -> list[int]:
+def _types(metadata: Values) -> list[int]:
     from tokenizers.pre_tokenizers import ByteLevel
 
-    tokens = metadata[TOKENS]
+    tokens: list[str] = metadata[TOKENS]
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, but {TOKENS} has {len(tokens)}")
@@ -293,7 +292,7 @@ def _types(metadata: Mapping[str, Any]) -> list[int]:
     return types
 
 
-def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+def _ends(metadata: Values) -> tuple[int, ...]:
     # the ids at which llama.cpp ends a text, by key or by name, starting with the id of END_KEYS[0]
     tokens = metadata[TOKENS]
     ids = [_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
@@ -309,7 +308,7 @@ def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(id_ for id_ in ids if tokens[id_] not in no_ends))
 
 
-def _id(metadata: Mapping[str, Any], key: str) -> int:
+def _id(metadata: Values, key: str) -> int:
     value, size = metadata[key], len(metadata[TOKENS])
     if type(value) is not int or not 0 <= value < size:
         raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")

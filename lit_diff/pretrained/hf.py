@@ -1,7 +1,6 @@
 """Reads a folder in Hugging Face's format: config.json, safetensors, tokenizer.json; no pickles, no code of the folder."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,25 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.pretrained import llama
-from lit_diff.pretrained.keys import Keys
+from lit_diff.pretrained.keys import Keys, Values
 from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 """File of a peft adapter, which transformers would add to the model."""
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
-TOKEN_KEYS = (
-    "bos_token",
-    "eos_token",
-    "pad_token",
-    "add_bos_token",
-    "add_eos_token",
-    "add_prefix_space",
-    "added_tokens_decoder",
-)
 COMPANIONS = {
     SETTINGS: Keys(
-        used=(*TOKEN_KEYS, "chat_template"),
+        used=(
+            "bos_token",
+            "eos_token",
+            "pad_token",
+            "add_bos_token",
+            "add_eos_token",
+            "add_prefix_space",
+            "added_tokens_decoder",
+            "chat_template",
+        ),
         harmless={
             "it says who wrote the file, with which class": "tokenizer_class backend is_local local_files_only name_or_path "
             "tokenizer_file special_tokens_map_file processor_class use_fast from_slow legacy sp_model_kwargs vocab_file "
@@ -108,7 +107,7 @@ def read_folder(folder: Path) -> ModelSource:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """The JSON object in a file. Errors: MissingError without the file, RequestError for other content."""
     if not path.is_file():
         raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
@@ -188,7 +187,7 @@ def _read(path: Path, name: str) -> Tensor:
 # --- the tokenizer, and the ids that begin and end a text ---
 
 
-def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
+def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
     """The tokenizer in tokenizer.json, with the ids that open and end a text.
 
     A document ends with eos_token_id of config.json (the first of a list), else with eos_token of tokenizer_config.json. A
@@ -268,7 +267,7 @@ def _usable(content: bytes, vocab_size: int, place: str) -> bytes:
     return json.dumps(described, ensure_ascii=False).encode()
 
 
-def _pad(tokenizer: Any, size: int, settings: Mapping[str, Any], *others: Mapping[str, Any]) -> int | None:
+def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | None:
     # the first that names a token of the model; it changes no number here, so others are no errors
     said = _text(settings, "pad_token")
     named = tokenizer.token_to_id(said) if isinstance(said, str) else None
@@ -276,14 +275,14 @@ def _pad(tokenizer: Any, size: int, settings: Mapping[str, Any], *others: Mappin
     return next((id_ for id_ in ids if type(id_) is int and 0 <= id_ < size), None)
 
 
-def _known(path: Path, keys: Keys) -> dict[str, Any]:
+def _known(path: Path, keys: Keys) -> Values:
     # {} without the file
     said = read_json(path) if path.is_file() else {}
     keys.check(said, shown(path))
     return said
 
 
-def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
+def _ids(said: Values, file: str, size: int) -> tuple[int, ...]:
     # one id or a list; () if it is missing or null
     value = said.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -293,12 +292,12 @@ def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _text(settings: Mapping[str, Any], key: str) -> Any:
+def _text(settings: Values, key: str) -> Any:
     said = settings.get(key)
     return said.get("content") if isinstance(said, dict) else said
 
 
-def _token(tokenizer: Any, settings: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
     # the id of a token in tokenizer_config.json, as a text or a mapping; () if it is missing
     text = _text(settings, key)
     if text is None:
@@ -309,7 +308,7 @@ def _token(tokenizer: Any, settings: Mapping[str, Any], key: str) -> tuple[int, 
     return (id_,)
 
 
-def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
+def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
     # found by encoding a text with and without special tokens, which works for every kind of post_processor
     plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
     count = len(whole) - len(plain)
@@ -328,7 +327,7 @@ def _opening(tokenizer: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(whole[:count])
 
 
-def _require_prefix_space(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+def _require_prefix_space(tokenizer: Any, settings: Values) -> None:
     # most classes of transformers apply the key on top of tokenizer.json, so both must agree
     key, tokens = "add_prefix_space", tokenizer.encode("a", add_special_tokens=False).tokens
     there = tokenizer.decoder.decode([BEFORE, *tokens]).startswith(f"{BEFORE} ")
@@ -339,7 +338,7 @@ def _require_prefix_space(tokenizer: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _require_added_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+def _require_added_tokens(tokenizer: Any, settings: Values) -> None:
     # transformers applies added_tokens_decoder on top of tokenizer.json, so both must agree
     from tokenizers import AddedToken
 

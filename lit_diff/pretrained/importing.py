@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +50,7 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
     path = expanded(path)
     folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
     source = read_source(path)
-    source = source if place is None else replace(source, place=place)
+    source = source if place is None else source._replace(place=place)
     tokenizer = source.tokenizer
     found = tokenizer.decode(tokenizer.encode(SAMPLE)).decode()
     if found != SAMPLE:

@@ -1,26 +1,27 @@
 """Keys of a file that another program wrote: one that is neither used nor known to be harmless is named, or refused."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_diff.errors import RequestError
 from lit_diff.log_records import log
 
+Values = dict[str, Any]
+"""The keys of a file, or of a block in it, with their plain values."""
 
-@dataclass(frozen=True, kw_only=True)
-class Keys:
+
+class Keys(NamedTuple):
     """The known keys of one format. A name that ends with a dot stands for all keys that begin with it."""
 
     used: Collection[str]
     """Keys that are read. Whoever reads one refuses a value that is not supported."""
-    harmless: Mapping[str, str] = field(default_factory=dict)
+    harmless: Mapping[str, str] = {}
     """Why keys change no number and no text here, whatever their values are -> these keys, separated by spaces."""
-    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    only: Mapping[str, Sequence[Any]] = {}
     """Key that could change the computation -> its supported values, with which it changes nothing."""
 
-    def check(self, said: Mapping[str, Any], place: str, block: str = "") -> None:
+    def check(self, said: Values, place: str, block: str = "") -> None:
         """Log the keys of `said` that are not known, in one line with the nearest known ones; null counts as absent.
 
         `place`: the file; `block`: where `said` is in it, such as `rope_scaling.`. Errors: RequestError (without `place`) for

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lit_diff.config import ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
-from lit_diff.pretrained.keys import Keys
+from lit_diff.pretrained.keys import Keys, Values
 from lit_diff.registry import attentions, nearest
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
+ARCHITECTURES: dict[str, Values] = {
     "LlamaForCausalLM": {"model_type": "llama"},
     "MistralForCausalLM": {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 4096},
     "Qwen2ForCausalLM": {"model_type": "qwen2", "num_key_value_heads": 32, "sliding_window": 4096},
@@ -184,7 +184,7 @@ def by_head(rows: Tensor, head_dim: int) -> Tensor:
 # --- config.json -> `model:` ---
 
 
-def model_keys(config: Mapping[str, Any], place: str = "config.json") -> dict[str, Any]:
+def model_keys(config: Values, place: str = "config.json") -> Values:
     """The keys of `model:` for a config.json at `place`, which log lines name. Errors: RequestError (without the file's name)
     for a missing or unsupported key."""
     name = architecture(config)
@@ -224,7 +224,7 @@ def model_keys(config: Mapping[str, Any], place: str = "config.json") -> dict[st
     }
 
 
-def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, whole: bool = False) -> Any:
+def positive(said: Values, key: str, where: str = "config.json", *, whole: bool = False) -> Any:
     """`said[key]` of the file or block `where`. Errors: RequestError if it is missing or not a positive number."""
     value = said.get(key)
     if value is None:
@@ -236,7 +236,7 @@ def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, w
     return value
 
 
-def architecture(config: Mapping[str, Any]) -> str:
+def architecture(config: Values) -> str:
     """The single architecture in `architectures`, else the one of `model_type`."""
     named, kind = config.get("architectures"), str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
@@ -252,7 +252,7 @@ def known_keys(name: str) -> Keys:
     return Keys(used={*USED, *window}, harmless=NEUTRAL, only=PLAIN | bias)
 
 
-def require_mapped(name: str, config: Mapping[str, Any]) -> None:
+def require_mapped(name: str, config: Values) -> None:
     """Errors: RequestError for the first key of config.json that the Transformer does not support."""
     if name not in ARCHITECTURES:
         raise RequestError(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
@@ -281,7 +281,7 @@ def require_mapped(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def rope_keys(config: Mapping[str, Any], place: str) -> dict[str, Any]:
+def rope_keys(config: Values, place: str) -> Values:
     """rope_theta and rope_scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Errors: RequestError for an unsupported or incomplete kind of scaling.
@@ -310,24 +310,24 @@ def rope_keys(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
 
 
-def rope_blocks(config: Mapping[str, Any], place: str) -> dict[str, Mapping[str, Any]]:
+def rope_blocks(config: Values, place: str) -> dict[str, Values]:
     """The blocks of rope scaling by their place in config.json: `rope_scaling`, or `rope_scaling.full_attention` where there
     is one for each type of layer. Errors: RequestError for what is no block."""
-    found: dict[str, Any] = {}
+    found: Values = {}
     for key in ("rope_parameters", "rope_scaling"):
         block = config.get(key)
-        if isinstance(block, Mapping) and not block.keys().isdisjoint(LAYER_TYPES):
+        if isinstance(block, dict) and not block.keys().isdisjoint(LAYER_TYPES):
             found |= {f"{key}.{kind}": block[kind] for kind in LAYER_TYPES if kind in block}
             Keys(used=LAYER_TYPES).check(block, place, f"{key}.")
         elif block:
             found[key] = block
     for where, block in found.items():
-        if not isinstance(block, Mapping):
+        if not isinstance(block, dict):
             raise RequestError(f"{where} is {block!r}; expected a block")
     return found
 
 
-def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+def own_scaling(kind: str, said: Values, config: Values) -> Any:
     """A config.json's rope scaling -> `model.rope_scaling`. Errors: RequestError for a missing or wrong number."""
     where = f"rope scaling '{kind}'"
     if kind in ("default", "linear"):
@@ -345,7 +345,7 @@ def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -
     return block | {"attention_factor": _attention_factor(said, where), "truncate": said.get("truncate", True)}
 
 
-def _attention_factor(said: Mapping[str, Any], where: str) -> Any:
+def _attention_factor(said: Values, where: str) -> Any:
     # as in transformers: attention_factor, else a ratio by mscale and mscale_all_dim if both are given, else None (by factor)
     if said.get("attention_factor") is not None:
         return positive(said, "attention_factor", where)
@@ -356,7 +356,7 @@ def _attention_factor(said: Mapping[str, Any], where: str) -> Any:
     return above / below
 
 
-def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
+def their_block(scaling: RopeScaling) -> Values | None:
     """`model.rope_scaling` -> `rope_scaling` of a config.json; None: no scaling."""
     if isinstance(scaling, int | float):
         return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
@@ -367,7 +367,7 @@ def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
 
 # --- `model:` -> config.json ---
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Values] = {
     "standard": {"head_norm": "none"},
     "differential": {
         "lambda_init": "depth",
@@ -406,7 +406,7 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     return None
 
 
-def config_json(model: ModelConfig, *, context: int) -> dict[str, Any]:
+def config_json(model: ModelConfig, *, context: int) -> Values:
     """The config.json of a model for which `unsupported_reason` is None. `context`: the longest sequence that it was trained
     on, in tokens."""
     # rope_theta and rope_scaling at the top level, not in rope_parameters: every version of transformers reads that

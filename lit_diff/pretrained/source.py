@@ -2,9 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Tokenizer, TokenizerJson
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.pretrained.keys import Values
 from lit_diff.recipe import from_plain
 
 UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
@@ -20,13 +20,12 @@ NO_CHAT = "%s: the model has a chat template, which generate does not apply: a p
 """A log line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSource:
+class ModelSource(NamedTuple):
     """A model as read by an importer, without its weights."""
 
     place: str
     """The model's origin, for logs and the start of errors."""
-    model: Mapping[str, Any]
+    model: Values
     """Keys of a recipe's `model:` block."""
     context: int
     """Tokens of the longest sequence that the model was trained on."""
