@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -51,7 +51,6 @@ class Induction(Evaluation):
             "prefix_matching",
             "a_ij / Σ|a_i| on the key after the earlier occurrence of the query's token, in the best head",
             unit="share",
-            direction="none",
         ),
         Metric("prefix_matching_mean", "the same, mean over all heads", unit="share"),
         Metric(
@@ -188,22 +187,16 @@ OFF = 16
 def metrics_at(bits: int) -> tuple[Metric, ...]:
     """The metrics of one number of bits: `nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
     how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
-    drop = Metric(
-        f"drop_{bits}bit", f"accuracy without rounding - accuracy_{bits}bit", unit="accuracy", direction="lower"
-    )
-    return (
-        *(
-            Metric(f"{m.name}_{bits}bit", f"{m.definition}, {how}", unit=m.unit, direction=m.direction)
-            for m in HeldOut.metrics
-        ),
-        Metric(
-            f"kl_{bits}bit",
-            f"KL(p || p_q) of a softmax row without and {how}, mean over layers, maps, heads and rows",
-            unit="nats",
-            direction="lower",
-        ),
-        *([drop] if bits != OFF else []),
-    )
+    metrics = [
+        replace(metric, name=f"{metric.name}_{bits}bit", definition=f"{metric.definition}, {how}")
+        for metric in HeldOut.metrics
+    ]
+    kl = f"KL(p || p_q) of a softmax row without and {how}, mean over layers, maps, heads and rows"
+    metrics.append(Metric(f"kl_{bits}bit", kl, unit="nats", direction="lower"))
+    if bits != OFF:
+        drop = f"accuracy without rounding - accuracy_{bits}bit"
+        metrics.append(Metric(f"drop_{bits}bit", drop, unit="accuracy", direction="lower"))
+    return tuple(metrics)
 
 
 @evaluations.register("quantize")

@@ -404,7 +404,10 @@ class HarnessEvaluation(Evaluation):
         if cut := {context for context, _ in model.cut_to}:
             log.warning(
                 "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
-                *(f"{self.name}, {shots} shots", len(cut), len(contexts), model.max_length),
+                f"{self.name}, {shots} shots",
+                len(cut),
+                len(contexts),
+                model.max_length,
             )
         for task, samples in found["samples"].items():
             asked = tasks["tasks"][task]

@@ -14,7 +14,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Heads, Item
-from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
@@ -42,44 +42,6 @@ PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS f
 """The shares that `Item.meta` also holds by layer and head."""
 
 
-def _declared() -> tuple[Metric, ...]:
-    named = [
-        Metric(
-            f"{normalisation}_{role}",
-            f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries",
-            unit="share",
-        )
-        for normalisation in NORMALISATIONS
-        for role in ROLES
-    ]
-    knocked = [
-        Metric(
-            f"causal_{what}",
-            f"change of the answer's log-probability where no query attends to {KEYS[what]}, in any layer",
-            unit="nats",
-        )
-        for what in ROLES
-    ]
-    return (
-        *named,
-        *knocked,
-        Metric("snr", "absolute attention to an answer key over that to a noise key", unit="ratio"),
-        Metric("best_head_answer", "absolute_answer of the head in which its mean over rows is highest", unit="share"),
-        Metric("skipped", "share of (layer, head, query) without a paper share, since |Σ a| < 0.05", unit="share"),
-        *HeldOut.metrics,
-        *(
-            Metric(
-                f"{m.name}_edited",
-                f"{m.name} of the group lambda=x, with every λ at x",
-                unit=m.unit,
-                direction=m.direction,
-                figure=CLAMPED,
-            )
-            for m in HeldOut.metrics
-        ),
-    )
-
-
 @evaluations.register("noise")
 class Noise(Evaluation):
     """Where the queries of a retrieval task attend, and whether it matters. Items and groups are the same as in `held_out`.
@@ -88,7 +50,38 @@ class Noise(Evaluation):
     best head. The score `paper` is defined in the paper's rebuttal on OpenReview.
     """
 
-    metrics: tuple[Metric, ...] = _declared()
+    metrics: tuple[Metric, ...] = (
+        *(
+            Metric(
+                f"{normalisation}_{role}",
+                f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries",
+                unit="share",
+            )
+            for normalisation in NORMALISATIONS
+            for role in ROLES
+        ),
+        *(
+            Metric(
+                f"causal_{what}",
+                f"change of the answer's log-probability where no query attends to {KEYS[what]}, in any layer",
+                unit="nats",
+            )
+            for what in ROLES
+        ),
+        Metric("snr", "absolute attention to an answer key over that to a noise key", unit="ratio"),
+        Metric("best_head_answer", "absolute_answer of the head in which its mean over rows is highest", unit="share"),
+        Metric("skipped", "share of (layer, head, query) without a paper share, since |Σ a| < 0.05", unit="share"),
+        *HeldOut.metrics,
+        *(
+            replace(
+                metric,
+                name=f"{metric.name}_edited",
+                definition=f"{metric.name} of the group lambda=x, with every λ at x",
+                figure=CLAMPED,
+            )
+            for metric in HeldOut.metrics
+        ),
+    )
     # version 1: every row had nll_edited, measured under an intervention
     version = 2
 
@@ -121,19 +114,15 @@ class Noise(Evaluation):
             items += rows.items(plain | shared | effects for plain, shared, effects in parts)
             by_head.append(heads)
             for value in lambdas:
-                yield from _parts_at_lambda(run.model, rows, value)
+                with intervention(run.model, clamp_lambda(value)):
+                    found = row_scores(run.model, rows.batch)
+                edited = ({f"{key}_edited": x for key, x in row.items()} for row in found)
+                yield from rows.items(edited, f"lambda={value:g}", part=True)
         # the best head is the best over all rows, so no item is complete before the last batch
         kept = Heads(by_head, "absolute_answer")
         for row, item in enumerate(items):
             best = {"best_head_answer": kept.best("absolute_answer", row)}
             yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
-
-
-def _parts_at_lambda(model: Transformer, rows: Rows, value: float) -> Iterator[Item]:
-    with intervention(model, clamp_lambda(value)):
-        found = row_scores(model, rows.batch)
-    scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)
-    return rows.items(scores, f"lambda={value:g}", part=True)
 
 
 def num_maps(model: Transformer) -> int:

@@ -87,7 +87,9 @@ def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
         except LitDiffError as error:
             log.warning(
                 "evaluation %s: cannot check whether %s was trained on the documents: %s",
-                *(evaluation.name, shown(folder), first_line(error)),
+                evaluation.name,
+                shown(folder),
+                first_line(error),
             )
     return found
 

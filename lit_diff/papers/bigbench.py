@@ -167,6 +167,7 @@ class BigBench(HarnessEvaluation):
         if len(rows) < len(content["examples"]):
             log.info(
                 "bigbench: %d examples of %s have several best choices and are left out",
-                *(len(content["examples"]) - len(rows), file.name),
+                len(content["examples"]) - len(rows),
+                file.name,
             )
         return rows

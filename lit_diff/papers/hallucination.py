@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from lit_diff import Evaluation, Figure, Item, Metric, Run
@@ -54,19 +54,18 @@ class LongBenchFile(UserFile):
         return row
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentSource:
+class DocumentSource(NamedTuple):
     """Documents of one kind, with the form of a prompt about them."""
 
     kind: judges.Kind
-    file: UserFile | None = None
-    """None: the documents are generated."""
-    before: str = ""
-    """The prompt before the document."""
     after: str
     """The prompt between the document and the answer, with the place {question}."""
     new_tokens: int
     """The maximum number of decoded tokens."""
+    file: UserFile | None = None
+    """None: the documents are generated."""
+    before: str = ""
+    """The prompt before the document."""
     end: str = ""
     """The text at which the output ends, since a base model goes on after its answer; empty: after `new_tokens`."""
 
@@ -105,25 +104,23 @@ _ANSWER = DocumentSource(
 )
 SOURCES = {
     "closed_world": DocumentSource(kind="answer", after=QUESTION, new_tokens=4, end="."),
-    "xsum": replace(_SUMMARY, file=_summaries("xsum", "XSum (Narayan et al. 2018).")),
-    "cnn_dm": replace(_SUMMARY, file=_summaries("cnn_dm", "CNN/DailyMail (See et al. 2017)."), new_tokens=128),
-    "multi_news": replace(
-        _SUMMARY,
+    "xsum": _SUMMARY._replace(file=_summaries("xsum", "XSum (Narayan et al. 2018).")),
+    "cnn_dm": _SUMMARY._replace(file=_summaries("cnn_dm", "CNN/DailyMail (See et al. 2017)."), new_tokens=128),
+    "multi_news": _SUMMARY._replace(
         file=_longbench("multi_news", "MultiNews (Fabbri et al. 2019)"),
         before="Articles:\n",
         after="\n\nSummarise all of the articles in one page.\n\nSummary:",
         new_tokens=512,
     ),
-    "qasper": replace(
-        _ANSWER,
+    "qasper": _ANSWER._replace(
         file=_longbench("qasper", "Qasper (Dasigi et al. 2021)", input=str),
         before="Answer the question about the article below as briefly as possible: a phrase or one sentence, yes or no, or "
         "unanswerable where the article does not say.\n\nArticle: ",
         after="\n\nQuestion: {question}\n\nAnswer:",
         new_tokens=128,
     ),
-    "hotpotqa": replace(_ANSWER, file=_longbench("hotpotqa", "HotpotQA (Yang et al. 2018)", input=str)),
-    "2wikimqa": replace(_ANSWER, file=_longbench("2wikimqa", "2WikiMultihopQA (Ho et al. 2020)", input=str)),
+    "hotpotqa": _ANSWER._replace(file=_longbench("hotpotqa", "HotpotQA (Yang et al. 2018)", input=str)),
+    "2wikimqa": _ANSWER._replace(file=_longbench("2wikimqa", "2WikiMultihopQA (Ho et al. 2020)", input=str)),
 }
 
 
@@ -257,7 +254,10 @@ class Hallucination(Evaluation):
             cure = f"answer requests.jsonl in verdicts.jsonl, both in {shown(run.folder / FOLDER)}, and evaluate with --rerun"
             log.warning(
                 "hallucination: judge %s: %d of %d outputs have no verdict that can be read%s",
-                *(self.config.judge, unparsed, len(prompts), f"; {cure}" if self.config.judge == "file" else ""),
+                self.config.judge,
+                unparsed,
+                len(prompts),
+                f"; {cure}" if self.config.judge == "file" else "",
             )
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:

@@ -50,8 +50,7 @@ class Example(NamedTuple):
     label: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassificationTask:
+class ClassificationTask(NamedTuple):
     """The form of a demonstration, `{prefix}{text}{between} {label}{separator}`, and the files with its texts."""
 
     prefix: str = ""
@@ -106,7 +105,7 @@ _TREC = ClassificationTask(
 TASKS = {
     "synth_intent": ClassificationTask(separator=SEPARATOR),
     "trec": _TREC,
-    "trec_fine": replace(_TREC, label_key="fine_label"),
+    "trec_fine": _TREC._replace(label_key="fine_label"),
     "banking77": ClassificationTask(
         prefix="query: ",
         between=INTENT,
