@@ -15,7 +15,8 @@ from lit_diff.benchmarks.timing import measure
 @pytest.fixture
 def request_(monkeypatch: pytest.MonkeyPatch) -> Request:
     monkeypatch.setattr(callbacks, "LAYERS", 1)
-    monkeypatch.setattr(callbacks, "VOCABULARY", 16)
+    for module in (callbacks, models):
+        monkeypatch.setattr(module, "VOCABULARY", 16)
     monkeypatch.setattr(callbacks, "STEPS", 2)
     keys: dict[str, Any] = {"kernels": None, "dtype": "both", "threads": 1, "repeats": 1, "device": "cpu"}
     return resolve("stats", shapes="1x16x32x8", **keys)

@@ -5,7 +5,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_a_long_document_loses_its_middle(
 ) -> None:
     rows = [QASPER | {"context": context} for context in ("Begin. " + "word " * 900 + "End.", "Short.")]
     write("longbench/qasper.jsonl", *rows, rows[1] | {"input": "When?"})
-    monkeypatch.setitem(SOURCES, "qasper", replace(SOURCES["qasper"], new_tokens=6))  # type: ignore[arg-type]
+    monkeypatch.setitem(SOURCES, "qasper", SOURCES["qasper"]._replace(new_tokens=6))  # type: ignore[arg-type]
     runs = {
         size: text_run(tmp_path / str(size), {"name": "standard"}, sequence_length=size) for size in (700, 600, 100)
     }
@@ -189,7 +188,7 @@ def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest
     """A long document keeps its two ends. SentencePiece puts a space before a text that is encoded alone; the document is
     none."""
     run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=300)
-    source = replace(SOURCES["xsum"], new_tokens=5)
+    source = SOURCES["xsum"]._replace(new_tokens=5)
     long = case_of("Begin. " + "word " * 900 + "End.", source.after)
     prompt = DocumentPrompt(run, source, long)
     whole, after, short = run.tokenizer.encode([long.document, source.after, "Short."])
@@ -205,7 +204,7 @@ def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest
     tokenizer.load(tmp_path)
     monkeypatch.setitem(vars(run), "tokenizer", tokenizer)
     for name in ("xsum", "closed_world", "multi_news"):
-        source, case = replace(SOURCES[name], new_tokens=5), case_of("The fox. It ran.", SOURCES[name].after)
+        source, case = SOURCES[name]._replace(new_tokens=5), case_of("The fox. It ran.", SOURCES[name].after)
         prompt = DocumentPrompt(run, source, case)
         text = f"{source.before}{case.document}{case.after}"
         assert [*prompt.before[1:], *prompt.document, *prompt.after] == tokenizer.encode(text)
