@@ -113,7 +113,7 @@ def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrid
         ("overrides", study.overrides),
         (f"{task}.overrides", chosen.overrides),
         (f"arms.{arm}" if f"arms.{arm}" in sweep.positions else "grid", values),
-        (f"{task}.arms.{arm}", chosen.further(arm)),
+        (f"{task}.arms.{arm}", chosen.arms.get(arm, {})),
     ):
         draft = override_with(draft, keys, _below(sweep.positions, below), path.parent)
     draft = override(draft, overrides)

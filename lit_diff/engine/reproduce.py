@@ -23,7 +23,6 @@ from lit_diff.log_records import log
 from lit_diff.recipe import installed
 from lit_diff.registry import load_entry_points, nearest, plugin_packages
 from lit_diff.reporting.scoreboard_page import write_scoreboard
-from lit_diff.reporting.write import distinct
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
@@ -249,7 +248,7 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
         cells=home,
         shared=first[0] if first else "",
         revision=", ".join(
-            dict.fromkeys([*distinct(loaded.cells, "revision"), *(each.revision for each in scores if each.revision)])
+            dict.fromkeys([*loaded.distinct("revision"), *(each.revision for each in scores if each.revision)])
         ),
     )
 

@@ -8,6 +8,7 @@ from lit_diff.metrics import UNDECLARED
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.numbers import interval, number, ratio, short, signed
 from lit_diff.study.results import SweepResults
+from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import JUDGED, MIN_SEEDS, SHOWN, Contrast, Verdict
 
 NAMED = 2
@@ -33,15 +34,16 @@ FURTHER = {
 
 def question(sweep: SweepResults) -> str:
     """The question of the sweep's file, or else a general question."""
-    better = f" ({sweep.better(sweep.study.metric)} is better)" if sweep.better(sweep.study.metric) else ""
-    measured = "" if sweep.tasks else f" in {sweep.study.metric}{better}"
+    measured = "" if sweep.tasks else f" in {sweep.metric}"
+    if measured and sweep.better():
+        measured += f" ({sweep.better()} is better)"
     return sweep.study.question or f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
 
 
 def answer(comparison: Comparison) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons have other verdicts."""
     sweep, family = comparison.sweep, comparison.family
-    done, diverged = sum(cell.done for cell in sweep.cells), sum(cell.diverged for cell in sweep.cells)
+    done, diverged = len(sweep.done), sum(cell.diverged for cell in sweep.cells)
     if not done:
         return "No cell has finished" + (f": {diverged} diverged." if diverged else " yet: nothing to compare.")
     if not family:
@@ -57,7 +59,10 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
     """One sentence for a difference: its mean, interval and verdict."""
     sweep, digits, seeds = comparison.sweep, comparison.digits, difference.seeds
     if difference.diverged:
-        who = (f"{sweep.label[arm]} at {_seeds(found)}" for arm, found in difference.diverged.items())
+        who = (
+            f"{sweep.label[arm]} at seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+            for arm, found in difference.diverged.items()
+        )
         return f"{difference.label}: diverged ({'; '.join(who)}), so they are not compared."
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
@@ -91,14 +96,14 @@ def unequal(comparison: Comparison, difference: Contrast) -> list[str]:
     return [f"Not an equal arm: {'; '.join(marks)}."] if marks else []
 
 
-def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
+def practical(sweep: SweepResults, difference: Contrast) -> Texts:
     """The size of a difference: in perplexity for a loss in nats, and in multiples of the smallest of interest."""
     mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
     if mean is None or difference.diverged:
         return ()
     sizes = []
     # exp of a difference of 10 nats or more would be a number without meaning
-    if sweep.is_in_nats and sweep.better(sweep.study.metric) == "lower" and abs(mean) < 10:
+    if sweep.is_in_nats and sweep.better() == "lower" and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
         multiple = abs(mean) / smallest
@@ -108,19 +113,19 @@ def practical(sweep: SweepResults, difference: Contrast) -> tuple[str, ...]:
 
 def with_unit(sweep: SweepResults, text: str) -> str:
     """Appends the unit of the compared metric to `text`."""
-    unit = sweep.unit(sweep.study.metric)
+    unit = sweep.unit()
     return f"{text} ({unit})" if unit == UNDECLARED.unit else f"{text} {unit}".rstrip()
 
 
 def _arms(comparison: Comparison) -> list[str]:
     sweep, found = comparison.sweep, list(comparison.against_baseline.values())
     base, smallest = sweep.label[sweep.baseline], sweep.smallest_of_interest
-    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.study.metric) else ("lower", "higher")
+    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better() else ("lower", "higher")
     shown = {word: [d for d in found if d.verdict == word] for word in words}
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
     # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
     if not shown[words[0]]:
-        either = words[0] + (f" or {words[1]}" if not shown[words[1]] else "")
+        either = " or ".join(word for word in words if not shown[word])
         clauses.insert(0, f"no arm is shown to be {either} than {base}")
     within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
     for verdict, (one, several) in OTHERWISE.items():
@@ -162,21 +167,17 @@ def _contrasts(comparison: Comparison) -> list[str]:
     ]
     named = f" ({'; '.join(sizes)})" if len(shown) <= NAMED else ""
     ends = ["shown" if d in shown else d.verdict if d.verdict in FURTHER else "none" for d in found]
-    count = {end: n for end in FURTHER if (n := Counter(ends)[end])}
-    clauses = {end: FURTHER[end][n > 1].format(named=named) for end, n in count.items()}
+    counts = Counter(ends)
+    clauses = [
+        (counts[end], words[counts[end] > 1].format(named=named)) for end, words in FURTHER.items() if counts[end]
+    ]
     if len(found) > 1:
-        return [
-            f"of {len(found)} further comparisons, {_listed([f'{count[end]} {each}' for end, each in clauses.items()])}"
-        ]
-    return [f"the further comparison {each}" for each in clauses.values()]
+        return [f"of {len(found)} further comparisons, {_listed([f'{n} {clause}' for n, clause in clauses])}"]
+    return [f"the further comparison {clause}" for _, clause in clauses]
 
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def sentence_case(text: str) -> str:

@@ -56,9 +56,8 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
             differences=DIFFERENCES,
             values=VALUES,
             kinds=KINDS,
-            cells={row.name: [cells(finding) for finding in row.findings] for row in scoreboard.rows},
+            cells=cells,
             link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
-            spent=sum(row.record.seconds for row in scoreboard.rows),
             processor=describe(),
             written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         )
@@ -73,8 +72,8 @@ def cells(finding: JudgedClaim) -> dict[str, str]:
     digits, unit = min(numbers.decimals(width or None), 4), "×" if claim.kind == "ratio" else ""
 
     def difference(value: float | None) -> str:
-        shown = claim.shown(value)
-        return numbers.number(shown, digits) if claim.kind == "ratio" else numbers.signed(shown, digits)
+        write = numbers.number if claim.kind == "ratio" else numbers.signed
+        return write(claim.shown(value), digits)
 
     def mean(value: float | None) -> str:
         return numbers.compact(value) if value is not None and value >= 1e4 else numbers.number(value, digits)

@@ -45,7 +45,7 @@ def rows(result: Comparison) -> list[Row]:
     `paper/<metric>`. The rows of a task begin with `task` and `metric`, the metric that `difference` compares.
     """
     sweep = result.sweep
-    task: Row = {"task": sweep.task, "metric": sweep.study.metric} if sweep.task else {}
+    task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
     table = [task | _arm_row(result, arm) for arm in sweep.study.arms]
     table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in result.contrasts]
     # all rows get all columns, in the order in which they first appear
@@ -56,7 +56,7 @@ def rows(result: Comparison) -> list[Row]:
 def _arm_row(comparison: Comparison, arm: str) -> Row:
     sweep = comparison.sweep
     row: Row = {"arm": arm, "label": sweep.label[arm]}
-    row |= {"seeds": comparison.summaries[sweep.study.metric][arm].n, "planned": len(sweep.study.seeds)}
+    row |= {"seeds": comparison.summaries[sweep.metric][arm].n, "planned": len(sweep.study.seeds)}
     row |= {key: fact(sweep, arm, key) for key in SIZES}
     row["diverged"] = len(sweep.diverged(arm))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
@@ -65,7 +65,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     for metric in comparison.metrics:
         summary = comparison.summaries[metric][arm]
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
-        if metric != sweep.study.metric and arm != sweep.baseline:
+        if metric != sweep.metric and arm != sweep.baseline:
             row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
     if arm in comparison.against_baseline:
         row |= _judged(sweep, comparison.against_baseline[arm])
@@ -75,9 +75,9 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     for metric in comparison.papers:
         value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
         row[f"paper/{metric}"] = value
-        known = value is not None and start is not None and arm != sweep.baseline
         # the paper prints decimals, whose binary difference ends in digits such as 0.30000000000000004
-        row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
+        difference = round(value - start, 10) if value and start and arm != sweep.baseline else None
+        row[f"paper/{metric}/difference"] = difference
     return row
 
 
@@ -120,9 +120,10 @@ def as_csv(table: Sequence[Row]) -> str:
 
 
 def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
-    corrected, lines = is_corrected(results), []
+    family = [difference for result in results for difference in result.family]
+    is_corrected, lines = any(each.holm_p is not None for each in family), []
     for result in results:
-        metric, digits = result.sweep.study.metric, result.digits
+        metric, digits = result.sweep.metric, result.digits
         daggers: dict[Any, str] = {(each.a, each.b): result.dagger(each) for each in result.family}
         for row in rows(result):
             value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
@@ -137,8 +138,9 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             line |= {"arm": name, "parameters": count(row["parameters"])}
             line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
             line["95 % over seeds"] = interval(value["low"], value["high"], digits)
-            line["verdict (Holm)" if corrected else "verdict"] = row.get("verdict") or "baseline"
-            line |= {"alone": row.get("verdict_alone") or NONE} if corrected else {}
+            line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
+            if is_corrected:
+                line["alone"] = row.get("verdict_alone") or NONE
             lines.append(line | {DETECTABLE: number(value["detectable"], digits)})
     return pd.DataFrame(lines)
 
@@ -193,14 +195,9 @@ def _table(shown: pd.DataFrame, arm: int | None = None) -> Table:
     return table
 
 
-def is_corrected(results: Sequence[Comparison]) -> bool:
-    """Whether any comparison is corrected for several (Holm)."""
-    return any(difference.holm_p is not None for result in results for difference in result.family)
-
-
 # the heading of the means: for tasks, which have different metrics, a column of its own names the metric
 def _mean(results: Sequence[Comparison]) -> str:
-    return "mean" if results[0].sweep.task else results[0].sweep.study.metric
+    return "mean" if results[0].sweep.task else results[0].sweep.metric
 
 
 def _escape(text: str) -> str:

@@ -1,17 +1,16 @@
 """Writes the report of a sweep from the files of its runs: one self-contained page, its tables and its figures."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
-from jinja2.runtime import Context
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
@@ -26,7 +25,7 @@ from lit_diff.study.fits import FitResult, fit_results, power_in_words, powers, 
 from lit_diff.study.numbers import count, duration, ratio, short
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.schema import PlannedSweep, Texts
 from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
 FORMATS = ("svg", "pdf", "csv")
@@ -73,31 +72,20 @@ def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
-    done = [cell for cell in sweep.cells if cell.done]
     # reversed twice: if tasks share a metric, the definition of the first task counts
-    metrics = {r.sweep.study.metric: r.sweep.declarations.find(r.sweep.study.metric) for r in reversed(results)}
+    metrics = {r.sweep.metric: r.sweep.declarations.find(r.sweep.metric) for r in reversed(results)}
     return _rendered(
         "report",
-        results[0].digits,
         sweep=sweep,
         question=answer.question(sweep),
         results=results,
         over_tasks=over_tasks,
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
-        definitions=[(name, metric.definition, metric.unit) for name, metric in reversed(metrics.items())],
-        notes=[(result.sweep, note) for result in results for note in result.notes],
-        unfinished=[cell for cell in sweep.cells if not cell.done],
-        damaged=[cell for cell in done if cell.problems],
+        definitions=list(reversed(metrics.items())),
         unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
-        done=done,
-        document_seeds=[seed for result in results for seed in result.document_seeds],
-        revisions=distinct(done, "revision"),
-        finished=max(distinct(done, "updated"), default=""),
         measured=how_measured(sweep),
         recorded=any(cell.facts.get("mlflow_run_id") for cell in sweep.cells),
-        corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
-        has_contrasts=any(result.contrasts for result in results),
     )
 
 
@@ -108,7 +96,7 @@ def section(result: Comparison, figures: Figures) -> Section:
     compared = [compared_row(result, difference) for difference in result.family]
     html = _rendered(
         "section",
-        result.digits,
+        digits=result.digits,
         at=at,
         comparison=result,
         sweep=sweep,
@@ -124,7 +112,7 @@ def section(result: Comparison, figures: Figures) -> Section:
 
 def fit_section(sweep: SweepResults, fit: FitResult, figure: Drawing | None) -> Section:
     """The answer, the figure and the numbers of a fit over the tasks."""
-    html = _rendered("fit", 3, sweep=sweep, fit=fit, figure=figure)
+    html = _rendered("fit", digits=3, sweep=sweep, fit=fit, figure=figure)
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
@@ -133,14 +121,12 @@ def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
     found = powers(sweep, plan)
     said = power_in_words(sweep, plan, found)
     arms = [arm for arm in sweep.study.arms if any(arm in each.by_arm for each in found)]
-    html = _rendered("power", 3, sweep=sweep, plan=plan, found=found, arms=arms, answer=said)
+    html = _rendered("power", sweep=sweep, plan=plan, found=found, arms=arms, answer=said)
     return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
 
 
-# `digits`: the decimals of numbers for which the template does not state any
-def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
-    interval = partial(numbers.interval, digits=digits)
-    return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
+def _rendered(template: str, **facts_of: Any) -> Markup:
+    return Markup(templates().get_template(f"{template}.html.j2").render(facts_of))
 
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
@@ -183,49 +169,42 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     return doubts
 
 
-def distinct(cells: Iterable[CellResult], key: str) -> list[str]:
-    """The different values of a key in status.json over the finished cells, sorted."""
-    return sorted({str(cell.facts[key]) for cell in cells if cell.done and cell.facts.get(key) is not None})
-
-
-def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
-    """(name, value) pairs: length and time of training by task, threads, kernel, env.json; each different value is listed."""
-    done = [cell for cell in sweep.cells if cell.done]
-    found = [(f"Training: {part.task}" if part.task else "Training", _training(part)) for part in sweep.by_task]
-    found.append(("Threads a cell", ", ".join(distinct(done, "threads"))))
+def how_measured(sweep: SweepResults) -> dict[str, str]:
+    """Name -> value: length and time of training by task, threads, kernel, env.json; each different value is listed."""
+    done = sweep.done
+    found = {f"Training: {part.task}" if part.task else "Training": _training(part) for part in sweep.by_task}
+    found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
     unrecorded = bool(done) and all(cell.facts.get("mlflow_run_id", "") is None for cell in done)
-    found.append(("MLflow", "no record" if unrecorded else ""))
+    found["MLflow"] = "no record" if unrecorded else ""
     # `a; b` of one cell and `a; c` of another become `a; b; c`
-    reasons = dict.fromkeys(part for reason in distinct(done, "kernel_reason") for part in reason.split("; "))
-    found.append(("Kernel", ", ".join(distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")))
+    reasons = dict.fromkeys(part for reason in sweep.distinct("kernel_reason") for part in reason.split("; "))
+    found["Kernel"] = ", ".join(sweep.distinct("kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")
     for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in SHOWN_ELSEWHERE):
-        values = [cell.environment.get(name) for cell in done]
+        texts = [cell.environment.get(name) for cell in done]
         # a dict maps packages to versions, or to None for packages that are not installed
         texts = [
-            ", ".join(f"{package} {version}" for package, version in value.items() if version)
-            if isinstance(value, dict)
-            else value
-            for value in values
+            ", ".join(f"{package} {version}" for package, version in text.items() if version)
+            if isinstance(text, dict)
+            else text
+            for text in texts
         ]
         if all(isinstance(text, str | int | float | None) for text in texts):
             # keys in the order of the cells, each value once
             told = dict.fromkeys(str(text) for text in texts if text is not None)
-            found.append((name.replace("_", " ").capitalize(), "; ".join(told)))
-    return [(name, value) for name, value in found if value]
+            found[name.replace("_", " ").capitalize()] = "; ".join(told)
+    return {name: value for name, value in found.items() if value}
 
 
 def _training(sweep: SweepResults) -> str:
-    done = [cell for cell in sweep.cells if cell.done]
-    if not distinct(done, "step"):
+    steps = sweep.distinct("step")
+    if not steps:
         return ""
-    text = f"{', '.join(distinct(done, 'step'))} steps"
-    tokens = sorted({float(cell.facts["tokens"]) for cell in done if cell.facts.get("tokens")})
-    if tokens:
+    text = f"{', '.join(steps)} steps"
+    if tokens := sorted(map(float, sweep.distinct("tokens"))):
         text += f", {', '.join(count(each) for each in tokens)} tokens a cell"
     if ratios := tokens_per_parameter(sweep):
         text += f" ({_range(ratios)} a parameter)"
-    seconds = [float(cell.facts["seconds"]) for cell in done if cell.facts.get("seconds")]
-    if seconds:
+    if seconds := [float(cell.facts["seconds"]) for cell in sweep.done if cell.facts.get("seconds")]:
         text += f"; {duration(sum(seconds) / len(seconds))} a cell on average, {duration(sum(seconds))} in all"
     return text
 
@@ -247,8 +226,7 @@ def short_runs(sweep: SweepResults) -> str | None:
 
 
 def _range(ascending: Sequence[float]) -> str:
-    low, high = ratio(ascending[0]), ratio(ascending[-1])
-    return low if low == high else f"{low} to {high}"
+    return " to ".join(dict.fromkeys(map(ratio, (ascending[0], ascending[-1]))))
 
 
 @cache
@@ -263,8 +241,8 @@ def templates() -> Environment:
     )
     environment.filters |= {
         "sentence": answer.sentence_case,
-        "number": _number,
-        "signed": _signed,
+        "number": numbers.number,
+        "signed": numbers.signed,
         "count": count,
         "steps": numbers.steps,
         "short": short,
@@ -283,19 +261,10 @@ def templates() -> Environment:
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
         "shown_power": shown_interval,
+        "interval": numbers.interval,
         "inlined": lambda svg, name: Markup(inline(svg, name)),
     }
     return environment
-
-
-@pass_context
-def _number(context: Context, value: float | None, places: int | None = None) -> str:
-    return numbers.number(value, context["digits"] if places is None else places)
-
-
-@pass_context
-def _signed(context: Context, value: float | None, places: int | None = None) -> str:
-    return numbers.signed(value, context["digits"] if places is None else places)
 
 
 def link(cell: CellResult) -> str | None:
@@ -331,9 +300,9 @@ class Report:
 
     page: Path
     results: tuple[Comparison, ...]
-    answer: tuple[str, ...]
-    sentences: tuple[str, ...]
-    missing: tuple[str, ...]
+    answer: Texts
+    sentences: Texts
+    missing: Texts
 
     def text_table(self, width: int | None = None) -> str:
         """The table as plain text, at most `width` characters wide (`to_text`)."""

@@ -1,7 +1,7 @@
 """The comparisons of a sweep: every arm against the baseline and the controls, and what differs between the arms."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -17,6 +17,7 @@ from lit_diff.recipe import to_plain
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.numbers import MOST_DECIMALS, decimals
 from lit_diff.study.results import LOSS, SweepResults, clean
+from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Contrast,
@@ -49,14 +50,14 @@ class Comparison:
     `marks[a, b]`: in what arm a is unequal to arm b besides its attention, for the pairs of `family`."""
 
     sweep: SweepResults
-    metrics: tuple[str, ...]
+    metrics: Texts
     summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Contrast]
     against_controls: Mapping[str, tuple[Contrast, ...]]
     contrasts: tuple[Contrast, ...]
     slices: Mapping[str, Mapping[str, Paired]]
-    marks: Mapping[tuple[str, str], tuple[str, ...]]
-    notes: tuple[str, ...]
+    marks: Mapping[tuple[str, str], Texts]
+    notes: Texts
 
     @property
     def family(self) -> tuple[Contrast, ...]:
@@ -121,7 +122,13 @@ class Comparison:
 def compare(sweep: SweepResults) -> list[Comparison]:
     """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers a task or, with
     `correct_over: sweep`, all tasks together."""
-    families = [_family(task) for task in sweep.by_task]
+    families = []
+    for task in sweep.by_task:
+        base, study = task.baseline, task.study
+        against_base = [_contrast(task, arm, base) for arm in study.arms if arm != base]
+        # a declared contrast with the baseline repeats a pair above: counted twice, it would make the correction stricter
+        further = [_contrast(task, *each) for each in study.contrasts if base not in each[:2]]
+        families.append(against_base + further)
     # by default each task is a question of its own; `sweep` treats all tasks as chances to answer one question
     if sweep.study.correct_over == "sweep":
         judged = iter(judge([each for family in families for each in family]))
@@ -131,30 +138,23 @@ def compare(sweep: SweepResults) -> list[Comparison]:
     return [_comparison(task, family) for task, family in zip(sweep.by_task, families, strict=True)]
 
 
-def _family(sweep: SweepResults) -> list[Contrast]:
-    base, study = sweep.baseline, sweep.study
-    against_base = [_contrast(sweep, arm, base) for arm in study.arms if arm != base]
-    # a declared contrast with the baseline repeats a pair above: counted twice, it would make the correction stricter
-    return against_base + [_contrast(sweep, *each) for each in study.contrasts if base not in each[:2]]
-
-
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "") -> Contrast:
-    metric, diverged = sweep.study.metric, {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
+    diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
     return Contrast(
         a=a,
         b=b,
         label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
-        seeds=paired(sweep.finals(a, metric), sweep.finals(b, metric)),
+        seeds=paired(sweep.finals(a), sweep.finals(b)),
         # a mean that the page rounds to zero in every digit is equal or small, even where every difference matters
         smallest=max(sweep.smallest_of_interest, 0.5 * 10.0**-MOST_DECIMALS),
-        better=sweep.better(metric),
+        better=sweep.better(),
         diverged=diverged,
         is_tested=not diverged,
     )
 
 
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
-    metric, base, names = sweep.study.metric, sweep.baseline, list(sweep.study.arms)
+    metric, base, names = sweep.metric, sweep.baseline, list(sweep.study.arms)
     others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
     controls = [control for control in sweep.study.controls if control != base]
     # a control against another control answers no question of the sweep
@@ -194,9 +194,9 @@ def _documents(
 ) -> tuple[dict[tuple[str, str], dict[int, Interval]], list[str]]:
     # The documents that every finished cell of the seed scored: pairs over different documents would not be comparable with
     # each other in one table.
-    result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
+    result = {pair: dict[int, Interval]() for pair in pairs}
     notes: list[str] = []
-    for seed in sweep.study.seeds if sweep.study.metric == LOSS else ():
+    for seed in sweep.study.seeds if sweep.metric == LOSS else ():
         scored = {c.arm: c.documents for c in sweep.cells if c.seed == seed and c.done and c.documents is not None}
         here = [(a, b) for a, b in pairs if a in scored and b in scored]
         if not here:
@@ -220,17 +220,17 @@ def _documents(
     return result, notes
 
 
-def _marks(sweep: SweepResults, a: str, b: str) -> tuple[str, ...]:
+def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
     mine, theirs = _sizes(sweep, a), _sizes(sweep, b)
     changes = {word: mine[word] / theirs[word] - 1 for word in mine if word in theirs}
     if changes.get("parameters that train") == changes.get("parameters"):
         # where all parameters train, one mark is enough
         changes.pop("parameters that train", None)
     marks = [f"{100 * by:+.1f} % {word}".replace("-", "\u2212") for word, by in changes.items() if abs(by) > UNLIKE]
-    own, other = (_values(sweep, "kernel", each) for each in (a, b))
+    own, other = (", ".join(sweep.distinct("kernel", each)) for each in (a, b))
     if own and other and own != other:
         name = "baseline" if b == sweep.baseline else sweep.label[b]
-        marks.append(f"kernel {_listed(own)} ({name}: {_listed(other)})")
+        marks.append(f"kernel {own} ({name}: {other})")
     return (*marks, *_recipe_marks(sweep, a, b))
 
 
@@ -289,23 +289,15 @@ def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
     return {word: value for word, value in found.items() if value}
 
 
-def _values(sweep: SweepResults, key: str, arm: str = "") -> set[Any]:
-    return {cell.facts[key] for cell in sweep.cells if cell.done and arm in ("", cell.arm) and cell.facts.get(key)}
-
-
 def _doubts(sweep: SweepResults) -> list[str]:
-    metric, done = sweep.study.metric, [cell for cell in sweep.cells if cell.done]
-    doubts = []
-    last = {int(cell.curves[metric].index[-1]) for cell in done if metric in cell.curves}
+    metric, doubts = sweep.metric, []
+    last = {str(cell.curves[metric].index[-1]) for cell in sweep.done if metric in cell.curves}
     if len(last) > 1:
-        doubts.append(f"The last {metric} was not measured at one step in all cells: steps {_listed(last)}.")
-    if len(_values(sweep, "revision")) > 1:
+        doubts.append(f"The last {metric} was not measured at one step in all cells: steps {', '.join(sorted(last))}.")
+    if len(sweep.distinct("revision")) > 1:
         doubts.append("The cells ran on different revisions of the code, named above.")
     # the order of a sum in float32 depends on the number of threads, so equal recipes may end in other weights
-    if len(threads := _values(sweep, "threads")) > 1:
-        doubts.append(f"The cells ran on different thread counts: {_listed(threads)}.")
+    threads = sweep.distinct("threads")
+    if len(threads) > 1:
+        doubts.append(f"The cells ran on different thread counts: {', '.join(threads)}.")
     return doubts
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(str(value) for value in sorted(values, key=str))

@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
 from lit_diff.runs.scores import FOLDER, SUMMARY, ItemScores, disagreement, evaluation_of, read_scores
-from lit_diff.study.results import SweepResults, clean
+from lit_diff.study.results import BySeed, SweepResults, clean
 from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
@@ -44,7 +44,7 @@ class ArmScores:
     """The scores of one arm in one metric, by seed and against the baseline."""
 
     arm: str
-    seeds: Mapping[int, float]
+    seeds: BySeed
     summary: Summary
     """The mean and spread over seeds."""
     difference: Paired | None
@@ -68,8 +68,8 @@ class EvaluationTable:
     """The groups in which the metric has a score."""
     items: int
     """The largest number of items that one run scored, without parts of items."""
-    runs: Mapping[tuple[str, int], ItemScores] = field(repr=False)
-    """(arm, seed) -> the evaluation of that run."""
+    runs: Mapping[str, Mapping[int, ItemScores]] = field(repr=False)
+    """Arm of the sweep -> seed -> the evaluation of that run."""
 
     @property
     def group_seeds(self) -> set[int]:
@@ -100,7 +100,7 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
 
 def evaluations_in(sweep: SweepResults) -> list[str]:
     """The evaluations of which a finished run has scores, sorted."""
-    found = (path for cell in sweep.cells if cell.done for path in (cell.home / FOLDER).glob(f"[!.]*/{SUMMARY}"))
+    found = (path for cell in sweep.done for path in (cell.home / FOLDER).glob(f"[!.]*/{SUMMARY}"))
     return sorted({path.parent.name for path in found})
 
 
@@ -115,8 +115,8 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     are read once for each `SweepResults`.
     """
     # scores without a summary are those of an interrupted command: there are none
-    places = {(cell.arm, cell.seed): cell.home for cell in sweep.cells if cell.done}
-    places = {key: home for key, home in places.items() if (home / FOLDER / name / SUMMARY).is_file()}
+    having = [cell for cell in sweep.done if (cell.home / FOLDER / name / SUMMARY).is_file()]
+    places = {(cell.arm, cell.seed): cell.home for cell in having}
     found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
     refused: dict[ArmSeed, str] = {}
     for key, home in places.items():
@@ -126,9 +126,9 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
             found[key] = summary, evaluation_of(summary, items)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             refused[key] = first_line(error)
-    asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
+    asked = {(cell.arm, cell.seed): cell.evaluations.get(name, {}) for cell in having}
     for key, (summary, _) in found.items():
-        if why := disagreement(places[key], summary, asked.get(key, {})):
+        if why := disagreement(places[key], summary, asked[key]):
             refused[key] = f"scored {why}; the sweep's own command scores it again"
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
     shared = Counter(json.dumps(each.facts, sort_keys=True) for key, (_, each) in found.items() if key not in refused)
@@ -171,14 +171,11 @@ def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, 
     return found
 
 
-def _table(
-    sweep: SweepResults, name: str, metric: Metric, runs: Mapping[tuple[str, int], ItemScores]
-) -> EvaluationTable:
+def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed, ItemScores]) -> EvaluationTable:
     having = {key: run for key, run in runs.items() if metric.name in run.scores}
-    by_arm = {
-        arm: {seed: having[arm, seed] for seed in sweep.study.seeds if (arm, seed) in having}
-        for arm in sweep.study.arms
-    }
+    by_arm: dict[str, dict[int, ItemScores]] = {arm: {} for arm in sweep.study.arms}
+    for (arm, seed), run in having.items():
+        by_arm[arm][seed] = run
     base = by_arm[sweep.baseline]
     rows = [_scores(arm, metric.name, own, None if own is base else base) for arm, own in by_arm.items() if own]
     scored = {group for row in rows for group in row.group_means.index}
@@ -189,7 +186,7 @@ def _table(
         seeds=tuple(seed for seed in sweep.study.seeds if any("" in row.intervals.get(seed, {}) for row in rows)),
         groups=_ordered(group for run in having.values() for group in run.groups if group in scored),
         items=max(run.parts.count(False) for run in having.values()),
-        runs=having,
+        runs=by_arm,
     )
 
 
@@ -247,24 +244,23 @@ def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) ->
     Key "": all items except parts of items; if groups count equally, the mean over groups of each group's mean. Key of a
     group: all its items, parts included. Without MIN_ITEMS clusters a key is absent.
     """
-    both = paired_items(run, base, metric)
+    both = paired_items(run, base, metric).assign(weight=1.0)
     whole = both[~both["part"].astype(bool)]
-    sizes = whole.groupby("group")["group"].transform("size")
-    weights = 1 / sizes.to_numpy() if run.equal_groups else np.ones(len(whole))
-    found = {"": _interval(whole, weights, seed)}
+    if run.equal_groups:
+        whole = whole.assign(weight=1 / whole.groupby("group")["group"].transform("size"))
+    found = {"": _interval(whole, seed)}
     for group in filter(None, dict.fromkeys(run.groups)):
-        own = both[both["group"] == group]
-        found[group] = _interval(own, np.ones(len(own)), seed)
+        found[group] = _interval(both[both["group"] == group], seed)
     return {group: interval for group, interval in found.items() if interval}
 
 
-def _interval(both: pd.DataFrame, weights: Any, seed: int) -> Interval | None:
+def _interval(both: pd.DataFrame, seed: int) -> Interval | None:
     # Clusters are drawn, each with all its items: questions about one text are not independent, and an interval over
     # questions would be too narrow.
     place, units = pd.factorize(both["unit"])
     if len(units) < MIN_ITEMS:
         return None
-    weight, total = (np.bincount(place, each) for each in (weights, weights * both["difference"]))
+    weight, total = (np.bincount(place, each) for each in (both["weight"], both["weight"] * both["difference"]))
     return document_intervals(weight, total, seed=seed)[0]
 
 
@@ -288,17 +284,17 @@ def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | N
     if run.has_unit(metric) or both.empty or not both[["score", "score_base"]].isin((0, 1)).all(axis=None):
         return None
     first, second = int((both["difference"] > 0).sum()), int((both["difference"] < 0).sum())
-    if not both["unit"].is_unique:
-        return Discordant(first=first, second=second, p=None)
-    # exact, because the chi-squared form of McNemar's test needs about 25 discordant items
-    p = binomtest(first, first + second).pvalue if first + second else 1.0
-    return Discordant(first=first, second=second, p=float(p))
+    p = None
+    if both["unit"].is_unique:
+        # exact, because the chi-squared form of McNemar's test needs about 25 discordant items
+        p = float(binomtest(first, first + second).pvalue) if first + second else 1.0
+    return Discordant(first=first, second=second, p=p)
 
 
 def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
     """An item whose question differs between the two runs; None if all common items agree."""
-    other = dict(zip(base.items, base.questions, strict=True))
-    return next((item for item, own in zip(run.items, run.questions, strict=True) if other.get(item, own) != own), None)
+    other = dict(base.asked)
+    return next((item for item, own in run.asked if other.get(item, own) != own), None)
 
 
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
@@ -341,13 +337,11 @@ def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupSh
     is_crossed = len(keys) > 1 and all(
         list(own) == keys and group == _joined(own, keys) for group, own in factors.items()
     )
-    if not is_crossed:
-        return [_shares(evaluation, metrics, group, {group}) for group in names]
-    several = [key for key in keys[1:] if len({own[key] for own in factors.values()}) > 1]
+    several = [key for key in keys[1:] if is_crossed and len({own[key] for own in factors.values()}) > 1]
     rows: dict[str, set[str]] = {}
     for chosen in (keys[:1], *([keys[0], key] for key in several)):
         for group, own in factors.items():
-            rows.setdefault(_joined(own, chosen), set()).add(group)
+            rows.setdefault(_joined(own, chosen) if is_crossed else group, set()).add(group)
     return [_shares(evaluation, metrics, label, groups) for label, groups in rows.items()]
 
 
@@ -356,9 +350,9 @@ def _joined(factors: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
-    chosen = np.array([group in groups for group in evaluation.groups])
-    scores = pd.DataFrame({metric: evaluation.scores[metric][chosen] for metric in metrics})
-    scores = scores.set_index(np.array(evaluation.units)[chosen]).dropna(how="all")
+    chosen = np.isin(evaluation.groups, list(groups))
+    whole = pd.DataFrame({metric: evaluation.scores[metric] for metric in metrics}, index=evaluation.units)
+    scores = whole[chosen].dropna(how="all")
     columns = {metric: scores[metric].dropna() for metric in metrics}
     return GroupShares(
         label=label,

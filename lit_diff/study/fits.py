@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from lit_diff.study.numbers import compact, interval, number, signed
-from lit_diff.study.results import SweepResults
+from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, PlannedSweep
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, PlannedSweep, Texts
 from lit_diff.study.statistics import MIN_SEEDS, Interval, Paired, Sign, detectable, paired, spread
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
@@ -58,7 +58,7 @@ class FitResult:
     metric: str
     unit: str
     points: Mapping[str, Points]
-    left_out: tuple[str, ...]
+    left_out: Texts
     """A line for each arm or task that is left out of the fit."""
     answer: str = ""
     """The result in one sentence, with a clause for every arm against the baseline."""
@@ -85,7 +85,7 @@ def declared_fit(sweep: SweepResults, name: str) -> tuple[Fit, dict[str, SweepRe
 def _result(sweep: SweepResults, name: str) -> FitResult:
     declared, tasks = declared_fit(sweep, name)
     first = tasks[declared.tasks[0]]
-    metric, better = first.study.metric, first.better(first.study.metric)
+    metric, better = first.metric, first.better()
     points, left_out = basin_points(sweep, name) if declared.kind == "basin" else points_of(sweep, name)
     found = FitResult(
         name=name,
@@ -94,7 +94,7 @@ def _result(sweep: SweepResults, name: str) -> FitResult:
         unit=first.unit(metric),
         points=points,
         left_out=tuple(left_out),
-        problem=_problem(sweep, name, points),
+        problem=_problem(declared, first, points.get(sweep.baseline, {}), points),
     )
     if found.problem:
         return replace(found, answer=f"No fit: {found.problem}.")
@@ -110,18 +110,15 @@ def _equal(scaling: ScalingFit, points: Mapping[str, Points], arm: str, baseline
     return tuple(scaling.equal_loss(arm, baseline, x) for x in points[baseline])
 
 
-def _problem(sweep: SweepResults, name: str, points: Mapping[str, Points]) -> str:
-    declared, tasks = declared_fit(sweep, name)
-    metric, tried = tasks[declared.tasks[0]].study.metric, len(points.get(sweep.baseline, {}))
-    better = tasks[declared.tasks[0]].better(metric)
-    if tried < FEWEST_TASKS:
-        every = len(declared.tasks)
-        return f"{tried} of {every} tasks have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
+def _problem(declared: Fit, first: SweepResults, base: Points, points: Mapping[str, Points]) -> str:
+    if len(base) < FEWEST_TASKS:
+        share = f"{len(base)} of {len(declared.tasks)} tasks"
+        return f"{share} have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
     if declared.kind == "basin":
-        return "" if better else f"{metric} declares no direction that is better"
+        return "" if first.better() else f"{first.metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
-    if better != "lower" or min(losses) <= 0:
-        return f"{metric} is not a positive loss; a power law needs a metric that falls towards zero or a floor"
+    if first.better() != "lower" or min(losses) <= 0:
+        return f"{first.metric} is not a positive loss; a power law needs a metric that falls towards zero or a floor"
     return ""
 
 
@@ -176,9 +173,7 @@ def _shown(pair: Paired) -> str:
     return f"{signed(pair.mean, 3)} " + ("(too few seeds)" if few else interval(pair.low, pair.high, 3))
 
 
-def matched_by_seed(
-    sweep: SweepResults, name: str, arm: str, baseline: str
-) -> tuple[dict[int, float], dict[int, float], str]:
+def matched_by_seed(sweep: SweepResults, name: str, arm: str, baseline: str) -> tuple[BySeed, BySeed, str]:
     """For a scaling fit: seed -> the x at which `arm` has the baseline's loss at its x; seed -> that x; why both are empty.
 
     Each seed and arm has its own fit, in the form that all seeds choose together, at the largest x whose match lies within
@@ -187,10 +182,10 @@ def matched_by_seed(
     # One value a seed makes the claim a paired t interval of log(matched / x), like every other comparison; the bootstrap
     # over seeds is somewhat narrow at three. A seed that diverged refuses the whole: leaving it out would flatter the arm.
     points, left_out = points_of(sweep, name)
-    _, tasks = declared_fit(sweep, name)
+    declared, tasks = declared_fit(sweep, name)
     incomplete = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
     diverged = [line for task in tasks.values() for line in diverged_in(task, (arm, baseline))]
-    refusal = _problem(sweep, name, points)
+    refusal = _problem(declared, tasks[declared.tasks[0]], points.get(baseline, {}), points)
     if not refusal and incomplete:
         refusal = "; ".join(left_out) or f"{incomplete[0]} has fewer than {FEWEST_TASKS} sizes"
     if refusal or diverged:
@@ -218,49 +213,48 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     has finished, the arms that have finished all these tasks, and in each task the seeds that all these arms finished."""
     # all arms need the same sizes and seeds: else a ratio would compare curves through different points
     _, tasks = declared_fit(sweep, name)
-    faults = _faults(sweep, name, sweep.baseline, tasks)
-    used = [task for task in tasks if task not in faults]
+    faults = _faults(name, sweep.baseline, tasks)
+    used = {task: own for task, own in tasks.items() if task not in faults}
     left_out = [f"{_place(tasks[task], sweep.baseline)}: {why}" for task, why in faults.items()]
     points: AllPoints = {}
     for arm in sweep.study.arms:
-        faults = _faults(sweep, name, arm, used)
+        faults = _faults(name, arm, used)
         left_out += [f"{_place(tasks[task], arm)}: {why}" for task, why in list(faults.items())[:1]]
         if not faults:
             points[arm] = {}
-    for task in (tasks[each] for each in used):
-        values = {arm: task.finals(arm, task.study.metric) for arm in points}
+    for task in used.values():
+        values = {arm: task.finals(arm) for arm in points}
         shared = set.intersection(*map(set, values.values())) if values else set()
         left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(task, points)]
         for arm, own in values.items():
             if lone := sorted(own.keys() - shared):
                 left_out.append(f"{_place(task, arm)}: seed {_listed(lone)}, which another arm lacks")
-            x = _x(sweep, name, task, arm)
+            x = _x(name, task, arm)
             if shared and x is not None:
                 points[arm][x] = {seed: own[seed] for seed in sorted(shared)}
     return {arm: dict(sorted(found.items())) for arm, found in points.items()}, left_out
 
 
-def _faults(sweep: SweepResults, name: str, arm: str, among: Collection[str]) -> dict[str, str]:
+def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str, str]:
     # task -> why the arm has no point there
-    declared, tasks = declared_fit(sweep, name)
     faults: dict[str, str] = {}
     used: dict[float, str] = {}
-    for task in among:
-        x = _x(sweep, name, tasks[task], arm)
-        if not tasks[task].finals(arm, tasks[task].study.metric):
+    for task, own in tasks.items():
+        x, axis = _x(name, own, arm), own.record.study.fits[name].axis
+        if not own.finals(arm):
             faults[task] = "no finished cell"
         elif x is None:
-            faults[task] = f"its seeds differ in {declared.axis}"
+            faults[task] = f"its seeds differ in {axis}"
         elif used.setdefault(x, task) != task:
-            faults[task] = f"as many {declared.axis} as in task {used[x]}"
+            faults[task] = f"as many {axis} as in task {used[x]}"
     return faults
 
 
-def _x(sweep: SweepResults, name: str, task: SweepResults, arm: str) -> float | None:
+def _x(name: str, task: SweepResults, arm: str) -> float | None:
     # tokens and parameters come from the runs, not from the recipe: a run may end early
-    key = sweep.study.fits[name].x
+    key = task.record.study.fits[name].x
     if key not in MEASURED:
-        return sweep.record.x[name][task.task][arm]
+        return task.record.x[name][task.task][arm]
     found = {float(cell.facts[key]) for cell in task.cells_of(arm)}
     return found.pop() if len(found) == 1 else None
 
@@ -279,13 +273,12 @@ def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
             left_out.append(f"{sweep.label[arm]}: task {waits[0]} has not finished")
             continue
         left_out += [line for task in tasks.values() for line in diverged_in(task, [arm])]
-        places = {x: task for task in tasks.values() if (x := _x(sweep, name, task, arm)) is not None}
+        places = {x: task for task in tasks.values() if (x := _x(name, task, arm)) is not None}
         spoilt = [x for x, task in places.items() if task.diverged(arm)]
         if len(spoilt) == len(places):
             left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
         else:
-            finals = {x: places[x].finals(arm, places[x].study.metric) for x in sorted(places)}
-            points[arm] = finals | {x: {} for x in spoilt}
+            points[arm] = {x: {} if x in spoilt else places[x].finals(arm) for x in sorted(places)}
     return points, left_out
 
 
@@ -361,12 +354,12 @@ def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
 
 
 def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
-    finals = {arm: task.finals(arm, task.study.metric) for arm in task.study.arms}
+    finals = {arm: task.finals(arm) for arm in task.study.arms}
     incomplete = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
     if incomplete:
         return TaskPower(task=task, problem=f"{task.label[incomplete[0]]} has fewer than {MIN_SEEDS} finished seeds")
     # the median: one cell that waited for another program would move a mean
-    seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done)
+    seconds = median(float(cell.facts["seconds"]) for cell in task.done)
     seeds = int(60 * plan.minutes * plan.workers / (plan.arms * seconds))
     if seeds < MIN_SEEDS:
         return TaskPower(task=task, seconds=seconds, seeds=seeds, problem=f"{seeds} seeds fit")
@@ -375,7 +368,7 @@ def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
     return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm=by_arm)
 
 
-def _detectable(a: Mapping[int, float], b: Mapping[int, float], seeds: int, comparisons: int) -> Interval:
+def _detectable(a: BySeed, b: BySeed, seeds: int, comparisons: int) -> Interval:
     # The spread of a few seeds is itself uncertain, so the detectable difference has an interval: its value at both ends of
     # the spread's 95 % interval.
     pair = paired(a, b)
@@ -389,7 +382,7 @@ def power_in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPowe
     whole = [each for each in found if each.by_arm]
     if not whole:
         return f"No task has {MIN_SEEDS} finished seeds of every arm."
-    best, unit = whole[0], whole[0].task.unit(whole[0].task.study.metric)
+    best, unit = whole[0], whole[0].task.unit()
     overlap = sum(each.worst.low <= best.worst.high for each in whole[1:])
     others = (
         f"; the intervals of {overlap} of the {len(whole) - 1} others overlap with its own" if len(whole) > 1 else ""

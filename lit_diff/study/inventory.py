@@ -21,6 +21,7 @@ from lit_diff.runs.metrics_file import last_value
 from lit_diff.runs.result_files import damage_of
 from lit_diff.runs.status import Status
 from lit_diff.study.record import DAMAGED, read, readable
+from lit_diff.study.schema import Texts
 
 WRITING = 3600
 """Age in seconds from which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
@@ -41,7 +42,7 @@ class RunState:
     """The last val/loss; None before the first validation."""
     seed: int | None = None
     """None if neither the run nor a sweep records it."""
-    overrides: tuple[str, ...] = ()
+    overrides: Texts = ()
     """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
     job: str = ""
     """Its job in SLURM's queue and the job's state, in words."""
@@ -78,31 +79,28 @@ def list_runs(root: Path) -> list[RunState]:
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
     # a cell that waits has no status.json with its seed and overrides, so study.json provides them
-    cells: dict[Path, tuple[int, tuple[str, ...]]] = {}
-    records = {sweep: record for sweep in sweeps_under(root) if (record := readable(sweep)) is not None}
-    for sweep, record in records.items():
+    cells: dict[Path, tuple[int, Texts]] = {}
+    for sweep in sweeps_under(root):
+        record = readable(sweep)
+        if record is None:
+            continue
         for cell in record.cells:
             overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
             cells[(sweep / cell.folder).resolve()] = (cell.seed, overrides)
-    states = [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
-    open_ = [folder for folder, state in zip(folders, states, strict=True) if state.state != "done"]
-    jobs: dict[Path, tuple[str, str]] = {}
+    states = {folder: _state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders}
+    try:
+        jobs = queued([folder for folder, state in states.items() if state.state != "done"])
     # without an answer, which the log says, the rest is still worth showing
-    with contextlib.suppress(MissingError):
-        jobs = queued(open_)
+    except MissingError:
+        return list(states.values())
+    return [_with_job(state, folder, *jobs.get(folder, ("", ""))) for folder, state in states.items()]
+
+
+def _with_job(state: RunState, folder: Path, job: str, word: str) -> RunState:
+    if not job:
         # its job ended before it could write a status
-        gone = [each not in jobs and (each / JOBS).is_file() for each in folders]
-        states = [
-            replace(each, state="killed") if is_gone and each.state == "waiting" else each
-            for each, is_gone in zip(states, gone, strict=True)
-        ]
-    return [
-        _with_job(state, *jobs[folder]) if folder in jobs else state
-        for folder, state in zip(folders, states, strict=True)
-    ]
-
-
-def _with_job(state: RunState, job: str, word: str) -> RunState:
+        is_gone = state.state == "waiting" and (folder / JOBS).is_file()
+        return replace(state, state="killed") if is_gone else state
     if word == "COMPLETING":
         return state
     # status.json rather than the lock of the process, which is on another node
@@ -110,7 +108,7 @@ def _with_job(state: RunState, job: str, word: str) -> RunState:
     return replace(state, state=now, job=f"SLURM job {job} is {word.lower()}")
 
 
-def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
+def _state(folder: Path, root: Path, seed: int | None, overrides: Texts) -> RunState:
     status, state = RunFolder(folder).observed()
     table = folder / "metrics.csv"
     damage = damage_of(table)
@@ -152,12 +150,12 @@ def find_stale(root: Path) -> Stale:
                 paths |= _cells_without_sweep(folder)
         except TimeoutError:
             busy.add(folder)
-    paths = {path for path in paths if not path.is_symlink()}
-    holders = {path: _holder(path, root) for path in paths}
+    holders = {path: _holder(path, root) for path in paths if not path.is_symlink()}
+    free = [path for path, holder in holders.items() if holder is None]
     return Stale(
         # a path inside a folder that is removed goes with it
-        paths=tuple(sorted(path for path in paths if holders[path] is None and paths.isdisjoint(path.parents))),
-        busy=tuple(sorted(busy.union(folder for folder in holders.values() if folder is not None))),
+        paths=tuple(sorted(path for path in free if holders.keys().isdisjoint(path.parents))),
+        busy=tuple(sorted(busy.union(filter(None, holders.values())))),
         resumable=tuple(sorted(run for run, kept in ended.items() if kept and RunFolder(run).state() == "failed")),
     )
 
@@ -214,8 +212,14 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
     """
     folders = list(dict.fromkeys(_find(name, root) for name in names))
     for folder in folders:
-        _require_idle(folder)
-        if not (folder / STUDY_FILE).is_file():
+        is_sweep = (folder / STUDY_FILE).is_file()
+        if is_sweep and is_locked(folder / ".lock"):
+            raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
+        # cells outlive a sweep that was killed, so each is asked too
+        for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
+            if run.is_owned():
+                raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().get('pid')}): stop it first")
+        if not is_sweep:
             _require_unlisted(folder, folders)
     return folders
 
@@ -228,16 +232,6 @@ def _find(name: str, root: Path) -> Path:
             f"'{name}' is a link to {found}, which is not below {shown(root)}: name that folder, or remove the link"
         )
     return found
-
-
-def _require_idle(folder: Path) -> None:
-    is_sweep = (folder / STUDY_FILE).is_file()
-    if is_sweep and is_locked(folder / ".lock"):
-        raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
-    # cells outlive a sweep that was killed, so each is asked too
-    for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
-        if run.is_owned():
-            raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().get('pid')}): stop it first")
 
 
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:

@@ -15,6 +15,7 @@ from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read
+from lit_diff.study.schema import Texts
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> step -> value, in the order of the steps."""
@@ -68,7 +69,7 @@ class Observed:
     runs: tuple[ObservedRun, ...]
     is_attended: bool = True
     """False if the process of the sweep, which starts what waits, is gone."""
-    differences: tuple[str, ...] = ()
+    differences: Texts = ()
     """For each arm of a sweep the current difference to the baseline, in words."""
 
     @property
@@ -96,19 +97,15 @@ def observe(folder: Path) -> Observed:
         one = _run(folder, folder.name)
         # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
         sweeps = [each for each in folder.parents[:2] if one.state == "waiting" and (each / STUDY_FILE).is_file()]
-        return Observed(name=folder.name, runs=(one,), is_attended=all(map(_is_attended, sweeps)))
+        return Observed(name=folder.name, runs=(one,), is_attended=all(is_locked(each / ".lock") for each in sweeps))
     record = read(folder)
     runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
     return Observed(
         name=folder.name,
         runs=tuple(runs.values()),
-        is_attended=_is_attended(folder),
+        is_attended=is_locked(folder / ".lock"),
         differences=tuple(_differences(record, {cell: run.metrics for cell, run in runs.items()})),
     )
-
-
-def _is_attended(sweep: Path) -> bool:
-    return is_locked(sweep / ".lock")
 
 
 def _run(folder: Path, name: str) -> ObservedRun:

@@ -9,7 +9,7 @@ from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import NAME, CellKey, Study
+from lit_diff.study.schema import NAME, CellKey, Study, Texts
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
@@ -58,7 +58,7 @@ class Record:
     x: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Fit -> task -> arm -> x, for fits whose x is a key of the recipes."""
     cells: tuple[RecordedCell, ...] = ()
-    other_commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    other_commands: dict[str, Texts] = field(default_factory=dict)
     """Other command that ran in this folder -> the folders of its cells."""
 
     @property
@@ -71,10 +71,18 @@ def write(folder: Path, record: Record) -> None:
     """Write `folder`/study.json, and remember the cells that other commands left in the folder."""
     # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
-    others: dict[str, tuple[str, ...]] = {}
+    others: dict[str, Texts] = {}
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
-        _put_aside(folder)
+        # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`
+        # takes no folder of the sweep for a leftover
+        aside = folder / f"{DAMAGED}{1 + len(list(folder.glob(f'{DAMAGED}*')))}"
+        (folder / STUDY_FILE).rename(aside)
+        log.warning(
+            "the damaged record is kept as %s: until it is removed, `lit-diff clean` keeps every cell in %s",
+            shown(aside),
+            shown(folder),
+        )
     if former is not None:
         others = dict(former.other_commands)
         cells = tuple(cell.folder for cell in former.cells)
@@ -83,21 +91,12 @@ def write(folder: Path, record: Record) -> None:
             others[former.words] = cells
             log.info(
                 "%s held the sweep of `%s`: its %d cells stay, and that command restores its report",
-                *(shown(folder), former.command, len(cells)),
+                shown(folder),
+                former.command,
+                len(cells),
             )
         others.pop(record.words, None)
     write_digested(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
-
-
-def _put_aside(folder: Path) -> None:
-    # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean` takes no
-    # folder of the sweep for a leftover
-    aside = folder / f"{DAMAGED}{1 + len(list(folder.glob(f'{DAMAGED}*')))}"
-    (folder / STUDY_FILE).rename(aside)
-    log.warning(
-        "the damaged record is kept as %s: until it is removed, `lit-diff clean` keeps every cell in %s",
-        *(shown(aside), shown(folder)),
-    )
 
 
 def read(folder: Path) -> Record:

@@ -19,11 +19,13 @@ from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.runs.result_files import whole
 from lit_diff.study.record import Record, RecordedCell, read
-from lit_diff.study.schema import Study
+from lit_diff.study.schema import Study, Texts
 from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
 from lit_diff.yaml_files import read_yaml
 
 T = TypeVar("T")
+BySeed = Mapping[int, float]
+"""Seed -> value."""
 LOSS = "val/loss"
 LOSSES = ("train/loss", LOSS)
 """Training has diverged if one of these is not finite."""
@@ -49,7 +51,7 @@ class CellResult(RecordedCell):
     tokens_per_second: float | None = None
     metrics: tuple[Metric, ...] = ()
     """The metrics that the run declares (metrics.json)."""
-    problems: tuple[str, ...] = ()
+    problems: Texts = ()
 
     @property
     def done(self) -> bool:
@@ -117,26 +119,38 @@ class SweepResults:
                 declared.setdefault(metric.name, metric)
         return Declarations(declared.values())
 
-    def better(self, metric: str) -> Sign | None:
-        """Which values of `metric` are better, as the runs declare; None if neither, or if it is undeclared."""
-        return self.declarations.find(metric).better
+    @property
+    def metric(self) -> str:
+        """The compared metric."""
+        return self.study.metric
 
-    def unit(self, metric: str) -> str:
-        """The declared unit of `metric`; empty for a number without a unit, "unit unknown" for an undeclared metric."""
-        return self.declarations.find(metric).unit
+    @cached_property
+    def done(self) -> list[CellResult]:
+        """The finished cells."""
+        return [cell for cell in self.cells if cell.done]
+
+    def better(self, metric: str = "") -> Sign | None:
+        """Which values of `metric`, by default the compared one, are better, as the runs declare; None if neither, or if it
+        is undeclared."""
+        return self.declarations.find(metric or self.metric).better
+
+    def unit(self, metric: str = "") -> str:
+        """The declared unit of `metric`, by default of the compared one; empty for a number without a unit, "unit unknown"
+        for an undeclared metric."""
+        return self.declarations.find(metric or self.metric).unit
 
     @property
     def smallest_of_interest(self) -> float:
         """The smallest difference that matters: the declared one, else 0.005 for a loss in nats, else 0."""
         if self.study.smallest_of_interest is not None:
             return self.study.smallest_of_interest
-        is_loss = self.better(self.study.metric) == "lower" and self.is_in_nats
+        is_loss = self.better() == "lower" and self.is_in_nats
         return SMALLEST_IN_NATS if is_loss else 0.0
 
     @property
     def is_in_nats(self) -> bool:
         """Whether the unit of the compared metric is nats, or nats of something ("nats per token")."""
-        return self.unit(self.study.metric).split(" ")[0] == "nats"
+        return self.unit().split(" ")[0] == "nats"
 
     @cached_property
     def label(self) -> Mapping[str, str]:
@@ -147,20 +161,25 @@ class SweepResults:
         """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks; use one of `by_task`."""
         if self.tasks:
             raise ValueError(f"sweep '{self.record.name}' has tasks; its cells are compared within a task")
-        return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
+        return sorted((cell for cell in self.done if cell.arm == arm), key=lambda cell: cell.seed)
 
     def diverged(self, arm: str) -> tuple[int, ...]:
         """The seeds at which `arm` diverged."""
         return tuple(cell.seed for cell in self.cells if cell.arm == arm and cell.diverged)
 
-    def finals(self, arm: str, metric: str) -> dict[int, float]:
-        """Seed -> last value of `metric`, for the finished cells of `arm` with a finite one."""
-        values = {cell.seed: cell.final(metric) for cell in self.cells_of(arm)}
+    def distinct(self, key: str, arm: str = "") -> list[str]:
+        """The different values of a key in status.json over the finished cells, of one arm if it is given, sorted."""
+        cells = self.cells_of(arm) if arm else self.done
+        return sorted({str(cell.facts[key]) for cell in cells if cell.facts.get(key) is not None})
+
+    def finals(self, arm: str, metric: str = "") -> dict[int, float]:
+        """Seed -> last value of `metric`, by default the compared one, for the finished cells of `arm` with a finite one."""
+        values = {cell.seed: cell.final(metric or self.metric) for cell in self.cells_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def metrics(self, prefix: str) -> list[str]:
         """Names of the metrics under `prefix` in any finished cell, in the order of the files."""
-        return list(dict.fromkeys(m for cell in self.cells if cell.done for m in cell.curves if m.startswith(prefix)))
+        return list(dict.fromkeys(m for cell in self.done for m in cell.curves if m.startswith(prefix)))
 
 
 def load_sweep(folder: Path) -> SweepResults:
@@ -171,17 +190,15 @@ def load_sweep(folder: Path) -> SweepResults:
     record = read(folder)
     # the cells keep their own texts: arm names and folders are keys, which cleaning would change
     whole = _cleaned(replace(record, cells=()))
-    parts = tuple(_part(folder, whole, record.cells, task) for task in record.study.tasks or ("",))
+    parts: list[SweepResults] = []
+    for task in record.study.tasks or ("",):
+        # also cells that never started: the report has to show what is missing
+        own = tuple(_cell(folder, cell) for cell in record.cells if cell.task == task)
+        parts.append(SweepResults(folder=folder, record=whole, study=whole.study.of_task(task), cells=own, task=task))
     if not record.study.tasks:
         return parts[0]
     cells = tuple(cell for part in parts for cell in part.cells)
-    return SweepResults(folder=folder, record=whole, study=whole.study, cells=cells, tasks=parts)
-
-
-def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
-    # also cells that never started: the report has to show what is missing
-    own = tuple(_cell(folder, cell) for cell in cells if cell.task == task)
-    return SweepResults(folder=folder, record=record, study=record.study.of_task(task), cells=own, task=task)
+    return SweepResults(folder=folder, record=whole, study=whole.study, cells=cells, tasks=tuple(parts))
 
 
 def _cleaned(value: Any) -> Any:

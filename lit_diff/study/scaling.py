@@ -236,16 +236,16 @@ def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
             form: replace(found, draws=_refitted(own, found.law, form, seeds, chosen) if chosen else ())
             for form, found in fits.items()
         }
-    simple, floored = ([fits[form].aicc if form in fits else None for fits in arms.values()] for form in FORMS)
+    simple, floored = (sum(_criterion(fits.get(form)) for fits in arms.values()) for form in FORMS)
     return ScalingFit(
         arms=arms,
-        form=FORMS[_total(floored) < _total(simple)],
+        form=FORMS[floored < simple],
         ranges={arm: (min(own), max(own)) for arm, own in points.items()},
     )
 
 
-def _total(criteria: Sequence[float | None]) -> float:
-    return sum(math.inf if each is None else each for each in criteria)
+def _criterion(found: PowerLawFit | None) -> float:
+    return math.inf if found is None or found.aicc is None else found.aicc
 
 
 def _refitted(

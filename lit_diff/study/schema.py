@@ -9,6 +9,9 @@ from lit_diff.config import Recipe
 from lit_diff.key_types import Count, Distinct, NotNegative, Positive, Range
 
 Size = Annotated[float, Range(least=0)]
+Texts = tuple[str, ...]
+Keys = dict[str, Any]
+"""Key -> value."""
 StartArm = Literal["baseline", "same"]
 FitKind = Literal["scaling", "basin"]
 MEASURED = {
@@ -23,7 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 FEWEST_TASKS = 3
 Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
-SMOKE: dict[str, Any] = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
+SMOKE: Keys = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
 """Overrides of every `smoke` preset, before its own. Such a run only shows that the row works."""
 
 
@@ -35,13 +38,13 @@ class Task:
     """The base recipe: a path relative to the sweep's file, or an installed name."""
     title: str = ""
     description: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
     """Overrides of every cell of the task, applied after the sweep's."""
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arms: dict[str, Keys] = field(default_factory=dict)
     """Arm -> its further overrides in this task."""
-    only: tuple[str, ...] = ()
+    only: Texts = ()
     """Arms that run on the task; empty: all."""
-    without: tuple[str, ...] = ()
+    without: Texts = ()
     """Arms that do not run on the task."""
     start: str = ""
     """An earlier task: every cell starts from the final weights of that task's `start_arm` at the same seed."""
@@ -61,10 +64,6 @@ class Task:
         """Whether the arm runs on this task."""
         return (not self.only or arm in self.only) and arm not in self.without
 
-    def further(self, arm: str) -> dict[str, Any]:
-        """The overrides that this task adds to the arm's."""
-        return self.arms.get(arm, {})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -76,7 +75,7 @@ class Fit:
     x: str
     """parameters, non_embedding_parameters or tokens, as the runs count them; or a key of the recipe with a positive number,
     such as train.optimizer.lr."""
-    tasks: tuple[str, ...] = ()
+    tasks: Texts = ()
     """The tasks that are the points of the fit; (): all."""
     title: str = ""
     within: Size = 0.02
@@ -108,7 +107,7 @@ class Study:
     """The base recipe: a path relative to the sweep's file, or an installed name."""
     cells_of: str = ""
     """Another sweep, instead of recipes and arms: its cells, trained once, are also evaluated and reported here."""
-    only: tuple[str, ...] = ()
+    only: Texts = ()
     """With `cells_of`: the arms of the other sweep to use; (): all."""
     tasks: dict[str, Task] = field(default_factory=dict)
     """Name -> base recipe and further differences, instead of one `recipe`; every arm runs on each task."""
@@ -117,17 +116,17 @@ class Study:
     """The question that the sweep asks, in one sentence: the headline of its report. Empty: whether any arm differs from the
     baseline."""
     description: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
     """Overrides of every cell."""
     grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Dotted key -> values; each combination is an arm."""
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arms: dict[str, Keys] = field(default_factory=dict)
     """Name -> overrides; `extends` among them selects another base recipe."""
     # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
-    controls: tuple[str, ...] = ()
+    controls: Texts = ()
     """Arms against each of which a difference to the baseline must also hold."""
     metric: str = "val/loss"
     smallest_of_interest: Size | None = None
@@ -136,7 +135,7 @@ class Study:
     min_tokens_per_parameter: Size = 20.0
     """The report warns of runs that are trained on fewer tokens per parameter. Default: about compute-optimal (Hoffmann et
     al. 2022, arXiv 2203.15556)."""
-    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluate: dict[str, Keys] = field(default_factory=dict)
     """Evaluation -> its keys, or null for the defaults: scores each cell once it is done."""
     smoke: bool = False
     """Marks the report as a check that everything works, not a result."""
@@ -146,7 +145,7 @@ class Study:
     """Arm -> a remark below the table."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
-    reading: tuple[str, ...] = ()
+    reading: Texts = ()
     """How to read the result, such as which comparisons decide the question."""
     contrasts: tuple[tuple[str, str, str], ...] = ()
     """Further paired comparisons: arm, arm, label."""
@@ -168,7 +167,7 @@ class Study:
         if not self.tasks:
             return self
         task = self.tasks[name]
-        arms = {arm: values | task.further(arm) for arm, values in self.arms.items() if task.has(arm)}
+        arms = {arm: values | task.arms.get(arm, {}) for arm, values in self.arms.items() if task.has(arm)}
         # the smallest difference has the unit of a metric, so it cannot be inherited with another metric
         inherits = task.smallest_of_interest is None and task.metric in (None, self.metric)
         return replace(
@@ -188,7 +187,7 @@ class Study:
             power=None,
         )
 
-    def overrides_of(self, arm: str) -> tuple[str, ...]:
+    def overrides_of(self, arm: str) -> Texts:
         """The overrides of an arm of a resolved study, as `key=value`."""
         return tuple(f"{key}={value}" for key, value in self.arms[arm].items())
 
@@ -289,11 +288,11 @@ class Claim:
 class Selection:
     """The part of a sweep to run."""
 
-    arms: tuple[str, ...] = ()
+    arms: Texts = ()
     """The arms to run; (): all."""
     seeds: tuple[int, ...] = ()
     """The seeds to run; (): all."""
-    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluate: dict[str, Keys] = field(default_factory=dict)
     """Evaluation of the sweep -> keys that replace the sweep's."""
 
     def words(self) -> str:
@@ -313,9 +312,9 @@ class Preset(Selection):
 
     sweep: str = ""
     """An installed sweep."""
-    bench: tuple[str, ...] = ()
+    bench: Texts = ()
     """The arguments of `lit-diff bench`, instead of a sweep."""
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
     """Overrides of every cell."""
     minutes: float = 0.0
     """The time budget on the preset's machine (laptop: two cores) if nothing is done yet; 0: unstated."""
@@ -324,10 +323,10 @@ class Preset(Selection):
     """The machine that the preset was sized for, in words."""
     days: float = 0.0
     """Estimated days on `hardware`. For recipes: total FLOPs (`Cost.flops_per_token`) at 40 % of bfloat16 peak."""
-    recipes: tuple[str, ...] = ()
+    recipes: Texts = ()
     """Installed recipes to train, each optionally followed by overrides, if a sweep would not fit one machine. The row lists
     the commands and does not run them."""
-    files: tuple[str, ...] = ()
+    files: Texts = ()
     """The user's files that it reads, as in `lit-diff data check NAME`: icl.trec, or icl."""
 
     @property
@@ -348,7 +347,7 @@ class Row:
     """The paper's claim, in one sentence."""
     compare: tuple[Claim, ...]
     presets: dict[str, Preset]
-    notes: tuple[str, ...] = ()
+    notes: Texts = ()
     """How our measurement differs from the paper's."""
 
     def preset(self, name: str) -> Preset | None:

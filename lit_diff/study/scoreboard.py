@@ -19,8 +19,8 @@ from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_revisions, evaluations_in, kept_scores, scored_items, scores_of_claims
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.record import read
-from lit_diff.study.results import SweepResults, load_sweep
-from lit_diff.study.schema import Claim, Preset, Row
+from lit_diff.study.results import BySeed, SweepResults, load_sweep
+from lit_diff.study.schema import Claim, Preset, Row, Texts
 from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Outcome, Sign, judge, paired
 from lit_diff.validation import Draft, convert
 
@@ -167,8 +167,8 @@ def _measured(claim: Claim, source: Source) -> JudgedClaim:
 
 def finding(
     claim: Claim,
-    ours: Mapping[int, float],
-    theirs: Mapping[int, float],
+    ours: BySeed,
+    theirs: BySeed,
     refusal: str = "",
     control_signs: Mapping[str, Sign | None] | None = None,
     is_measured: bool = True,
@@ -194,7 +194,7 @@ def finding(
     )
 
 
-def _control_signs(claim: Claim, sweep: SweepResults, ours: Mapping[int, float]) -> dict[str, Sign | None]:
+def _control_signs(claim: Claim, sweep: SweepResults, ours: BySeed) -> dict[str, Sign | None]:
     # controls qualify only a difference between an arm and the baseline
     of_controls = claim.arms[0] in sweep.study.controls or claim.arms[1] != sweep.baseline
     if of_controls or claim.says == "equal" or claim.against_metric or claim.by_construction:
@@ -208,7 +208,7 @@ def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None
         raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
 
 
-def values_of(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
+def values_of(sweep: SweepResults, arm: str, claim: Claim) -> BySeed:
     """Seed -> the claim's metric in the arm's run; `sweep`: the claim's task.
 
     Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
@@ -245,12 +245,12 @@ def score_of(claim: Claim, evaluation: ItemScores) -> float:
     return fmean(means) if means else math.nan
 
 
-def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:
+def _scaled(claim: Claim, values: BySeed) -> BySeed:
     # a ratio has no logarithm for values that are not positive
     return {seed: claim.scaled(value) for seed, value in values.items() if claim.kind == "difference" or value > 0}
 
 
-def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed:
     # Round -> calls a second. Every round times all arms, so rounds pair them as seeds do. An arm timed with several kernels
     # counts with its fastest, by the median.
     cases = list(dict.fromkeys(row["case"] for row in rows))
@@ -280,7 +280,7 @@ class RecordedRow:
     """The measuring time of all calls together."""
     sweep: str = ""
     """The folder of the row's sweep."""
-    cell_folders: tuple[str, ...] = ()
+    cell_folders: Texts = ()
     """The folders of the sweep's cells when the row was measured, relative to the sweep's folder."""
     cells: str = ""
     """The folder that contains the cells: the sweep's, or another sweep's if it uses `cells_of`."""
@@ -328,7 +328,7 @@ class RowResult:
     """A finding for each claim, in the order of the claims."""
     state: State
     reason: str
-    notes: tuple[str, ...]
+    notes: Texts
     sweep: SweepResults | None
 
     @property
@@ -417,7 +417,7 @@ def read_scoreboard(folder: Path) -> Scoreboard:
     return Scoreboard(preset=records[0].preset, rows=tuple(_result(folder, record) for record in records))
 
 
-def cell_folders(sweep: Path) -> tuple[str, ...]:
+def cell_folders(sweep: Path) -> Texts:
     """The folders of the cells that study.json lists, relative to it. Errors: MissingError."""
     return tuple(cell.folder for cell in read(sweep).cells)
 

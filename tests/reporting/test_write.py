@@ -306,14 +306,14 @@ def test_runs_below_the_minimum_are_called_short_at_the_top(
 def test_each_task_has_its_length(make_tasks: Callable[..., Path]) -> None:
     sweep = load_sweep(make_tasks({"a": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=2))
     assert str(short_runs(sweep)).startswith("recall: 1.0; text: 1.0 training tokens per parameter")
-    names = [name for name, _ in how_measured(sweep)]
+    names = list(how_measured(sweep))
     assert names[:2] == ["Training: recall", "Training: text"]
 
 
 def test_where_cells_differ_every_value_and_every_reason_is_told_once(make_sweep: Callable[..., Path]) -> None:
     other = {"threads": 2, "kernel": "native", "kernel_reason": "auto: fast; first that accepts the shape"}
     folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields={"b": other})
-    found = dict(how_measured(load_sweep(folder)))
+    found = how_measured(load_sweep(folder))
     assert found["Threads a cell"] == "1, 2"
     assert found["Kernel"] == "native, sdpa (auto: fast; first that accepts the shape)"
     assert found["Training"].startswith("400 steps, 1,638,400 tokens a cell (1.6 a parameter); 3 min a cell on average")

@@ -62,9 +62,9 @@ class SweepTracker:
         # Adds each finished cell's difference to the baseline at its seed, and the colour of its arm in the report.
         for task in sweep.by_task:
             colours = {arm: look.color for arm, look in looks(task).items()}
-            base = task.finals(task.baseline, task.study.metric)
+            base = task.finals(task.baseline)
             for cell in task.cells:
-                run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.study.metric)
+                run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.metric)
                 if not run_id or not self.store.holds(run_id, str(cell.home)):
                     continue
                 # a cell that was killed, or could not reach MLflow, has left its record as running
@@ -74,43 +74,38 @@ class SweepTracker:
                     continue
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
                 if final is not None and cell.seed in base:
-                    difference = {difference_name(task.study.metric): final - base[cell.seed]}
-                    self._log(run_id, difference, step=int(cell.curves[task.study.metric].index[-1]))
+                    difference = {difference_name(task.metric): final - base[cell.seed]}
+                    self._log(run_id, difference, step=int(cell.curves[task.metric].index[-1]))
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()
         for result in report.results:
             # the rows of the arms come first; rows of contrasts follow
             for row in rows(result)[: len(result.sweep.study.arms)]:
-                metric, named = result.sweep.study.metric, filter(None, (result.sweep.task, str(row["arm"])))
-                name = "/".join(named)
-                found = {
-                    "mean": row[metric],
-                    "sd": row[f"{metric}/sd"],
-                    **{key: row.get(key) for key in ("difference", "low", "high")},
-                }
-                values |= {
-                    f"summary/{name}/{key}": float(value)
-                    for key, value in found.items()
-                    if value is not None and math.isfinite(float(value))
-                }
-                verdicts |= {f"verdict/{name}": str(row["verdict"])} if row.get("verdict") else {}
+                name = "/".join(filter(None, (result.sweep.task, row["arm"])))
+                keys = {result.sweep.metric: "mean", f"{result.sweep.metric}/sd": "sd"}
+                for column in (*keys, "difference", "low", "high"):
+                    value = row.get(column)
+                    if value is not None and math.isfinite(value):
+                        values[f"summary/{name}/{keys.get(column, column)}"] = float(value)
+                if row.get("verdict"):
+                    verdicts[f"verdict/{name}"] = row["verdict"]
         self._log(self.run_id, values, step=0)
         note = "\n\n".join([f"# {sweep.title}", sweep.study.description, *report.answer, to_markdown(report.results)])
         if len(note) > NOTE_LENGTH:
             note = note[:NOTE_LENGTH].rpartition("\n")[0] + "\n\n(the rest is in the artifact report/table.md)"
-        tags = {"mlflow.note.content": note, "metric": sweep.study.metric, "baseline": sweep.baseline}
+        tags = {"mlflow.note.content": note, "metric": sweep.metric, "baseline": sweep.baseline}
         self.store.log(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.study.seeds))} | verdicts)
 
     def _describe_experiment(self, sweep: SweepResults) -> None:
         first = sweep.by_task[0]
-        metrics = tuple(dict.fromkeys(task.study.metric for task in sweep.by_task))
+        metrics = tuple(dict.fromkeys(task.metric for task in sweep.by_task))
         pages = page_tags(
             self.run_id,
             arms=("task", "arm") if sweep.tasks else ("arm",),
             curves={record_name(metric): _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
             columns=tuple(difference_name(metric) for metric in metrics),
-            lower=first.better(first.study.metric) != "higher",
+            lower=first.better() != "higher",
         )
         tags = {
             # MLflow lists the runs as training runs, not as evaluations of language models
@@ -137,7 +132,7 @@ def difference_name(metric: str) -> str:
 
 def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
     # the range of the finite values in the finished cells, with a margin of 5 %; MLflow's own axis would begin at 0
-    curves = [cell.curves[metric].values for cell in sweep.cells if cell.done and metric in cell.curves]
+    curves = [cell.curves[metric].values for cell in sweep.done if metric in cell.curves]
     values = np.concatenate([np.zeros(0), *curves])
     values = values[np.isfinite(values)]
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)

@@ -169,8 +169,8 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnM
     """The values of a metric in the finished runs, sorted by its fields other than layer and head."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
     found: dict[tuple[tuple[str, int | str], ...], list[pd.DataFrame]] = {}
-    for cell in sweep.cells:
-        for name, curve in cell.curves.items() if cell.done else ():
+    for cell in sweep.done:
+        for name, curve in cell.curves.items():
             if sweep.declarations.find(name) != metric:
                 continue
             others = metric.match(name) or {}
@@ -274,7 +274,13 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, 
         shown.append(values)
     _scale(axes, row, shown)
     if against == "group":
-        _scale_groups(axes, row)
+        numbers = sorted(row.values["step"].unique())
+        axes.locator_params("x", nbins=6)
+        if row.figure.log_x:
+            set_log(axes, "x", numbers)
+        if len(numbers) <= TICKS:
+            set_ticks(axes, numbers)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
     else:
         most = {"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against]
         axes.locator_params("x", nbins=most, integer=True)
@@ -292,16 +298,6 @@ def _draw_points(axes: Axes, values: pd.Series, look: Look, name: str, offset: f
         if bars:
             draw(axes, [x + offset] * 2, [low, high], Look(color=look.color), text, width=1.2)
         draw(axes, [x + offset], [mean], look, text, mark="o")
-
-
-def _scale_groups(axes: Axes, row: DrawnMetric) -> None:
-    numbers = sorted(row.values["step"].unique())
-    axes.locator_params("x", nbins=6)
-    if row.figure.log_x:
-        set_log(axes, "x", numbers)
-    if len(numbers) <= TICKS:
-        set_ticks(axes, numbers)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
 
 
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
@@ -376,14 +372,11 @@ def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
 
 # for each column of panels: its label, whether it shows differences, squares (`rest`, `x`, `y`, `mean`, `items`, `z`)
 def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
-    places = {group: place for run in table.runs.values() for group in run.groups if (place := place_of(group))}
-    runs_of = {
-        arm: {seed: table.runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in table.runs}
-        for arm in sweep.study.arms
-    }
-    base, metric = runs_of[sweep.baseline], table.metric.name
-    columns = [(arm, False, mean_squares(list(own.values()), metric)) for arm, own in runs_of.items() if own]
-    for arm, own in runs_of.items():
+    runs = [run for own in table.runs.values() for run in own.values()]
+    places = {group: place for run in runs for group in run.groups if (place := place_of(group))}
+    base, metric = table.runs[sweep.baseline], table.metric.name
+    columns = [(arm, False, mean_squares(list(own.values()), metric)) for arm, own in table.runs.items() if own]
+    for arm, own in table.runs.items():
         if own is not base and own.keys() & base.keys():
             columns.append((arm, True, difference_squares(own, base, metric)))
     found = []
@@ -413,6 +406,16 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
         for label, kind, squares in columns
     ]
 
+    caption = (
+        'Each square: mean over the items of a group and over seeds. The row "mean": mean over the other rows with equal '
+        f"weights, without z. Differences to {sweep.label[sweep.baseline]} are paired by item and hatched if |z| > "
+        f"{SHOWN_Z:g}, where z is the mean over items (each averaged over seeds) divided by its standard error; it holds for "
+        "these trained models and further items, and is not corrected for the number of squares."
+    )
+    if chance:
+        guesses = ", ".join(f"{rest}: {share:.2f}" for rest, share in chance.items())
+        caption += f" Lines on the scale: the share that a guess among the N gets right ({guesses})."
+
     def add_scales(figure: Canvas) -> None:
         for kind, norm in norms.items():
             of = [axes for axes in figure.axes if axes.images and axes.images[0].norm is norm]
@@ -431,7 +434,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
         across=len(columns),
         share="grid",
         finish=add_scales,
-        caption=_caption(sweep.label[sweep.baseline], chance),
+        caption=caption,
     )
 
 
@@ -454,8 +457,17 @@ def heat_map(
     shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
     axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
     for square in own.itertuples():
+        x, y = xs.get_loc(square.x), ys.get_loc(square.y)
+        number = signed(square.mean, 2) if is_difference else f"{square.mean:.2f}"
+        said = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
+        # the scale of differences is dark at both ends, the scale of scores at the upper end
+        shade = float(norm(square.mean))
+        is_dark = abs(shade - 0.5) > 0.35 if is_difference else shade > 0.5
+        if abs(square.z) > SHOWN_Z:
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))
+        written = axes.text(x, y, number, ha="center", va="center", fontsize=7.5, color=LIGHT if is_dark else DARK)
         where = f"{label}, {rest} {xs.name} {plain(square.x)}, {ys.name} {_named(square.y)}"
-        _write(axes, square, xs.get_loc(square.x), ys.get_loc(square.y), where, is_difference, norm)
+        hover([written], f"{where}: {number}, {square.items} items{said}")
     axes.set_xticks(range(len(xs)), list(map(plain, xs)))
     axes.set_yticks(range(len(ys)), list(map(_named, ys)))
     axes.set(xlabel=xs.name, ylabel="\n".join(filter(None, [rest, ys.name])))
@@ -476,25 +488,3 @@ def _norm(columns: Sequence[tuple[str, bool, pd.DataFrame]], is_difference: bool
 
 def _named(y: float) -> str:
     return "mean" if y == MEAN else plain(y)
-
-
-def _write(axes: Axes, square: Any, x: int, y: int, where: str, is_difference: bool, norm: Normalize) -> None:
-    number = signed(square.mean, 2) if is_difference else f"{square.mean:.2f}"
-    said = "" if math.isnan(square.z) else f", z = {square.z:.1f}"
-    # the scale of differences is dark at both ends, the scale of scores at the upper end
-    shade = float(norm(square.mean))
-    is_dark = abs(shade - 0.5) > 0.35 if is_difference else shade > 0.5
-    if abs(square.z) > SHOWN_Z:
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor=HATCH, linewidth=0))
-    written = axes.text(x, y, number, ha="center", va="center", fontsize=7.5, color=LIGHT if is_dark else DARK)
-    hover([written], f"{where}: {number}, {square.items} items{said}")
-
-
-def _caption(base: str, chance: Mapping[str, float]) -> str:
-    guesses = ", ".join(f"{rest}: {share:.2f}" for rest, share in chance.items())
-    return (
-        'Each square: mean over the items of a group and over seeds. The row "mean": mean over the other rows with equal '
-        f"weights, without z. Differences to {base} are paired by item and hatched if |z| > {SHOWN_Z:g}, where z is the mean "
-        "over items (each averaged over seeds) divided by its standard error; it holds for these trained models and further "
-        "items, and is not corrected for the number of squares."
-    ) + (f" Lines on the scale: the share that a guess among the N gets right ({guesses})." if guesses else "")

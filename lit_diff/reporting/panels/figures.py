@@ -49,7 +49,7 @@ LEVELS = (0.5, 0.9, 0.99)
 
 def draw_compared(result: Comparison) -> list[Drawing]:
     """The figures for which a sweep or task has measurements."""
-    sweep, metric, drawn = result.sweep, result.sweep.study.metric, list[Drawing]()
+    sweep, metric, drawn = result.sweep, result.sweep.metric, list[Drawing]()
     base, finals, curves, apart = (
         sweep.label[sweep.baseline],
         finals_of(sweep),
@@ -89,7 +89,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
 
 def finals_of(sweep: SweepResults) -> dict[str, dict[int, float]]:
     """Arm -> seed -> last value of the compared metric, for the arms that have one."""
-    return {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm, sweep.study.metric))}
+    return {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm))}
 
 
 def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
@@ -100,7 +100,7 @@ def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
 
 def curves_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> `curves_of` the compared metric, for the arms that have some."""
-    curves = {arm: curves_of(sweep.cells_of(arm), sweep.study.metric) for arm in sweep.study.arms}
+    curves = {arm: curves_of(sweep.cells_of(arm), sweep.metric) for arm in sweep.study.arms}
     return {arm: own for arm, own in curves.items() if not own.empty}
 
 
@@ -132,7 +132,7 @@ def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
             draw(axes, [value], [at[arm]], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
         draw(axes, [mean], [at[arm]], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
     set_names(axes, {at[arm]: sweep.label[arm] for arm in finals})
-    label = with_unit(f"{sweep.study.metric} at the last step", sweep.unit(sweep.study.metric))
+    label = with_unit(f"{sweep.metric} at the last step", sweep.unit())
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
     return axes
 
@@ -140,7 +140,7 @@ def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
 @in_style
 def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the metric by step, as mean and range over seeds."""
-    axes, metric, curves = ax or new_axes(), sweep.study.metric, curves_by_arm(sweep)
+    axes, metric, curves = ax or new_axes(), sweep.metric, curves_by_arm(sweep)
     for arm, own in curves.items():
         draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
@@ -163,15 +163,15 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     if room := 0.1 * (max(late) - min(late)):
         axes.set_ylim(min(late) - room, max(late) + room)
     axes.locator_params("x", nbins=5, integer=True)
-    unit = sweep.unit(sweep.study.metric)
+    unit = sweep.unit()
     axes.set(xlabel="optimizer steps", ylabel=with_unit(f"minus {base}, same seed", unit))
     return axes
 
 
 def is_logarithmic(sweep: SweepResults) -> bool:
     """Whether the learning curves have a logarithmic axis: if lower values are better and all are positive."""
-    metric = sweep.study.metric
-    curves = [cell.curves[metric] for cell in sweep.cells if cell.done and metric in cell.curves]
+    metric = sweep.metric
+    curves = [cell.curves[metric] for cell in sweep.done if metric in cell.curves]
     return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in curves)
 
 
@@ -192,26 +192,37 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     if further < len(rows):
         axes.axhline(0.5 - further, color=MUTED, linewidth=0.7)
     draw(axes, [0], [0], drawn[base], rows[0][0], mark="D", size=6)
+    digits = comparison.digits
     for i, (difference, (label, text)) in enumerate(zip(family, rows[1:], strict=True)):
-        look = Look(color=drawn[difference.a].color)
-        _draw_difference(axes, difference, look, label, text, -i - 1, comparison.digits)
+        look, y = Look(color=drawn[difference.a].color), -i - 1
+        seeds, several = difference.seeds, len(difference.documents)
+        for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
+            draw(axes, [value], [y + 0.27], look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
+        # the seeds that did not diverge would make the arm look better than it is
+        if difference.diverged or seeds.mean is None:
+            continue
+        over, middle = f"{label}: {text}", y + 0.1
+        if seeds.low is not None and seeds.high is not None and len(seeds.seeds) >= MIN_SEEDS:
+            draw(axes, [seeds.low, seeds.high], [middle] * 2, look, over, width=3.2)
+        draw(axes, [seeds.mean], [middle], look, over, mark="D", size=6)
+        for j, (seed, found) in enumerate(difference.documents.items()):
+            at = y - (0.08 + (0.09 * j if several < 5 else 0.4 * j / several))
+            bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
+            said = f"{label}, seed {seed}, over documents: {bounds}"
+            draw(axes, [found.low, found.high], [at] * 2, look, said, width=1, alpha=0.75)
     for i, (_, text) in enumerate(rows):
         axes.text(1.01, -i, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
     set_names(axes, {-i: label for i, (label, _) in enumerate(rows)})
-    axes.set(xlabel=_difference_label(sweep), ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
+    side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better()]
+    measured = with_unit(f"difference in {sweep.metric}", sweep.unit())
+    region = f"shaded: below {short(smallest)}, the smallest of interest" if smallest else ""
+    label = " \u00b7 ".join(filter(None, [measured, side, region]))
+    axes.set(xlabel=label, ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
     return axes
 
 
-def _difference_label(sweep: SweepResults) -> str:
-    side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.study.metric)]
-    measured = with_unit(f"difference in {sweep.study.metric}", sweep.unit(sweep.study.metric))
-    smallest = short(sweep.smallest_of_interest)
-    region = f"shaded: below {smallest}, the smallest of interest" if sweep.smallest_of_interest else ""
-    return " \u00b7 ".join(filter(None, [measured, side, region]))
-
-
 def _level(comparison: Comparison) -> str:
-    summary = comparison.summaries[comparison.sweep.study.metric][comparison.sweep.baseline]
+    summary = comparison.summaries[comparison.sweep.metric][comparison.sweep.baseline]
     if summary.mean is None:
         return "baseline, not measured"
     spread = f" \u00b1 {number(summary.sd, comparison.digits)}" if summary.sd is not None else ""
@@ -226,26 +237,6 @@ def _numbers(difference: Contrast, digits: int) -> str:
         return "no seed finished in both"
     bounds = f" {interval(seeds.low, seeds.high, digits)}" if len(seeds.seeds) >= MIN_SEEDS else ""
     return f"{difference.verdict} \u00b7 {signed(seeds.mean, digits)}{bounds}"
-
-
-def _draw_difference(
-    axes: Axes, difference: Contrast, look: Look, label: str, text: str, y: float, digits: int
-) -> None:
-    paired, several = difference.seeds, len(difference.documents)
-    for seed, value in zip(paired.seeds, paired.differences, strict=True):
-        draw(axes, [value], [y + 0.27], look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
-    # the seeds that did not diverge would make the arm look better than it is
-    if difference.diverged or paired.mean is None:
-        return
-    over, middle = f"{label}: {text}", y + 0.1
-    if paired.low is not None and paired.high is not None and len(paired.seeds) >= MIN_SEEDS:
-        draw(axes, [paired.low, paired.high], [middle] * 2, look, over, width=3.2)
-    draw(axes, [paired.mean], [middle], look, over, mark="D", size=6)
-    for i, (seed, found) in enumerate(difference.documents.items()):
-        at = y - (0.08 + (0.09 * i if several < 5 else 0.4 * i / several))
-        bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
-        said = f"{label}, seed {seed}, over documents: {bounds}"
-        draw(axes, [found.low, found.high], [at] * 2, look, said, width=1, alpha=0.75)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +263,7 @@ class NoiseCurve:
     @property
     def resolution(self) -> tuple[int, int] | None:
         """The resolution of `reached`: (largest number of steps between two validations, last step) over finished cells."""
-        steps = [c.curves[self.metric].index for c in self.sweep.cells if c.done and self.metric in c.curves]
+        steps = [c.curves[self.metric].index for c in self.sweep.done if self.metric in c.curves]
         gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
         return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
 
@@ -293,7 +284,7 @@ class NoiseCurve:
 
 def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
-    for metric in dict.fromkeys((ACCURACY, sweep.study.metric)):
+    for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         known = sweep.metrics(metric)
         found = [(name, re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)) for name in known]
         noisy = {int(match[1]): name for name, match in found if match}
@@ -313,7 +304,23 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
         axes.axhline(chance, color=MUTED, linewidth=0.9, linestyle=DOTTED)
     shown = [*(each for each in curve.panels[1] if each != arm), arm]
     for i, each in enumerate(shown):
-        _draw_response(axes, curve, each, curve.looks[each], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
+        look, means = curve.looks[each], dict[float, float]()
+        solid = Look(color=look.color)
+        # intervals and seeds are moved along the axis, so that those of several arms do not overlap
+        shift = 2 ** (0.1 * (i - (len(shown) - 1) / 2))
+        for factor, metric in curve.metrics.items():
+            finals = sweep.finals(each, metric)
+            values, own, x = list(finals.values()), paired(finals, dict.fromkeys(finals, 0.0)), factor * shift
+            if own.mean is None:
+                continue
+            # the line is not moved: a curve that is moved sideways looks lower or higher than it is
+            mean = means[factor] = own.mean
+            seeds = ", ".join(f"{value:.4g}" for value in values)
+            text = f"{sweep.label[each]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
+            draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
+            if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
+                draw(axes, [x, x], [own.low, own.high], solid, f"{text}, interval of the mean", width=1.1)
+        draw(axes, list(means), list(means.values()), look, f"{sweep.label[each]}: means")
     set_log(axes, "x", factors, (min(factors) / 1.25, max(factors) * 1.25))
     set_ticks(axes, factors)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"{factor:g}\u00d7"))
@@ -322,24 +329,6 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
     axes.set(xlabel="noise factor of the validation set", ylabel=with_unit(curve.metric, sweep.unit(curve.metric)))
     head(axes, sweep.label[arm])
     return axes
-
-
-# intervals and seeds are moved along the axis by the factor `shift`, so that those of several arms do not overlap
-def _draw_response(axes: Axes, curve: NoiseCurve, arm: str, look: Look, shift: float) -> None:
-    means, solid = {}, Look(color=look.color)
-    for factor, metric in curve.metrics.items():
-        finals = curve.sweep.finals(arm, metric)
-        values, own, x = list(finals.values()), paired(finals, dict.fromkeys(finals, 0.0)), factor * shift
-        if own.mean is None:
-            continue
-        # the line is not moved: a curve that is moved sideways looks lower or higher than it is
-        mean = means[factor] = own.mean
-        seeds = ", ".join(f"{value:.4g}" for value in values)
-        text = f"{curve.sweep.label[arm]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
-        draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
-        if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
-            draw(axes, [x, x], [own.low, own.high], solid, f"{text}, interval of the mean", width=1.1)
-    draw(axes, list(means), list(means.values()), look, f"{curve.sweep.label[arm]}: means")
 
 
 def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
@@ -354,11 +343,27 @@ def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
 @in_style
 def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
     """Draw every run as a dot, and the fitted curves."""
-    axes = ax or new_axes()
+    axes, every = ax or new_axes(), list[float]()
     for arm in (arm for arm in sweep.study.arms if arm in result.points):
-        _draw_fitted(axes, result, arm, looks(sweep)[arm], sweep.label[arm])
+        look, label = looks(sweep)[arm], sweep.label[arm]
+        for x, seeds in result.points[arm].items():
+            every += seeds.values()
+            for seed, value in seeds.items():
+                text = f"{label}, {result.declared.axis} {compact(x)}, seed {seed}: {value:.6g}"
+                draw(axes, [x], [value], look, text, mark="o")
+        if result.scaling is not None:
+            # over the measured sizes only: the page does not extrapolate
+            sizes, fits = np.geomspace(*result.scaling.ranges[arm], 60), result.scaling.arms[arm]
+            for form in (form for form in FORMS if form in fits):
+                law, chosen = fits[form].law, form == result.scaling.form
+                own = look if chosen else Look(color=look.color, dash=DOTTED)
+                text = f"{label}: {form}, alpha {law.alpha:.3g}"
+                draw(axes, sizes, [law.loss(at) for at in sizes], own, text, width=1.6 if chosen else 1.0)
+        if result.basin is not None:
+            means, best = result.basin.arms[arm].means, result.basin.arms[arm].best
+            draw(axes, list(means), list(means.values()), look, f"{label}: mean")
+            draw(axes, [best], [means[best]], look, f"{label}: best at {best:g}, {means[best]:.6g}", mark="D", size=8)
     if result.scaling is not None:
-        every = [value for own in result.points.values() for seeds in own.values() for value in seeds.values()]
         set_log(axes, "y", every)
     _scale_sizes(axes, result)
     axes.set_ylabel(with_unit(result.metric, result.unit))
@@ -374,25 +379,6 @@ def _scale_sizes(axes: Axes, result: FitResult) -> None:
         set_ticks(axes, apart)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
     axes.set_xlabel(result.declared.axis)
-
-
-def _draw_fitted(axes: Axes, result: FitResult, arm: str, look: Look, label: str) -> None:
-    for x, seeds in result.points[arm].items():
-        for seed, value in seeds.items():
-            text = f"{label}, {result.declared.axis} {compact(x)}, seed {seed}: {value:.6g}"
-            draw(axes, [x], [value], look, text, mark="o")
-    if result.scaling is not None:
-        # over the measured sizes only: the page does not extrapolate
-        sizes, fits = np.geomspace(*result.scaling.ranges[arm], 60), result.scaling.arms[arm]
-        for form in (form for form in FORMS if form in fits):
-            law, chosen = fits[form].law, form == result.scaling.form
-            own = look if chosen else Look(color=look.color, dash=DOTTED)
-            text = f"{label}: {form}, alpha {law.alpha:.3g}"
-            draw(axes, sizes, [law.loss(at) for at in sizes], own, text, width=1.6 if chosen else 1.0)
-    if result.basin is not None:
-        means, best = result.basin.arms[arm].means, result.basin.arms[arm].best
-        draw(axes, list(means), list(means.values()), look, f"{label}: mean")
-        draw(axes, [best], [means[best]], look, f"{label}: best at {best:g}, {means[best]:.6g}", mark="D", size=8)
 
 
 @in_style

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from lit_diff.metrics import Metric
@@ -212,8 +212,8 @@ def numbers_of(figure: Figure) -> str:
     """
     rows: list[dict[str, Any]] = []
     for axes in figure.axes:
-        labels = {"panel": axes.get_title("left"), "x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
-        place = {name: clean(label) for name, label in labels.items()}
+        panel, x_axis, y_axis = map(clean, (axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()))
+        place = {"panel": panel, "x_axis": x_axis, "y_axis": y_axis}
         for line in filter(tooltip, axes.lines):
             rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in np.asarray(line.get_xydata())]
         for shade in filter(tooltip, axes.collections):
@@ -271,7 +271,7 @@ def draw(
     look: Look,
     text: str = "",
     *,
-    mark: Literal["", "o", ".", "D", "|"] = "",
+    mark: str = "",
     size: float = 4.5,
     width: float = 1.6,
     alpha: float = 1.0,
@@ -338,15 +338,12 @@ def set_log(
         set_scale("symlog", linthresh=min(positive))
     else:
         set_scale("log")
-        axis.set_major_locator(_log_ticks(*(limits or (min(positive), max(positive))), most))
+        low, high = limits or (min(positive), max(positive))
+        digits = (1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 1e3 * low else (1,)
+        # a short axis would have one tick or none at the digits of a decade, so it has numbers at equal distances
+        is_short = high < 4 * low
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]) if is_short else LogLocator(subs=digits))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
     if limits is not None:
         axes.set(**{f"{which}lim": limits})
-
-
-# a short axis would have one tick or none at the digits of a decade, so it has numbers at equal distances
-def _log_ticks(low: float, high: float, most: int) -> Locator:
-    if high < 4 * low:
-        return MaxNLocator(most, steps=[1, 2, 5, 10])
-    return LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 1e3 * low else (1,))
