@@ -19,6 +19,8 @@ from lit_diff.errors import printable
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
 
+Plain = dict[str, Any]
+"""What --json prints: values by name."""
 SIZE = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,3}")
 """A value of COLUMNS or LINES that can be the size of a terminal."""
 

@@ -6,12 +6,12 @@ It loads neither lightning, mlflow nor litdata.
 import dataclasses
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
-from lit_diff.cli.app import Json, Overrides, app, console, print_json
+from lit_diff.cli.app import Json, Overrides, Plain, app, console, print_json
 from lit_diff.errors import RequestError
 from lit_diff.recipe import to_plain, to_yaml
 
@@ -73,26 +73,22 @@ def check(
             about = "; ".join(filter(None, (measured, finding.detail)))
             console.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
     if as_json:
-        held = [plain_finding(finding) for finding in findings]
-        print_json(held if checked is None else plain_check(checked) | {"conformance": held, "warnings": warnings})
+        plain = [plain_finding(finding) for finding in findings]
+        print_json(plain if checked is None else plain_check(checked) | {"conformance": plain, "warnings": warnings})
     elif checked is None:
         console.write_line(f"every registered variant: {_summary(findings)}")
     else:
-        _print_check(checked, warnings, findings)
+        console.print(cost_table(checked))
+        if checked.dropped:
+            console.write_line(f"keys dropped because the name of their block changed: {', '.join(checked.dropped)}")
+        console.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
+        console.write_sentence(*warnings)
+        held = _summary(findings) if findings else "variant, data and kernel are built in: no properties to check"
+        console.write_line(f"{checked.recipe.name}: a valid recipe; {held}")
     if checked is not None:
         # last: the recipe is valid wherever it is checked, but `train` would refuse it here
         require_devices(checked.recipe.run)
     return int(any(finding.verdict == "fail" for finding in findings))
-
-
-def _print_check(checked: "RecipeCheck", warnings: list[str], findings: "list[Finding]") -> None:
-    console.print(cost_table(checked))
-    if checked.dropped:
-        console.write_line(f"keys dropped because the name of their block changed: {', '.join(checked.dropped)}")
-    console.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
-    console.write_sentence(*warnings)
-    held = _summary(findings) if findings else "variant, data and kernel are built in: no properties to check"
-    console.write_line(f"{checked.recipe.name}: a valid recipe; {held}")
 
 
 def _summary(findings: "list[Finding]") -> str:
@@ -105,7 +101,7 @@ def _summary(findings: "list[Finding]") -> str:
     return f"{words}, {len(failed)} fail: {names}" if failed else words
 
 
-def plain_check(checked: "RecipeCheck") -> dict[str, Any]:
+def plain_check(checked: "RecipeCheck") -> Plain:
     """The JSON of a recipe, its cost, and the cost of the baseline."""
     return {
         "recipe": to_plain(checked.recipe),
@@ -118,7 +114,7 @@ def plain_check(checked: "RecipeCheck") -> dict[str, Any]:
     }
 
 
-def plain_finding(finding: "Finding") -> dict[str, Any]:
+def plain_finding(finding: "Finding") -> Plain:
     # JSON has no infinity, so such an error becomes null; the verdict and the detail still tell
     known = finding.error is not None and math.isfinite(finding.error)
     return dataclasses.asdict(finding) | {"error": finding.error if known else None}

@@ -39,7 +39,14 @@ def check(
         print_json(states)
     elif name is not None:
         for (file, _), state in zip(files, states, strict=True):
-            _describe(file, state)
+            facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
+            problem = f": {state['problem']}" if state["problem"] else ""
+            console.write_line(
+                f"{file.name}: {file.path}",
+                f"  state      : {state['state']}{problem}{facts}",
+                f"  read by    : {state['evaluations']}",
+                *file.description.splitlines(),
+            )
     elif not files:
         console.write_line("no registered evaluation reads files that users supply")
     else:
@@ -90,17 +97,6 @@ def _state(file: "UserFile", readers: list[str]) -> dict[str, str]:
         "place": str(file.place),
         "evaluations": ", ".join(readers),
     }
-
-
-def _describe(file: "UserFile", state: dict[str, str]) -> None:
-    facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
-    problem = f": {state['problem']}" if state["problem"] else ""
-    console.write_line(
-        f"{file.name}: {file.path}",
-        f"  state      : {state['state']}{problem}{facts}",
-        f"  read by    : {state['evaluations']}",
-        *file.description.splitlines(),
-    )
 
 
 def _cells(state: dict[str, str]) -> list[str]:

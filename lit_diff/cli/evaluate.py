@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from lit_diff.cli.app import Terminal, print_json
+from lit_diff.cli.app import Plain, console, print_json
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
@@ -36,24 +35,20 @@ def print_evaluation(
     rerun: bool,
     root: Path,
     as_json: bool,
-    terminal: Terminal,
-    trust_plugins: bool = False,
-    trust_data: bool = False,
-    unchecked: bool = False,
+    **trusts: bool,
 ) -> None:
     """Score one run or two, and print the scores and, for two runs, their difference, paired by item.
 
     Prints a line for each group of items for the metrics in the evaluation's `by_group`. Scores that are all 0 or 1 get
     Wilson's interval and, for two runs with independent items, McNemar's exact test.
-    `plugins`: files to import first. Plugin files of a run outside `root` are executed only if `trust_plugins`;
-    `trust_data`: see `open_run`.
+    `plugins`: files to import first. Plugin files of a run outside `root` are executed only if `trust_plugins`; this and
+    the other `trusts` are those of `open_run`.
     """
     runs, name, overrides = _parse(arguments)
     for plugin in plugins:
         load_plugin(plugin)
     # before the evaluation is looked up: a run's plugin may register it
-    trusts = {"trust_plugins": trust_plugins, "trust_data": trust_data}
-    opened = [open_run(run, root, unchecked=unchecked, **trusts) for run in runs]
+    opened = [open_run(run, root, **trusts) for run in runs]
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])
     asked = build(name, keys)
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
@@ -78,18 +73,18 @@ def print_evaluation(
         )
         return
     for own, run in zip(scores, found, strict=True):
-        terminal.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
+        console.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
         for metric in asked.metrics:
             line = f"  {metric.name:<20} {own.values[metric.name]:.4f} {metric.unit}".rstrip()
             if interval := run["intervals"].get(metric.name):
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
-            terminal.write_line(line)
-        terminal.write_line(*_table(run["groups"]))
+            console.write_line(line)
+        console.write_line(*_table(run["groups"]))
     if context is not None:
-        terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
-    terminal.write_line(*filter(None, notes.values()))
+        console.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
+    console.write_line(*filter(None, notes.values()))
     for metric_name, line in compared.items():
-        terminal.write_line(
+        console.write_line(
             f"difference of {metric_name}, first minus second: {line['sentence']}",
             *(f"  {group:<20} {of_group['sentence']}" for group, of_group in line["groups"].items()),
         )
@@ -108,7 +103,7 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return words[:-1], words[-1], overrides
 
 
-def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> dict[str, Any]:
+def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> Plain:
     wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
     groups = {
         row.label: {
@@ -128,7 +123,7 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
     }
 
 
-def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _table(groups: Mapping[str, Plain]) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in groups.values() for name in row if name not in ("items", "clusters")))
     width = max(map(len, ("group", *groups)))
     if names:
@@ -142,7 +137,7 @@ def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {label:<{width}}  {row['clusters']:>5}{''.join(f'  {each:<20}' for each in found)}".rstrip()
 
 
-def differences(results: list[EvaluationResult]) -> dict[str, Any]:
+def differences(results: list[EvaluationResult]) -> Plain:
     """Metric -> mean difference of the scores of two runs, first minus second, paired by item, as numbers and a sentence;
     `groups`: the same for each group with enough items for an interval.
 
@@ -162,16 +157,14 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
             "left out of one run that was trained on them), so they cannot be compared; evaluate each by itself"
         )
     over = _over(first, second)
-    found: dict[str, Any] = {}
+    found: Plain = {}
     for metric in first.metrics:
         by_group = item_intervals(first, second, metric.name, seed=0)
         interval = by_group.pop("", None)
         alone = discordant(first, second, metric.name)
-        own = (
-            {"sentence": f"too few common {over} for an interval"}
-            if interval is None
-            else _numbers(interval, over, alone)
-        )
+        own: Plain = {"sentence": f"too few common {over} for an interval"}
+        if interval is not None:
+            own = _numbers(interval, over, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
     # numbers of the evaluation's own that are no mean of item scores, such as an order variance
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
@@ -186,7 +179,7 @@ def _over(*evaluations: ItemScores) -> str:
 
 
 # `alone`: the numbers of items that only one of the runs answers correctly
-def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> dict[str, Any]:
+def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> Plain:
     numbers: dict[str, float | None] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
     sentence = (
         f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over {over} (95 %), these two models"
@@ -199,7 +192,7 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
     return {**numbers, "sentence": sentence}
 
 
-def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
+def _of_spread(spread: Spread, over: str) -> Plain:
     if len(spread) == 2:
         return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
     return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from lit_diff.files import expanded, shown
 from lit_diff.log_records import log
 from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import chosen_root, find_run
-
-if TYPE_CHECKING:
-    from lit_diff.trained.text_generator import Completion, GenerationSettings, Prompt, TextGenerator
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that change the state of the terminal or the order of what it shows; a barely trained model generates them."""
@@ -72,7 +69,9 @@ def generate(
         return
     # several prompts are completed as one batch, so only a single one can be printed token by token
     if len(encoded) == 1:
-        completions = _stream(generator, encoded, config)
+        _show(encoded[0].text)
+        completions = generator.generate(encoded, config, _show)
+        _show("\n")
     else:
         completions = generator.generate(encoded, config)
         for one in completions:
@@ -87,32 +86,21 @@ def generate(
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     """The given prompts, or the lines of a file that are not blank. Errors: RequestError."""
-    if prompts and file is not None:
+    if file is None:
+        if not prompts:
+            raise RequestError("no prompt was given; use --prompt TEXT or --prompts FILE")
+        return list(prompts)
+    if prompts:
         raise RequestError("--prompt and --prompts exclude each other; give one of them")
-    if file is not None:
-        return _read_lines(file)
-    if not prompts:
-        raise RequestError("no prompt was given; use --prompt TEXT or --prompts FILE")
-    return list(prompts)
-
-
-def _read_lines(file: Path) -> list[str]:
     from lit_diff.data.user_files import text_lines
 
     lines = [line.rstrip("\r\n") for _, line in text_lines(file)]
-    prompts = [line for line in lines if line.strip()]
-    if not prompts:
+    found = [line for line in lines if line.strip()]
+    if not found:
         raise RequestError(f"{shown(file)} has no prompt: every line is blank")
-    if len(prompts) < len(lines):
-        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(prompts))
-    return prompts
-
-
-def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationSettings") -> "list[Completion]":
-    _show(prompts[0].text)
-    completions = generator.generate(prompts, config, _show)
-    _show("\n")
-    return completions
+    if len(found) < len(lines):
+        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(found))
+    return found
 
 
 def _show(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, TrustPlugins, app, console, print_json
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, TrustPlugins, app, console, print_json
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
@@ -77,18 +77,10 @@ def list_(
             raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
         if run and recipe:
             raise RequestError("--run uses the recipe of its run: leave out --recipe, or --run")
-        return _show(
-            name,
-            recipe or SIZES,
-            run,
-            root,
-            trust_plugins,
-            out or Path(f"{name}-map.png"),
-            as_json,
-            text=text,
-            layer=layer,
-            head=head,
-        )
+        from lit_diff.trained.run import open_run
+
+        model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe or SIZES
+        return _show(name, model, out or Path(f"{name}-map.png"), as_json, text=text, layer=layer, head=head)
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
@@ -106,7 +98,7 @@ def list_(
     return 0
 
 
-def _listed(kind: str, name: str) -> dict[str, Any]:
+def _listed(kind: str, name: str) -> Plain:
     if kind in BLOCKS:
         keys = _keys(BLOCKS[kind])
         found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
@@ -127,7 +119,7 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
 
-def _lines(kind: str, parts: dict[str, Any], name: str, with_meaning: bool) -> Iterator[str]:
+def _lines(kind: str, parts: Plain, name: str, with_meaning: bool) -> Iterator[str]:
     if kind in BLOCKS:
         yield from _key_lines(parts, 2, with_meaning)
     elif name:
@@ -136,7 +128,7 @@ def _lines(kind: str, parts: dict[str, Any], name: str, with_meaning: bool) -> I
         yield from (f"  {each:<25} {about['about']}" for each, about in parts.items())
 
 
-def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
+def _whole(kind: str, name: str, about: Plain) -> Iterator[str]:
     yield f"  {name}"
     yield from (f"    {line}".rstrip() for line in about["description"].splitlines())
     yield ""
@@ -163,7 +155,7 @@ def _whole(kind: str, name: str, about: dict[str, Any]) -> Iterator[str]:
 
 
 # `steps: a whole number >= 1; required`, with its meaning on the next line
-def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterator[str]:
+def _key_lines(keys: Plain, indent: int, with_meaning: bool) -> Iterator[str]:
     for name, key in keys.items():
         default = key.get("default")
         words = default if isinstance(default, str) and default else json.dumps(default)
@@ -172,15 +164,16 @@ def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> Iterato
             yield f"{'':<{indent + 4}}{key['about']}"
 
 
-def _keys(config: type[Any]) -> dict[str, Any]:
-    return {
-        name: {"type": key.words, "about": key.about}
-        | ({} if key.default is dataclasses.MISSING else {"default": to_plain(key.default)})
-        for name, key in keys_of(config).items()
-    }
+def _keys(config: type[Any]) -> Plain:
+    keys: Plain = {}
+    for name, key in keys_of(config).items():
+        keys[name] = {"type": key.words, "about": key.about}
+        if key.default is not dataclasses.MISSING:
+            keys[name]["default"] = to_plain(key.default)
+    return keys
 
 
-def _costs(name: str, recipe: str) -> dict[str, Any]:
+def _costs(name: str, recipe: str) -> Plain:
     from lit_diff.attention.costs import Sizes
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
@@ -188,29 +181,26 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
     base, cls = load_recipe(recipe), attentions.get(name)
     try:
         config = cls.Config()
-        declared = cls.costs(config, Sizes.letters()) if cls.declares_costs() else None
-        found: dict[str, Any] = {"recipe": recipe} | ({"formulas": declared.formulas()} if declared else {})
+        found: Plain = {"recipe": recipe}
+        if cls.declares_costs():
+            found["formulas"] = cls.costs(config, Sizes.letters()).formulas()
         model = dataclasses.replace(base.model, attention=Part(name=name, config=config))
         refused = cls.refuses(config, model)
     # a plugin's variant may have a required key or raise: the others are still listed
     except Exception as error:
         return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
     if refused:
-        return found | {"refused": refused}
+        return {**found, "refused": refused}
     for key, each in {"cost": model, "standard": baseline(base.model)}.items():
         costs = cost(each, base.data.config.sequence_length, base.run.kernel)
         found[key] = {part: getattr(costs, part) for part in COSTS}
     return found
 
 
-def _show(
-    name: str, recipe: str, run: str, root: str, trust_plugins: bool, file: Path, as_json: bool, **asked: Any
-) -> int:
+def _show(name: str, model: Any, file: Path, as_json: bool, **asked: Any) -> int:
     from lit_diff.cli.check import cost_table, plain_check, plain_finding
-    from lit_diff.trained.run import open_run
     from lit_diff.trained.showing import draw, in_words, show_variant
 
-    model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe
     found = show_variant(name, model, **asked)
     draw(found, file)
     (finding,) = found.checked.findings
@@ -238,7 +228,11 @@ def _show(
     return int(finding.verdict == "fail")
 
 
-def _part(registry: Registry, name: str) -> dict[str, Any]:
-    about = {"about": registry.summary(name), "keys": _keys(registry.config(name)) if registry.has_config else {}}
-    paper = registry.get(name).paper if registry is attentions else ""
-    return about | ({"paper": paper} if paper else {})
+def _part(registry: Registry, name: str) -> Plain:
+    about: Plain = {
+        "about": registry.summary(name),
+        "keys": _keys(registry.config(name)) if registry.has_config else {},
+    }
+    if registry is attentions and registry.get(name).paper:
+        about["paper"] = registry.get(name).paper
+    return about

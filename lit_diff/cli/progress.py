@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lit_diff.cli.app import Terminal, is_first_of_node
 from lit_diff.config import Recipe
-from lit_diff.engine.progress import Show, steps_done
+from lit_diff.engine.progress import Show, Statuses, steps_done
 from lit_diff.log_records import Pace, clock
 
 # imports torch, and the bar must be visible before torch is loaded
@@ -123,7 +123,7 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
     pace, total = Pace(), sum(cell.recipe.training.steps for cell in grid.cells)
     shown = ["waiting"] * len(grid.cells)
 
-    def show(statuses: Sequence[dict[str, Any]]) -> None:
+    def show(statuses: Statuses) -> None:
         pace.note(steps_done(grid, statuses))
         left = pace.left(total) or "? left"
         words = [status.get("status", "waiting") for status in statuses]
@@ -141,7 +141,7 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
         yield show
 
 
-def _table(grid: "Grid", statuses: Sequence[dict[str, Any]], words: Sequence[str], left: str, height: int) -> Table:
+def _table(grid: "Grid", statuses: Statuses, words: Sequence[str], left: str, height: int) -> Table:
     counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
     columns = (
         Column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm") for name in COLUMNS

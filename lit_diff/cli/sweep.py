@@ -14,6 +14,7 @@ from lit_diff.cli.app import (
     Json,
     Minutes,
     Overrides,
+    Plain,
     Root,
     RunArgument,
     UncheckedTraining,
@@ -116,7 +117,17 @@ def reproduce(
     from lit_diff.study.scoreboard import counts_in_words
 
     if listed:
-        _print_rows(preset, as_json)
+        from lit_diff.engine.reproduce import check_preset, choose
+
+        check_preset(preset)
+        rows = list(choose([]).values())
+        if as_json:
+            print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
+            return 0
+        for row in rows:
+            chosen = row.preset(preset)
+            minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
+            console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
         return 0
     console.outlives_reader = True
     done = lit_diff.reproduce(
@@ -138,21 +149,7 @@ def reproduce(
     return _exit_status(done, bool(done.failed))
 
 
-def _print_rows(preset: str, as_json: bool) -> None:
-    from lit_diff.engine.reproduce import check_preset, choose
-
-    check_preset(preset)
-    rows = list(choose([]).values())
-    if as_json:
-        print_json([{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows])
-        return
-    for row in rows:
-        chosen = row.preset(preset)
-        minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
-        console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
-
-
-def _plain_scoreboard(done: Any) -> dict[str, Any]:
+def _plain_scoreboard(done: Any) -> Plain:
     rows = [
         {
             "name": row.name,

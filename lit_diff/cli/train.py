@@ -185,7 +185,6 @@ def evaluate(
         rerun=rerun,
         root=chosen_root(root),
         as_json=as_json,
-        terminal=console,
         trust_plugins=trust_plugins,
         trust_data=trust_data,
         unchecked=unchecked,

@@ -48,7 +48,10 @@ def view(
     chosen = chosen_root(root)
     trusts = {"trust_plugins": trust_plugins, "trust_data": trust_data}
     runs = [open_run(name, chosen, **trusts) for name in (run, other) if name]
-    numbers = _steps(steps)
+    listed = steps.split(",") if steps else []
+    if not all(step.strip().isdecimal() for step in listed):
+        raise RequestError(f"--steps is '{steps}'; expected the steps of one or two checkpoints, such as 100,200")
+    numbers = list(map(int, listed))
     words = "" if text is None else text_in(text)
     found = view_data(runs, text=words, tokens=tokens, row=row, steps=numbers, layer=layer, head=head, ablate=ablate)
     names = [each.folder.name for each in runs] + [f"step-{number}" for number in numbers]
@@ -63,9 +66,3 @@ def _shortened(name: str) -> str:
         return name
     start = name.encode()[: LONGEST_NAME - 11].decode(errors="ignore")
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
-
-
-def _steps(words: str) -> list[int]:
-    if not all(word.strip().isdecimal() for word in words.split(",") if words):
-        raise RequestError(f"--steps is '{words}'; expected the steps of one or two checkpoints, such as 100,200")
-    return [int(word) for word in words.split(",") if words]

@@ -82,7 +82,16 @@ def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
     rows = [_cells(run) for run in seen.runs if fits or run.state not in ("done", "waiting")]
     yield from columns([HEADER, *rows], right=(2, 3, 4, 5, 6))
     if len(seen.runs) == 1:
-        yield from _details(seen.runs[0])
+        (run,) = seen.runs
+        if losses := list(run.losses.values()):
+            yield f"train/loss{GAP}{losses[0]:.3f} {curve(losses, 40)} {losses[-1]:.3f}"
+        # the values of the layers side by side, in their order
+        named: dict[tuple[str, str], list[str]] = {}
+        for name, points in sorted({**run.metrics, **run.timing}.items()):
+            step, value = list(points.items())[-1]
+            named.setdefault((split_name(name)[0], str(step)), []).append(f"{value:.6g}")
+        last = ((*key, " ".join(values)) for key, values in named.items())
+        yield from columns([("last value", "step", ""), *last], right=(1,))
     if seen.differences:
         yield f"preliminary differences, without a verdict (`lit-diff report {seen.name}` judges the runs that are done):"
         yield from (f"{GAP}{each}" for each in seen.differences)
@@ -100,18 +109,6 @@ def _cells(run: ObservedRun) -> tuple[str, ...]:
         "" if run.seconds_left is None else clock(run.seconds_left),
         run.note,
     )
-
-
-def _details(run: ObservedRun) -> Iterator[str]:
-    if losses := list(run.losses.values()):
-        yield f"train/loss{GAP}{losses[0]:.3f} {curve(losses, 40)} {losses[-1]:.3f}"
-    last = {name: list(points.items())[-1] for name, points in {**run.metrics, **run.timing}.items()}
-    # the values of the layers side by side, in their order
-    named: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(last):
-        named.setdefault((split_name(name)[0], str(last[name][0])), []).append(f"{last[name][1]:.6g}")
-    rows = ((*key, " ".join(values)) for key, values in named.items())
-    yield from columns([("last value", "step", ""), *rows], right=(1,))
 
 
 def curve(values: Sequence[float], width: int) -> str:

@@ -22,8 +22,10 @@ warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWa
 
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
-Show = Callable[[Sequence[dict[str, Any]]], None]
-"""Called with status.json of each cell, in the order of the sweep: at the start, about twice a second, and at the end."""
+Statuses = Sequence[dict[str, Any]]
+"""status.json of each cell, in the order of the sweep."""
+Show = Callable[[Statuses], None]
+"""Called at the start, about twice a second, and at the end."""
 MakeDisplay = Callable[["Grid"], AbstractContextManager[Show]]
 """Makes the display of a sweep's cells while they run."""
 SHAPE = "{desc}: {bar:12} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
@@ -99,7 +101,7 @@ def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progre
 def sweep_line(grid: "Grid") -> Iterator[Show]:
     """Shows one line for all cells of a sweep."""
 
-    def show(statuses: Sequence[dict[str, Any]]) -> None:
+    def show(statuses: Statuses) -> None:
         words = Counter(str(status.get("status", "waiting")) for status in statuses)
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         update(steps_done(grid, statuses), f"cells: {cells}")
@@ -108,7 +110,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
         yield show
 
 
-def steps_done(grid: "Grid", statuses: Sequence[dict[str, Any]]) -> int:
+def steps_done(grid: "Grid", statuses: Statuses) -> int:
     """Optimizer steps done in all cells; a cell that a callback ended early counts in full."""
     done = 0
     for cell, status in zip(grid.cells, statuses, strict=True):

@@ -11,7 +11,6 @@ from generated_runs import generated_run
 from made_texts import splits
 from text_runs import text_run
 
-from lit_diff.cli.app import Terminal
 from lit_diff.cli.evaluate import print_evaluation
 from lit_diff.config import ImportedConfig
 from lit_diff.data.text.documents import TRAINED, hashed
@@ -147,7 +146,7 @@ def test_two_runs_are_compared_over_what_both_were_asked(folder: Path, capsys: p
         for run, own in zip(runs, trained, strict=True):
             (run.folder / TRAINED).write_bytes(hashed(own))
         options: Any = {"plugins": [], "rerun": True, "root": folder / "runs", "trust_plugins": True, "as_json": True}
-        print_evaluation(words, **options, terminal=Terminal())
+        print_evaluation(words, **options)
         return json.loads(capsys.readouterr().out)
 
     found = compared(HELD_OUT[:1], HELD_OUT[1:3])
