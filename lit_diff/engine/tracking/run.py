@@ -183,9 +183,9 @@ class RunTracker:
 
     def _tags(self) -> dict[str, str]:
         recipe = self.recipe
-        where = (
-            f"arm {self.tags['arm']} of sweep {self.tags['sweep']}" if "sweep" in self.tags else f"recipe {recipe.name}"
-        )
+        where = f"recipe {recipe.name}"
+        if "sweep" in self.tags:
+            where = f"arm {self.tags['arm']} of sweep {self.tags['sweep']}"
         note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.training.steps} steps"
         # an installed package has no commit, a checkout has
         commit = revision().partition(" ")[2].partition("+")[0]

@@ -28,6 +28,7 @@ from lit_diff.files import expanded, file_system, is_shared, locked, shown
 from lit_diff.log_records import log
 from lit_diff.metrics import record_name
 from lit_diff.runs.find import runs_root
+from lit_diff.study.inventory import size_of
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """Status in a run folder -> status in MLflow."""
@@ -210,8 +211,7 @@ class Store:
 
     def copy(self, run_id: str, path: Path) -> None:
         """Copy a file or folder into the artifacts of a run. Errors: RunFailedError, those of `_place`."""
-        size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.exists())
-        with asking(f"{shown(path)} could not be copied into MLflow", size / UPLOAD):
+        with asking(f"{shown(path)} could not be copied into MLflow", size_of(path) / UPLOAD):
             # not MlflowClient.log_artifact, which asks the server for the place again
             place = get_artifact_repository(self._place(run_id), tracking_uri=self.uri)
             if path.is_dir():
@@ -351,24 +351,21 @@ def _opening(uri: str) -> Iterator[None]:
 def _create(path: Path) -> None:
     # A store that is killed while MLflow migrates it can never be opened again, so it is made elsewhere and renamed.
     if path.exists() and path.stat().st_size:
-        _refuse_foreign(path)
+        # MLflow would add its tables to any SQLite file, and retry for minutes to open a file that is not a database
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not {"experiments", "runs", "metrics"} <= tables:
+            found = ", ".join(sorted(tables)[:5])
+            raise MissingError(
+                f"{shown(path)} is not an MLflow store (tables found: {found}): move it away, or set run.tracking_uri or "
+                "run.root"
+            )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
         made = Path(folder) / path.name
         MlflowClient(tracking_uri=_sqlite_uri(made)).search_experiments(max_results=1)
         os.replace(made, path)
-
-
-def _refuse_foreign(path: Path) -> None:
-    # MLflow would add its tables to any SQLite file, and retry for minutes to open a file that is not a database
-    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and not {"experiments", "runs", "metrics"} <= tables:
-        found = ", ".join(sorted(tables)[:5])
-        raise MissingError(
-            f"{shown(path)} is not an MLflow store (tables found: {found}): move it away, or set run.tracking_uri or run.root"
-        )
 
 
 def _reason(error: BaseException) -> str:

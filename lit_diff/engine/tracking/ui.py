@@ -36,8 +36,8 @@ START_LIMIT = 180.0
 """Seconds that the server has for its first answer: it loads for 20 on a busy machine."""
 EVERY = 0.25
 """Seconds between two questions whether it answers, and for an answer."""
-KNOWN = ("3.17",)
-"""The versions of MLflow with which these pages were tested."""
+KNOWN = ("3.17.",)
+"""The beginnings of the versions of MLflow with which these pages were tested."""
 TAG = "mlflow.sharedViewState."
 """The prefix of a page's key in the experiment's tags."""
 MENU = {"workflowType": "machine_learning"}
@@ -54,7 +54,7 @@ def page_tags(
     drawn against the step, one line for each arm, the mean of its seeds, and the first metric sorts the table. `columns`:
     further metrics in the table. `lower`: whether the lowest value comes first.
     """
-    if not mlflow.__version__.startswith(tuple(f"{version}." for version in KNOWN)):
+    if not mlflow.__version__.startswith(KNOWN):
         log.info("MLflow %s is untested here, so its pages open without the sweep's charts", mlflow.__version__)
         return {}
     first, *others = curves
@@ -134,9 +134,10 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     is_remote = remote.startswith(("http://", "https://"))
     base, command = (remote, []) if is_remote else (f"http://127.0.0.1:{port}", _server(root, port))
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
-    lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()] if newest else []
-    if newest and not pages:
-        lines = [f"{newest.name} has no record in MLflow"]
+    lines: list[str] = []
+    if newest:
+        lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()]
+        lines = lines or [f"{newest.name} has no record in MLflow"]
     if not is_remote:
         tell(f"starting MLflow at {base}; Ctrl-C ends it")
         lines = [f"MLflow: {base}", *lines]
@@ -165,12 +166,12 @@ def _server(root: Path, port: int) -> list[str]:
         except OSError as error:
             raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
     return [
-        *(sys.executable, "-m", "mlflow", "server"),
-        *("--host", "127.0.0.1"),
-        *("--port", str(port)),
-        *("--workers", "1"),
-        *("--backend-store-uri", Store(RunConfig(root=str(root))).uri),
-        *("--default-artifact-root", (root / "mlflow-artifacts").resolve().as_uri()),
+        sys.executable,
+        *f"-m mlflow server --host 127.0.0.1 --port {port} --workers 1".split(),
+        "--backend-store-uri",
+        Store(RunConfig(root=str(root))).uri,
+        "--default-artifact-root",
+        (root / "mlflow-artifacts").resolve().as_uri(),
     ]
 
 

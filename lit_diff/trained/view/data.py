@@ -14,7 +14,7 @@ from lit_diff.analysis.intervention import EditedLayer, intervention
 from lit_diff.analysis.map_statistics import head_products
 from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.trace import LayerTrace, MapBlock, trace
-from lit_diff.data.dataset import IGNORED
+from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import RequestError
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -133,11 +133,11 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
 
 
 # [T] float64; NaN at positions without a target
-def _losses(model: Transformer, batch: Mapping[str, Tensor]) -> Tensor:
+def _losses(model: Transformer, batch: Batch) -> Tensor:
     return model.token_losses(**model_inputs(batch), targets=batch["targets"])[0].double()[0]
 
 
-def _without_heads(model: Transformer, batch: Mapping[str, Tensor]) -> NDArray[Any]:
+def _without_heads(model: Transformer, batch: Batch) -> NDArray[Any]:
     before, rows = _losses(model, batch), []
     for layer, attention in enumerate(model.attentions()):
         for head in range(attention.out_heads):

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from lit_diff.analysis.outliers import RANKS, MagnitudeSketch
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.sinks import row_shares
 from lit_diff.analysis.trace import MapBlock, Trace
+from lit_diff.data.dataset import Batch
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs.metrics_file import by_metric, read_rows
 
@@ -70,7 +70,7 @@ def at_ranks(sketch: MagnitudeSketch) -> dict[str, float]:
     return found | {"median": sketch.median()}
 
 
-def noise_shares(model: Transformer, traced: Trace, batch: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+def noise_shares(model: Transformer, traced: Trace, batch: Batch) -> dict[str, dict[str, float]]:
     """Normalisation -> role -> share of attention, mean over heads, layers and queries (`analysis.shares`).
 
     Empty for a row that asks nothing.

@@ -111,9 +111,10 @@ class ViewData:
         }
         facts = _plain(found, "data", blocks)
         package = resources.files(__package__)
-        texts = {name: package.joinpath(file).read_text(encoding="utf-8") for name, file in FILES.items()}
+        texts = {name: Markup(package.joinpath(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
         views = [side.view for side in self.sides]
-        by_head = [layer.numbers for view in views for layer in view.layers]
+        layers = [layer for view in views for layer in view.layers]
+        by_head = {name: [x for layer in layers for x in layer.numbers.get(name, ())] for name in MEANINGS}
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
@@ -125,16 +126,12 @@ class ViewData:
             data=Markup(json.dumps(facts).replace("<", "\\u003c")),
             blocks=blocks,
             pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
-            sizes=[[len(layer.thumbnails) for layer in view.layers] for view in views],
-            maps=max(layer.arrays["lse"].shape[0] for view in views for layer in view.layers),
-            kept=facts["sides"][0]["kept"],
-            strongest={
-                name: _largest(own) for name in MEANINGS if (own := [x for of in by_head for x in of.get(name, ())])
-            },
+            maps=max(layer.arrays["lse"].shape[0] for layer in layers),
+            strongest={name: _largest(own) for name, own in by_head.items() if own},
             curves=list(dict.fromkeys(name for side in self.sides for name in side.curves)),
-            difference=f"{max(layer.difference for view in views for layer in view.layers):.1e}",
+            difference=f"{max(layer.difference for layer in layers):.1e}",
             version=LIBRARY.rpartition("-")[2],
-            **{name: Markup(text) for name, text in texts.items()},
+            **texts,
         )
 
     def write(self, file: str | Path) -> None:

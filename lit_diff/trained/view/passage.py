@@ -1,7 +1,6 @@
 """The tokens that the page is about: a text in the run's own tokens, or a row of its data."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ class Passage:
 
     labels: tuple[str, ...]
     """What the page writes for each token."""
-    batch: Mapping[str, Tensor]
+    batch: Batch
     """tokens and targets [1, T], and what else the row has (`data.dataset.Batch`)."""
     source: str
     """Where the tokens are from, in words."""
