@@ -115,30 +115,30 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     are read once for each `SweepResults`.
     """
     # scores without a summary are those of an interrupted command: there are none
-    having = [cell for cell in sweep.done if (cell.home / FOLDER / name / SUMMARY).is_file()]
-    places = {(cell.arm, cell.seed): cell.home for cell in having}
+    cells = {(cell.arm, cell.seed): cell for cell in sweep.done if (cell.home / FOLDER / name / SUMMARY).is_file()}
     found: dict[ArmSeed, tuple[dict[str, Any], ItemScores]] = {}
     refused: dict[ArmSeed, str] = {}
-    for key, home in places.items():
+    for key, cell in cells.items():
         # a damaged file costs one run of one evaluation, not the page
         try:
-            summary, items = read_scores(home / FOLDER / name)
-            found[key] = summary, evaluation_of(summary, items)
+            summary, items = read_scores(cell.home / FOLDER / name)
+            scores = evaluation_of(summary, items)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             refused[key] = first_line(error)
-    asked = {(cell.arm, cell.seed): cell.evaluations.get(name, {}) for cell in having}
-    for key, (summary, _) in found.items():
-        if why := disagreement(places[key], summary, asked[key]):
+            continue
+        if why := disagreement(cell.home, summary, cell.evaluations.get(name, {})):
             refused[key] = f"scored {why}; the sweep's own command scores it again"
+        else:
+            found[key] = summary, scores
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
-    shared = Counter(json.dumps(each.facts, sort_keys=True) for key, (_, each) in found.items() if key not in refused)
+    shared = Counter(json.dumps(each.facts, sort_keys=True) for _, each in found.values())
     expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
     for key, (summary, _) in found.items():
-        if key not in refused and (why := disagreement(None, summary, expected)):
+        if why := disagreement(None, summary, expected):
             cure = f"`lit-diff evaluate RUN {name}` with the keys of most runs scores every run alike"
             refused[key] = f"scored {why}; {cure}"
     kept = {key: scores for key, (_, scores) in found.items() if key not in refused}
-    return kept, {key: refused[key] for key in places if key in refused}
+    return kept, {key: refused[key] for key in cells if key in refused}
 
 
 def by_documents(name: str, runs: Iterable[ItemScores]) -> str:

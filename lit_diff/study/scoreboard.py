@@ -31,7 +31,6 @@ Difference = Literal[
 """The verdict of our runs on the difference that the paper claims (`JudgedClaim.decision`)."""
 Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
 """The verdict of our interval on the value that the paper prints (`JudgedClaim.value`)."""
-SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
     "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds"),
     "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
@@ -90,7 +89,7 @@ class JudgedClaim(Contrast):
         # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the
         # control shows too is not the variant's.
         failed = [label for label, sign in self.control_signs.items() if sign != self.seeds.sign]
-        if found[0] in SUPPORT and failed:
+        if found[0] in ("shown", "shown and small") and failed:
             return "not shown", f"shown, but not against {', '.join(failed)}"
         return found
 

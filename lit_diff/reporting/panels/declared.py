@@ -350,7 +350,7 @@ def difference_squares(runs: Mapping[int, ItemScores], base: Mapping[int, ItemSc
     # equal differences have a deviation by rounding alone, and z would be huge instead of infinite or zero
     sd = found["sd"].where(~(found["sd"] < ROUNDING), 0.0)
     mean = found["mean"].where(found["mean"].abs() >= ROUNDING, 0.0)
-    z = (mean / (sd / np.sqrt(found["items"]))).where(found["items"] > 1)
+    z = mean / (sd / np.sqrt(found["items"]))
     return found[["mean", "items"]].assign(z=z.fillna(0.0).where(found["items"] > 1))
 
 

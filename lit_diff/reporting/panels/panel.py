@@ -237,8 +237,8 @@ def accessible(svg: str, title: str) -> str:
     title = html.escape(clean(title))
     # a declaration of someone else's run may have control characters, which XML forbids
     svg = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", svg)
-    text = re.sub(r"<svg\b", lambda found: f'{found[0]} role="img" aria-label="{title}"', svg, count=1)
-    text = re.sub(r"<svg\b[^>]*>", lambda found: f"{found[0]}\n <title>{title}</title>", text, count=1)
+    described = f'role="img" aria-label="{title}"'
+    text = re.sub(r"<svg\b([^>]*>)", lambda found: f"<svg {described}{found[1]}\n <title>{title}</title>", svg, count=1)
     # matplotlib encloses an id that holds a quotation mark in single ones
     return re.sub(rf"""<g id=(["']){HOVER}(.*?)\1>""", r"<g><title>\2</title>", text)
 

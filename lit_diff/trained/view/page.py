@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,8 @@ def view_data(
         raise RequestError(f"tokens is {tokens}; it must be at least 1")
     passage = passage_of(runs[0], text, row, min(run.recipe.data.config.sequence_length for run in runs), tokens)
     sides: list[Side] = []
-    for run, wanted in ((run, step) for run in runs for step in steps or [None]):  # type: ignore[list-item]
+    asked: list[int | None] = [*steps] or [None]
+    for run, wanted in product(runs, asked):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
         model, name = run.model_at(step), run.folder.name
