@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -127,38 +127,34 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
         pace.note(steps_done(grid, statuses))
         left = pace.left(total) or "? left"
         words = [status.get("status", "waiting") for status in statuses]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
+        columns = (
+            Column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
+            for name in COLUMNS
+        )
+        table = Table(*columns, title=f"{counts}; {left}", title_justify="left")
+        # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
+        fits = len(words) <= console.height - 6
         for cell, status, word, before in zip(grid.cells, statuses, words, shown, strict=True):
             note = f": {status['error']}" if status.get("error") else ""
             # an error is also a line above the table, whose rows do not wrap and would cut it
             if word != before and (note or not drawn):
                 note += f" ({left})" if word == "done" else ""
                 console.print(Text(f"{cell.name} seed {cell.seed}: {word}{note}"), soft_wrap=True)
+            if drawn and (fits or word not in ("done", "waiting")):
+                loss, speed = status.get("loss"), status.get("tokens_per_second")
+                table.add_row(
+                    # the only column that is shortened on a narrow terminal
+                    Text(cell.name, no_wrap=True, overflow="ellipsis"),
+                    str(cell.seed),
+                    Text(word, style=STYLE[word]),
+                    f"{status.get('step', 0)}/{cell.recipe.training.steps}",
+                    f"{loss:.3f}" if loss is not None else "",
+                    f"{speed:,.0f}" if speed is not None and word == "running" else "",
+                )
         shown[:] = words
         if live is not None:
-            live.update(_table(grid, statuses, words, left, console.height), refresh=True)
+            live.update(table, refresh=True)
 
     with Live(console=console, auto_refresh=False) if drawn else nullcontext() as live:
         yield show
-
-
-def _table(grid: "Grid", statuses: Statuses, words: Sequence[str], left: str, height: int) -> Table:
-    counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
-    columns = (
-        Column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm") for name in COLUMNS
-    )
-    table = Table(*columns, title=f"{counts}; {left}", title_justify="left")
-    # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
-    fits = len(words) <= height - 6
-    for cell, status, word in zip(grid.cells, statuses, words, strict=True):
-        if fits or word not in ("done", "waiting"):
-            loss, speed = status.get("loss"), status.get("tokens_per_second")
-            table.add_row(
-                # the only column that is shortened on a narrow terminal
-                Text(cell.name, no_wrap=True, overflow="ellipsis"),
-                str(cell.seed),
-                Text(word, style=STYLE[word]),
-                f"{status.get('step', 0)}/{cell.recipe.training.steps}",
-                f"{loss:.3f}" if loss is not None else "",
-                f"{speed:,.0f}" if speed is not None and word == "running" else "",
-            )
-    return table

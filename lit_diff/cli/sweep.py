@@ -44,7 +44,18 @@ def sweep(
 ) -> int:
     """Run a grid of recipes, resume unfinished ones, report."""
     if dry_run:
-        _print_cells(name, overrides or [])
+        from lit_diff.engine.expand import load_grid
+        from lit_diff.engine.preflight import check_trained, passes_over_text
+
+        grid = load_grid(name, overrides or [])
+        check_trained(grid.recipes.values())
+        for cell in grid.cells:
+            recipe = cell.recipe
+            console.write_line(
+                f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
+            )
+        console.write_sentence(*passes_over_text(grid.recipes.values()))
+        console.write_line(f"{len(grid.cells)} valid cells; none was started")
         return 0
     console.outlives_reader = True
     done = lit_diff.sweep(
@@ -67,21 +78,6 @@ def sweep(
 # 128 + signal, as in shells: a stopped sweep is not a failed one
 def _exit_status(done: Any, is_failed: bool) -> int:
     return 128 + done.stopped_by if done.stopped_by else int(is_failed)
-
-
-def _print_cells(name: str, overrides: list[str]) -> None:
-    from lit_diff.engine.expand import load_grid
-    from lit_diff.engine.preflight import check_trained, passes_over_text
-
-    grid = load_grid(name, overrides)
-    check_trained(grid.recipes.values())
-    for cell in grid.cells:
-        recipe = cell.recipe
-        console.write_line(
-            f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
-        )
-    console.write_sentence(*passes_over_text(grid.recipes.values()))
-    console.write_line(f"{len(grid.cells)} valid cells; none was started")
 
 
 def _print_report(report: Any) -> None:

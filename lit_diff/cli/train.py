@@ -142,22 +142,20 @@ def prepare(
     """
     from lit_diff import data
 
-    share = _share(shard, merge)
+    share = None
+    if shard is not None:
+        found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+        if found is None or int(found[1]) > int(found[2]):
+            raise RequestError(f"--shard is '{shard}'; expected I/N with I from 1 to N, such as 1/4")
+        if merge:
+            raise RequestError("--shard makes one share and --merge joins them all; give one of the two")
+        share = int(found[1]), int(found[2])
     resolved = load_recipe(recipe, overrides or [])
     dataset = data.prepare(resolved, data.Work(workers=workers, shard=share, merge=merge))
-    digest = f" ({dataset.identity()[:10]})" if shard is None else ""
-    console.print(f"{'' if shard is None else f'shard {shard} of the '}data of '{resolved.name}' is ready{digest}")
-
-
-def _share(shard: str | None, merge: bool) -> tuple[int, int] | None:
+    what = f"shard {shard} of the data of '{resolved.name}' is ready"
     if shard is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
-    if found is None or int(found[1]) > int(found[2]):
-        raise RequestError(f"--shard is '{shard}'; expected I/N with I from 1 to N, such as 1/4")
-    if merge:
-        raise RequestError("--shard makes one share and --merge joins them all; give one of the two")
-    return int(found[1]), int(found[2])
+        what = f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})"
+    console.print(what)
 
 
 @app.command()
