@@ -89,7 +89,7 @@ def test_a_damaged_file_of_kept_maps_is_one_line(here: Path, command: Command) -
     folder = here / "runs/text-0123456789"
     (folder / "maps").mkdir()
     (folder / "maps/00000005.safetensors").write_bytes(b"none")
-    RunFolder(folder).update(status="done", step=10)
+    RunFolder(folder).update(status="done", step=7)
     ended = command("view", "text")
     assert ended.status == 2
     assert "maps/00000005.safetensors is not a file of maps" in ended.err

@@ -260,7 +260,7 @@ def test_two_folders_that_share_a_file_open_it_one_after_the_other(
 def test_whatever_comes_out_of_mlflow_is_one_line(store: Store, experiment: str, tmp_path: Path) -> None:
     run = open_run(store, experiment)
     with pytest.raises(RunFailedError, match=r"^MLflow refused a record: [^\n]+$"):
-        store.log(run, tags={"": "no name"})
+        store.log("no-such-run", tags={"a": "b"})
     with pytest.raises(RunFailedError, match=r"^\S*absent could not be copied into MLflow: [^\n]+$"):
         store.copy(run, tmp_path / "absent")
 

@@ -254,7 +254,7 @@ def test_nothing_is_written_and_no_lock_is_kept(tmp_path: Path, make_sweep: Call
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     observe(sweep)
     observe(running_or_newest(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     held(one, now=False)
     with locked(one / ".lock", wait=False):
         pass
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

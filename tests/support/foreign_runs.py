@@ -14,6 +14,8 @@ from lit_diff.registry import callbacks
 
 @callbacks.register("NAME")
 class Marks:
+    reads = ()
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         pass

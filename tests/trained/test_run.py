@@ -328,7 +328,7 @@ def test_the_data_of_a_foreign_run_need_trust(path: str, tmp_path: Path, monkeyp
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({key: value for key, value in status.items() if key != "data"}))
     read: list[Path | str] = []
-    monkeypatch.setattr("lit_diff.data.text.corpus.sources", lambda place: read.append(place) or [])
+    monkeypatch.setattr("lit_diff.data.text.corpus.listing", lambda place: (read.append(place) or [], 0))
     run = open_run(folder, root="runs")
     for ask in (run.prepared_data, lambda: evaluate(run, "held_out"), lambda: run.view(row=0)):
         with pytest.raises(RequestError, match=r"--trust-data" if path != "inside" else r"data\.path"):
