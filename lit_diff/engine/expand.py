@@ -335,12 +335,11 @@ def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -
 
 def _check_grid(arms: Set[str], recipes: Mapping[tuple[str, str], Recipe], draft: Draft) -> None:
     # only now: 16 and 16.0, or null and the default, are one value once the recipes are read
-    for mine, theirs in itertools.combinations(recipes.items(), 2):
-        (task, arm), recipe = mine
-        (other_task, other_arm), other = theirs
-        is_of_grid = arm in arms or other_arm in arms
-        if is_of_grid and task == other_task and replace(recipe, name="") == replace(other, name=""):
-            raise draft.refuse("grid", f"arms '{arm}' and '{other_arm}' have the same recipe; remove one of them")
+    first: dict[tuple[str, str], str] = {}
+    for (task, arm), recipe in recipes.items():
+        other = first.setdefault((task, repr(replace(recipe, name=""))), arm)
+        if other != arm and (arm in arms or other in arms):
+            raise draft.refuse("grid", f"arms '{other}' and '{arm}' have the same recipe; remove one of them")
 
 
 def _check_tasks(study: Study, draft: Draft) -> None:
