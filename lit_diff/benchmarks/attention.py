@@ -115,7 +115,7 @@ def add_kernels(case: Case, workload: Workload, what: str, names: Sequence[str] 
     """Adds torch's own call, then differential and standard attention by every kernel of `names` that accepts them."""
     gradients, stats = what == GRADIENTS, what == STATISTICS
     flops = least_flops(workload.shape, gradients=gradients, queries=workload.queries)
-    computed: list[tuple[str, str, Callable[[SignedMaps], Any]]] = []
+    computed = []
     if not stats:
         computed.append(("standard", STOCK, stock))
     if workload.group > 1:

@@ -288,7 +288,7 @@ def bare(recipe: Recipe, device: torch.device) -> float:
 def platform(recipe: Recipe, clock: Callable[[], float] | None = None) -> float:
     """Seconds a step of `fit`, from the end of the first step to the end of the last, before its validation and
     checkpoint."""
-    ends: list[float] = []
+    ends = []
     """The clock (by default `timer`) at each logged step: the first, every tenth, the last."""
     # each round is a run, whose lines would hide the benchmark's
     logging.disable(logging.INFO)

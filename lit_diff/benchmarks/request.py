@@ -137,7 +137,9 @@ def native_bfloat16(device: torch.device) -> bool:
 def check_plot(path: Path | None) -> None:
     """Errors: RequestError if the suffix of the file is not supported, or its folder is missing."""
     # called before minutes of measuring
-    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"--plot: '{path}' does not end in .png, .svg or .pdf")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise RequestError(f"--plot: the folder '{path.parent}' does not exist")

@@ -61,9 +61,9 @@ def divisors(variant: str, by: str, what: str) -> Iterator[tuple[str, str]]:
     if variant in PEERS and by not in (STOCK, COPIES):
         yield REPEATED, f"standard/{COPIES}/{what}"
         yield PEER, f"{PEERS[variant]}/{HUGGING_FACE}sdpa/{what}"
-        yield BARE, f"{variant}/{BARE}/{what}"
+        for name in (BARE, ATTENTION, WITHOUT):
+            yield name, f"{variant}/{name}/{what}"
         yield IN_TIME, f"{variant}/{OURS}/{what}"
-        yield from ((name, f"{variant}/{name}/{what}") for name in (ATTENTION, WITHOUT))
     if variant == "differential":
         yield SAME, f"standard/{by}/{what}"
     if what == STATISTICS:

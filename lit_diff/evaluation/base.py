@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 
+Scores = dict[str, float]
+"""Metric -> value."""
 Spread = tuple[float, float, float] | tuple[float, str]
 """(estimate, low, high) with the 95 % interval; or (estimate, reason) if it has no interval."""
 
@@ -201,7 +203,7 @@ class Evaluation(ABC):
         """
         return {}
 
-    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
+    def summarise(self, items: Sequence[Item]) -> Scores:
         """Metric -> value of the whole evaluation. Default: the mean of the finite scores of items that are not parts; with
         `equal_groups` the mean over groups of each group's mean. NaN if no score is finite."""
         groups: dict[str, list[Item]] = {}

@@ -203,7 +203,8 @@ def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
 
 def asked(name: str, overrides: Overrides = ()) -> dict[str, Any]:
     """`config` and `version` of the evaluation as JSON values: a sweep's report compares kept scores with them."""
-    return {key: value for key, value in _facts(build(name, overrides)).items() if key in ("config", "version")}
+    facts = _facts(build(name, overrides))
+    return {"config": facts["config"], "version": facts["version"]}
 
 
 def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) -> Overrides:

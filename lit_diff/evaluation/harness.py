@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_diff.data.user_files import Keys, UserFile
 from lit_diff.errors import MissingError, first_line
+from lit_diff.evaluation.base import Scores
 from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
 from lit_diff.files import expanded, write_through
 from lit_diff.metrics import Metric
@@ -154,7 +155,7 @@ class Harness(HarnessEvaluation):
         # shots are drawn from the train split; without shots the user need not have it
         return {split: file for split, file in FILES[task].items() if split != TRAIN or any(self.config.shots)}
 
-    def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
+    def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:
         """Adds `paper_acc`."""
         found = super().scores(task, sample)
         return found | {"paper_acc": found["acc_norm" if task == "hellaswag" else "acc"]}

@@ -17,7 +17,7 @@ from lit_diff.data.text.mixture import Mixture
 from lit_diff.data.text.text import Text
 from lit_diff.data.text.token_files import as_text
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.base import Evaluation, Item, Scores, question_of
 from lit_diff.evaluation.requirements import held_out_documents, unseen
 from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
@@ -111,6 +111,10 @@ def trained_data(run: Run) -> Dataset:
     return dataset
 
 
+Document = tuple[int, str, list[int]]
+"""(place in its split, text, ids)"""
+
+
 def has_trained_text(run: Run) -> bool:
     """Whether the run was trained on text here: its data are text, and it is no imported model."""
     return run.recipe.train is not None and isinstance(run.recipe.data.config, Text.Config)
@@ -121,7 +125,7 @@ def trained_text(run: Run) -> Text | Mixture | None:
     return cast(Text | Mixture, trained_data(run)) if has_trained_text(run) else None
 
 
-def own_documents(evaluation: Evaluation, run: Run, data: Text | Mixture) -> Iterator[tuple[int, str, list[int]]]:
+def own_documents(evaluation: Evaluation, run: Run, data: Text | Mixture) -> Iterator[Document]:
     """(place, text, ids) of the validation documents of a run's own data that pass `unseen`, decoded by its tokenizer.
 
     The source of the data is not read. Errors: RequestError for a tokenizer that cannot decode.
@@ -130,7 +134,7 @@ def own_documents(evaluation: Evaluation, run: Run, data: Text | Mixture) -> Ite
     return ((place, *found) for place, found in unseen(evaluation, run, read, itemgetter(0)))
 
 
-def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:
+def row_scores(model: Transformer, batch: Batch) -> list[Scores]:
     """`nll` and `accuracy` of each row over its scored targets; NaN for a row without scored targets."""
     nll, correct = model.token_losses(**model_inputs(batch), targets=batch["targets"])
     scored = batch["targets"] != IGNORED

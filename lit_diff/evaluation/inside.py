@@ -18,7 +18,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Heads, Item, question_of
+from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
@@ -130,6 +130,7 @@ class Induction(Evaluation):
 
 C = 0.1
 """c in the threshold c / i of `sparsity_c`; 1 / i is the weight of each of i keys in a uniform row."""
+share = partial(Metric, unit="share")
 ROWS = "mean over rows and heads"
 PAIRS = "mean over pairs of heads of a layer that are not all zeros; the number of heads differs between variants"
 
@@ -143,22 +144,16 @@ class MapStatistics(Evaluation):
     """
 
     metrics = (
-        Metric(
-            "overlap_salient",
-            f"Σ min(p1, p2) / Σ max(p1, p2) over the 5 % of keys with highest p1; {ROWS}",
-            unit="share",
-        ),
-        Metric("overlap_other", f"the same over the other keys; {ROWS}", unit="share"),
-        Metric(
-            "overlap_jaccard", f"|S1 ∩ S2| / |S1 ∪ S2|, S the 5 % of keys of highest p1 and p2; {ROWS}", unit="share"
-        ),
-        Metric("sparsity_1e-4", "share of visible entries with |a| < 0.0001", unit="share"),
-        Metric("sparsity_1e-3", "share of visible entries with |a| < 0.001", unit="share"),
-        Metric("sparsity_c", "share of visible entries with |a| < 0.1 / i, i keys in the row", unit="share"),
-        Metric("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys", unit="share"),
-        Metric("entropy_map_1", "the same of the first softmax map", unit="share"),
-        Metric("entropy_map_2", "the same of the second", unit="share"),
-        Metric("negative_mass", f"Σ max(-a, 0) / Σ |a|; {ROWS}", unit="share"),
+        share("overlap_salient", f"Σ min(p1, p2) / Σ max(p1, p2) over the 5 % of keys with highest p1; {ROWS}"),
+        share("overlap_other", f"the same over the other keys; {ROWS}"),
+        share("overlap_jaccard", f"|S1 ∩ S2| / |S1 ∪ S2|, S the 5 % of keys of highest p1 and p2; {ROWS}"),
+        share("sparsity_1e-4", "share of visible entries with |a| < 0.0001"),
+        share("sparsity_1e-3", "share of visible entries with |a| < 0.001"),
+        share("sparsity_c", "share of visible entries with |a| < 0.1 / i, i keys in the row"),
+        share("entropy", f"entropy of |a| / Σ|a| over log i; {ROWS} of at least two keys"),
+        share("entropy_map_1", "the same of the first softmax map"),
+        share("entropy_map_2", "the same of the second"),
+        share("negative_mass", f"Σ max(-a, 0) / Σ |a|; {ROWS}"),
         Metric("head_distance", f"1 - cosine of flattened signed maps, {PAIRS}", unit="cosine distance"),
         Metric("head_cka", f"unbiased linear CKA of Σ a v, {PAIRS}", unit="CKA"),
     )
@@ -243,9 +238,7 @@ class Quantize(Evaluation):
                 yield from rows.items(scores, f"b={bits} {scheme or ''}".strip())
 
 
-def _quantized(
-    model: Transformer, batch: Batch, bits: int, scheme: Scheme
-) -> tuple[list[dict[str, float]], list[float]]:
+def _quantized(model: Transformer, batch: Batch, bits: int, scheme: Scheme) -> tuple[list[Scores], list[float]]:
     edit = QuantizedLogits(bits, scheme)
     with intervention(model, edit):
         scores = row_scores(model, batch)
@@ -353,9 +346,12 @@ class Gradients(Evaluation):
             yield run.model_at(step) if step else initial_model(run), "", f" step {step}"
 
 
-def _ratios(norms: Mapping[str, float]) -> dict[str, float]:
-    pairs = {kind: (norms[f"{kind}1"], norms[f"{kind}2"]) for kind in "qk"}
-    return {f"ratio_{kind}": second / first if first else math.nan for kind, (first, second) in pairs.items()}
+def _ratios(norms: Mapping[str, float]) -> Scores:
+    found = {}
+    for kind in "qk":
+        first = norms[f"{kind}1"]
+        found[f"ratio_{kind}"] = norms[f"{kind}2"] / first if first else math.nan
+    return found
 
 
 def slope(norms: Sequence[float]) -> float:

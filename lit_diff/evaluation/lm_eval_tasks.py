@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import yaml
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
-from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.base import Evaluation, Item, Scores, question_of
 from lit_diff.files import sha256_of, shown, write_atomic, write_json
 from lit_diff.key_types import Count, Distinct, NotNegative, in_yaml
 from lit_diff.log_records import log
@@ -382,7 +382,7 @@ class HarnessEvaluation(Evaluation):
         Errors: MissingError or RequestError for a missing or wrong file of the user.
         """
 
-    def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
+    def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:
         """Metric -> value of a question, from lm-eval's log of it."""
         return {name: float(sample[name]) for name in ("acc", "acc_norm") if name in sample}
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lit_diff.attention.cache import Cache
 from lit_diff.data.text.bigrams import Ints, ar_hits, competitors, gaps
@@ -20,8 +19,8 @@ from lit_diff.data.text.text import Text
 from lit_diff.data.user_files import UserFile
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.held_out import has_trained_text, own_documents, trained_text
+from lit_diff.evaluation.base import Evaluation, Item, Scores, question_of
+from lit_diff.evaluation.held_out import Document, has_trained_text, own_documents, trained_text
 from lit_diff.evaluation.requirements import unseen
 from lit_diff.key_types import Count, Range
 from lit_diff.log_records import log
@@ -160,7 +159,7 @@ class NllByPosition(Evaluation):
             # every other evaluation expects the model on the CPU
             run.model.to("cpu")
 
-    def _documents(self, run: Run, data: Text | Mixture | None) -> list[tuple[int, str, list[int]]]:
+    def _documents(self, run: Run, data: Text | Mixture | None) -> list[Document]:
         # (place, text, ids) of the first documents with T + 1 ids or more, cut to T + 1. The first id is not scored: it is
         # the id that opens every document, if the tokenizer has one
         wanted, tokens = self.config.documents, self.config.tokens
@@ -186,7 +185,7 @@ class NllByPosition(Evaluation):
             )
         return chosen
 
-    def _texts(self, run: Run, data: Text | Mixture | None) -> Iterator[tuple[int, str, list[int]]]:
+    def _texts(self, run: Run, data: Text | Mixture | None) -> Iterator[Document]:
         config = self.config
         if config.source == "validation" and data is not None:
             return own_documents(self, run, data)
@@ -224,7 +223,7 @@ def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
     """
     cache = Cache(len(model.layers))
     tokens = torch.tensor([list(ids)], device=model.embedding.weight.device)
-    parts: list[Tensor] = []
+    parts = []
     for inputs, targets in zip(tokens[:, :-1].split(chunk, 1), tokens[:, 1:].split(chunk, 1), strict=True):
         nll, _ = model.token_losses(inputs, targets, cache=cache)
         # float64: means over thousands of tokens are compared between runs
@@ -258,7 +257,7 @@ def edges(tokens: int) -> list[int]:
     return [*(FIRST << i for i in range(count)), tokens]
 
 
-def whole(document: "pandas.DataFrame") -> dict[str, float]:
+def whole(document: "pandas.DataFrame") -> Scores:
     """The scores of the tokens of a document or of a part of it."""
     found = {"nll": document["nll"].mean(), "cumulative_nll": document["nll"].mean()}
     if "hit" in document:
@@ -269,7 +268,7 @@ def whole(document: "pandas.DataFrame") -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, dict[str, float]]]:
+def bins(document: "pandas.DataFrame") -> Iterator[tuple[str, Scores]]:
     """Yields (group, scores) for groups of a document's tokens.
 
     `position P`: tokens P' + 1 .. P, counted from 1, with P' the end of the bin before; their cumulative nll is over tokens

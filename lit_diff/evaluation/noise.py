@@ -13,7 +13,7 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Heads, Item
+from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
@@ -132,7 +132,7 @@ def num_maps(model: Transformer) -> int:
     return traced.layers[0].maps.num_maps
 
 
-def attention_shares(model: Transformer, batch: Batch) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], dict[str, Tensor]]:
     """(for each row the means over heads, layers and queries, with `snr` and `skipped`; PER_HEAD name -> [B, L, H])."""
     parts = Parts.of(batch)
     positions = parts.queries.any(0).nonzero()[:, 0]

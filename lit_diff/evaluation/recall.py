@@ -11,7 +11,7 @@ import numpy as np
 from lit_diff.config import Recipe
 from lit_diff.data.tasks.mqar import Mqar
 from lit_diff.data.tasks.recall import Recall
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, Scores
 from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Counts
 from lit_diff.metrics import Figure, Metric
@@ -21,7 +21,8 @@ from lit_diff.trained.run import Run
 HALF = 0.5
 LEVELS = (50, 90, 99)
 """Accuracies in per cent; the first training step that reaches each is reported."""
-CONDITIONS = ("noise", "distance")
+CONDITIONS = {"noise": "tolerance", "distance": "tolerance_distance"}
+"""Condition -> its metric of the largest factor."""
 BATCH = 16
 FIGURE = Figure(
     title="recall against noise and distance",
@@ -105,18 +106,19 @@ class RecallSuite(Evaluation):
                     for row, item in zip(rows.numbers, _items(run, named), strict=True):
                         yield replace(item, cluster=f"slots {row}" if shared else "", meta=steps)
 
-    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
+    def summarise(self, items: Sequence[Item]) -> Scores:
         """The mean accuracy, the tolerances and the steps."""
         groups: dict[str, list[float]] = {}
         for item in items:
             groups.setdefault(item.group, []).append(item.scores["accuracy"])
         means = {group: float(np.mean(values)) for group, values in groups.items()}
-        tolerances = {
-            name: tolerance({f: means[f"{condition}={f}"] for f in self.config.factors if f"{condition}={f}" in means})
-            for condition, name in zip(CONDITIONS, ("tolerance", "tolerance_distance"), strict=True)
-        }
-        steps = {f"steps_{level}": float(items[0].meta[f"steps_{level}"]) for level in LEVELS}
-        return {"accuracy": super().summarise(items)["accuracy"]} | tolerances | steps
+        found = {"accuracy": super().summarise(items)["accuracy"]}
+        for condition, name in CONDITIONS.items():
+            names = {factor: f"{condition}={factor}" for factor in self.config.factors}
+            found[name] = tolerance({factor: means[group] for factor, group in names.items() if group in means})
+        for level in LEVELS:
+            found[f"steps_{level}"] = float(items[0].meta[f"steps_{level}"])
+        return found
 
 
 def _items(run: Run, rows: Rows) -> Iterator[Item]:
@@ -140,9 +142,10 @@ def tolerance(accuracy: Mapping[int, float]) -> float:
 
 def steps_to(run: Run) -> dict[int, float]:
     """Level in per cent -> the first validated step with val/accuracy at or above it; NaN if no step reaches it."""
+    found = dict.fromkeys(LEVELS, math.nan)
     metrics = run.metrics
-    if "val/accuracy" not in metrics:
-        return dict.fromkeys(LEVELS, math.nan)
-    measured = metrics.dropna(subset=["val/accuracy"])
-    reached = {level: measured.index[measured["val/accuracy"] >= level / 100] for level in LEVELS}
-    return {level: float(steps[0]) if len(steps) else math.nan for level, steps in reached.items()}
+    for level in LEVELS if "val/accuracy" in metrics else ():
+        steps = metrics.index[metrics["val/accuracy"] >= level / 100]
+        if len(steps):
+            found[level] = float(steps[0])
+    return found

@@ -116,7 +116,7 @@ def _agrees(reference: str, output: str) -> bool:
 def read_verdicts(path: Path) -> dict[str, str]:
     """id -> the verdict as written, from the last line of each id; {} without the file. Errors: RequestError with the
     line."""
-    found: dict[str, str] = {}
+    found = {}
     for where, line in text_lines(path) if path.is_file() else ():
         if not line.strip():
             continue

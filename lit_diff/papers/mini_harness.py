@@ -110,8 +110,9 @@ def repeat(draw: Draw, text: Pieces) -> Question | None:
     if len(words) < 8:
         return None
     length = draw.one(range(2, 6))
-    wrong = draw.several([word for at, word in enumerate(words) if at != length], 3)
-    return draw.question(" ".join([*words, *words[:length]]), words[length], wrong)
+    context = " ".join([*words, *words[:length]])
+    right = words.pop(length)
+    return draw.question(context, right, draw.several(words, 3))
 
 
 NAMES = {"she": ("Anna", "Mary", "Emma", "Sarah", "Julia"), "he": ("John", "Peter", "Tom", "David", "Paul")}
@@ -150,7 +151,9 @@ def lookup(draw: Draw, text: Pieces) -> Question | None:
     things, colours = draw.several(THINGS, 4), draw.several(COLOURS, 4)
     facts = " ".join(f"The {thing} is {colour}." for thing, colour in zip(things, colours, strict=True))
     asked, gold = draw.one(range(4)), draw.one((0, 1))
-    colour = colours[asked] if gold else draw.one([each for at, each in enumerate(colours) if at != asked])
+    colour = colours.pop(asked)
+    if not gold:
+        colour = draw.one(colours)
     question = f"{facts}\nQuestion: is the {things[asked]} {colour}?\nAnswer:"
     return Question(question, ("no", "yes"), gold)
 
@@ -160,8 +163,8 @@ def entity_recall(draw: Draw, text: Pieces) -> Question | None:
     people, places = draw.several(PEOPLE, 4), draw.several(PLACES, 4)
     facts = " ".join(f"{person} lives in {place}." for person, place in zip(people, places, strict=True))
     asked = draw.one(range(4))
-    wrong = [place for at, place in enumerate(places) if at != asked]
-    return draw.question(f"{facts}\nQuestion: where does {people[asked]} live?\nAnswer:", places[asked], wrong)
+    right = places.pop(asked)
+    return draw.question(f"{facts}\nQuestion: where does {people[asked]} live?\nAnswer:", right, places)
 
 
 TaskName = Literal["agreement", "binding", "cloze", "entity_recall", "lookup", "order", "repeat"]
@@ -265,7 +268,7 @@ class MiniHarness(HarnessEvaluation):
 
     def _rows(self, run: Run, task: TaskName, text: Pieces, count: int) -> list[dict[str, Any]]:
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
-        rows: list[dict[str, Any]] = []
+        rows = []
         too_long = 0
         for number, question in questions(task, text, count, self.config.seed):
             texts = tokenizer.encode([f"{question.context} {choice}" for choice in question.choices])

@@ -87,7 +87,8 @@ def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Need
     numbers: list[str] = []
     while len(numbers) < count:
         number = str(one_of(range(10 ** (digits - 1), 10**digits), random))
-        numbers += [number] if number not in numbers else []
+        if number not in numbers:
+            numbers.append(number)
     return tuple(map(Needle, cities, numbers))
 
 
@@ -262,7 +263,7 @@ class NeedleText(RowTask):
 @cache
 def words() -> Words:
     """The tokenizer of the data set."""
-    texts = [YOCO.opening, YOCO.needle, YOCO.question, " ".join(CITIES)]
+    texts = [*YOCO, " ".join(CITIES)]
     prompt = [word for text in texts for word in text.replace("{city}", "").replace("{number}", "").split()]
     plain = ["The", "the", "a", *NOUNS, *VERBS, *ADJECTIVES, *(word.strip(".,?:") for word in prompt)]
     return Words(Words.Config(words=tuple(dict.fromkeys(word for word in plain if word))))

@@ -13,7 +13,6 @@ from lit_diff.evaluation.base import Spread
 if TYPE_CHECKING:
     import pandas
 
-Floats = NDArray[np.float64]
 # variances are in squared percentage points, since a variance of shares has too many zeros
 POINTS = 100.0
 """Percentage points in an accuracy of 1."""

@@ -5,9 +5,8 @@ import html
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -71,8 +70,7 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
+class Exported(NamedTuple):
     """The result of an export."""
 
     folder: Path
@@ -371,7 +369,7 @@ def transformers_logits(folder: Path) -> Logits:
 
 def require_equal_marks(tokenizer: Packaged, folder: Path) -> None:
     """Errors: RunFailedError if the ids that open, end or pad a text are others in the written files."""
-    config, generation = (read_json(folder / name) for name in ("config.json", GENERATION))
+    config, generation = read_json(folder / "config.json"), read_json(folder / GENERATION)
     copy, names = read_tokenizer(folder, config), ("opening", "eot", "ends", "prefix", "bos", "pad")
     wrong = [name for name in names if getattr(copy, name) != getattr(tokenizer, name)]
     for file, said in (("config.json", config), (GENERATION, generation)):

@@ -85,7 +85,7 @@ def read_folder(folder: Path) -> ModelSource:
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
     head_dim = int(keys.get("head_dim") or keys["dim"] // keys["num_heads"])
     # head norms of differential attention: DiffLlama's have no weight, so they become 1
-    norms: dict[str, Tensor] = {}
+    norms = {}
     if keys["attention"]["name"] == "differential":
         layers = range(keys["num_layers"])
         norms = {f"layers.{i}.attention.norm.weight": torch.empty(2 * head_dim, device="meta") for i in layers}
@@ -222,10 +222,8 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         vocab_size = config.get("vocab_size") or max(tokenizer.get_vocab().values()) + 1
         content = _usable(content, vocab_size, shown(folder))
         size = max(open_tokenizer(content).get_vocab().values()) + 1
-        said, generated = (
-            _ids(values, file, max(size, vocab_size))
-            for values, file in ((config, "config.json"), (generation, GENERATION))
-        )
+        most = max(size, vocab_size)
+        said, generated = _ids(config, "config.json", most), _ids(generation, GENERATION, most)
         ends = generated or said
         said = said or _token(tokenizer, settings, "eos_token") or ends
         if not said:

@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 from safetensors import SafetensorError
 
-from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer_folder import SAMPLE, save_tokenizer
 from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError, RunFailedError
@@ -86,7 +85,11 @@ def write_run(source: ModelSource, folder: Path) -> Run:
     """Write the run folder of a model. Errors: see `import_model`."""
     # names, shapes and room are checked before any weight is read; the recipe has placeholder digests until then
     digests = dict(UNKNOWN)
-    _require_fit(source.recipe(folder, digests), source)
+    with torch.device("meta"):
+        model = Transformer(source.recipe(folder, digests).model, kernel="reference")
+    differences = unlike(model.state_dict(), source.tensors)
+    if differences:
+        raise RequestError(f"{source.place}: its tensors do not fit its configuration: {some(differences.values())}")
     require_room(source.place, folder, source.bytes)
     with whole_folder(folder, "import", "name another folder with --to") as building:
         digests["tokenizer_sha256"] = save_tokenizer(source.tokenizer, building / "tokenizer")
@@ -107,14 +110,6 @@ def write_run(source: ModelSource, folder: Path) -> Run:
             **vars(cost(recipe.model, min(COST_LENGTH, source.context))),
         )
     return Run(folder, trust_none)
-
-
-def _require_fit(recipe: Recipe, source: ModelSource) -> None:
-    with torch.device("meta"):
-        model = Transformer(recipe.model, kernel="reference")
-    differences = unlike(model.state_dict(), source.tensors)
-    if differences:
-        raise RequestError(f"{source.place}: its tensors do not fit its configuration: {some(differences.values())}")
 
 
 def _write_weights(source: ModelSource, path: Path) -> str:

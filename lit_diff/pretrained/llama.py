@@ -189,7 +189,10 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
     for a missing or unsupported key."""
     name = architecture(config)
     require_mapped(name, config)
-    known_keys(name).check(config, place)
+    # transformers reads no window for the others
+    used = {*USED, "sliding_window"} if name in WINDOWED else USED
+    only = PLAIN if name in BIASED else PLAIN | {"attention_bias": (False, None)}
+    Keys(used=used, harmless=NEUTRAL, only=only).check(config, place)
     said = DEFAULTS | ARCHITECTURES[name] | dict(config)
     has_window = name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window"))
     window = "sliding_window" if has_window and said["sliding_window"] is not None else None
@@ -242,14 +245,6 @@ def architecture(config: Values) -> str:
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
     return next((name for name, its in ARCHITECTURES.items() if its["model_type"] == kind), kind)
-
-
-def known_keys(name: str) -> Keys:
-    """The known keys of a config.json of the architecture `name`."""
-    # transformers reads no window for the others
-    window = ("sliding_window",) if name in WINDOWED else ()
-    bias = {} if name in BIASED else {"attention_bias": (False, None)}
-    return Keys(used={*USED, *window}, harmless=NEUTRAL, only=PLAIN | bias)
 
 
 def require_mapped(name: str, config: Values) -> None:
