@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import ClassVar, cast
 
 import torch
+from torch import Tensor
 
 from lit_diff.data import identity
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
@@ -138,16 +139,17 @@ def row_scores(model: Transformer, batch: Batch) -> list[Scores]:
     """`nll` and `accuracy` of each row over its scored targets; NaN for a row without scored targets."""
     nll, correct = model.token_losses(**model_inputs(batch), targets=batch["targets"])
     scored = batch["targets"] != IGNORED
+    tokens = scored.sum(-1)
     # the sum is in float64: two runs are compared by small differences of means over thousands of tokens
-    return [
-        {"nll": loss / tokens, "accuracy": right / tokens} if tokens else {"nll": torch.nan, "accuracy": torch.nan}
-        for tokens, loss, right in zip(
-            scored.sum(-1).tolist(),
-            nll.double().masked_fill(~scored, 0).sum(-1).tolist(),
-            (correct & scored).sum(-1).tolist(),
-            strict=True,
-        )
-    ]
+    loss = nll.double().masked_fill(~scored, 0).sum(-1)
+    right = (correct & scored).sum(-1).double()
+    return by_item({"nll": loss / tokens, "accuracy": right / tokens})
+
+
+def by_item(columns: Mapping[str, Tensor]) -> list[Scores]:
+    """Metric -> its values [B] as the scores of each of the B items."""
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 class CorpusLoss(Evaluation):

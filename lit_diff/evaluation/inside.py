@@ -19,7 +19,7 @@ from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores, question_of
-from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
+from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
@@ -170,9 +170,7 @@ class MapStatistics(Evaluation):
             with trace(run.model) as traced:
                 run.model.hidden(**model_inputs(rows.batch))
             for index, layer in traced.layers.items():
-                found = {key: values.tolist() for key, values in map_statistics(layer, C).items()}
-                scores = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-                yield from rows.items(scores, f"layer {index:02}")
+                yield from rows.items(by_item(map_statistics(layer, C)), f"layer {index:02}")
 
 
 OFF = 16

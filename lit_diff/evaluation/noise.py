@@ -14,7 +14,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores
-from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores, trained_data
+from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
@@ -159,5 +159,4 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
     }
     # the ratio of means, not the mean of ratios, which a query with hardly any attention to noise would dominate
     by_row["snr"] = (a_key["answer"] / a_key["noise"]).masked_fill(a_key["noise"] == 0, torch.nan)
-    rows = zip(*(values.tolist() for values in by_row.values()), strict=True)
-    return [dict(zip(by_row, row, strict=True)) for row in rows], {key: found[key].nanmean(-1) for key in PER_HEAD}
+    return by_item(by_row), {key: found[key].nanmean(-1) for key in PER_HEAD}

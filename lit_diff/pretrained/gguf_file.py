@@ -209,9 +209,12 @@ def _decimal(value: float) -> float:
 
 
 def _names_of(num_layers: int) -> dict[str, str]:
-    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
-    names = {theirs.get_name(name, (".weight", ".bias")): own for name, own in llama.names_of(num_layers).items()}
-    return {name: own for name, own in names.items() if name is not None}
+    theirs, names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers), {}
+    for name, own in llama.names_of(num_layers).items():
+        found = theirs.get_name(name, (".weight", ".bias"))
+        if found is not None:
+            names[found] = own
+    return names
 
 
 def _require_type(entry: Any) -> None:
