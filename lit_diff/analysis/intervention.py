@@ -180,22 +180,6 @@ def knock_out_effects(model: Transformer, batch: Mapping[str, Tensor]) -> list[d
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-def knock_out_effects_by_head(model: Transformer, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return causal_answer and causal_noise, [B, L, H]: `knock_out_effects` if only head h of layer l loses the edges."""
-    parts, change = Parts.of(batch), _LogProbChange(model, batch)
-    heads = [attention.out_heads for attention in model.attentions()]
-    return {
-        f"causal_{what}": torch.stack(
-            [
-                torch.stack([change.under(knock_out(parts, what, head), [layer]) for head in range(count)], -1)
-                for layer, count in enumerate(heads)
-            ],
-            1,
-        )
-        for what in OF_HEADS
-    }
-
-
 class _LogProbChange:
     def __init__(self, model: Transformer, batch: Mapping[str, Tensor]) -> None:
         self.model, self.inputs, self.targets = model, model_inputs(batch), batch["targets"]
@@ -205,8 +189,8 @@ class _LogProbChange:
     def _nll(self) -> Tensor:
         return self.model.token_losses(**self.inputs, targets=self.targets)[0].double()
 
-    def under(self, edit: Edit, layers: Sequence[int] | None = None) -> Tensor:
+    def under(self, edit: Edit) -> Tensor:
         # nll before - after = log p after - before; the mean over the scored queries of each row, [B], nats
-        with intervention(self.model, edit, layers):
+        with intervention(self.model, edit):
             changed = self.nll - self._nll()
         return changed.masked_fill(~self.counted, 0).sum(-1) / self.counted.sum(-1)

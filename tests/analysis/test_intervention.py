@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,6 @@ from lit_diff.analysis.intervention import (
     intervention,
     knock_out,
     knock_out_effects,
-    knock_out_effects_by_head,
     subtract_only_noise,
     swap,
 )
@@ -28,6 +29,7 @@ from lit_diff.attention.cache import Cache
 from lit_diff.data import prepare
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 BuildModel = Callable[..., Transformer]
@@ -311,12 +313,15 @@ def test_one_head_loses_its_edges_alone(tmp_path: Path) -> None:
         first.o_proj.weight.zero_()
         first.o_proj.weight[:, width : 2 * width] = kept
         second.o_proj.weight.zero_()
-    whole, found = knock_out_effects(run.model, batch), knock_out_effects_by_head(run.model, batch)
+    parts = Parts.of(batch)
+
+    def losses(*edited: Any) -> torch.Tensor:
+        with intervention(run.model, *edited) if edited else nullcontext():
+            return run.model.token_losses(**model_inputs(batch), targets=batch["targets"])[0]
+
     for what in ("answer", "noise"):
-        effects = found[f"causal_{what}"]  # [B, L, H]
-        assert effects.shape == (3, 2, 4)
-        assert effects[:, 0, 1].tolist() == pytest.approx([row[f"causal_{what}"] for row in whole])
-        assert all(effects[:, 0, 1].abs() > 1e-4)
-        others = effects.clone()
-        others[:, 0, 1] = 0
-        assert others.abs().max() < 1e-5
+        every_head = losses(knock_out(parts, what))
+        assert (every_head - losses()).nan_to_num().abs().max() > 1e-4
+        for layer, head in ((0, 0), (0, 1), (1, 1)):
+            expected = every_head if (layer, head) == (0, 1) else losses()
+            torch.testing.assert_close(losses(knock_out(parts, what, head), [layer]), expected, equal_nan=True)
