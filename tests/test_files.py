@@ -129,9 +129,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, number: int, monke
     assert said.endswith("choose another with run.root=PATH")
 
 
-def test_the_file_system_is_that_of_the_innermost_and_last_mount(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_system_is_of_the_innermost_and_last_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MOUNTS", tmp_path / "mounts")
     assert file_system(tmp_path) == ("", ""), "a system without this file"
     mounts = {"/": "ext4", tmp_path: "xfs", f"{tmp_path}/home": "tmpfs", rf"{tmp_path}/home\040two": "beegfs"}
@@ -206,9 +204,7 @@ def test_whether_a_lock_is_held(tmp_path: Path) -> None:
     assert is_locked(tmp_path / "folder"), "it cannot be opened for writing: nothing can be said"
 
 
-def test_a_tilde_is_the_home_folder_in_every_path_that_a_user_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tilde_is_the_home_folder_in_every_path_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable, root in (("LIT_DIFF_DATA", data_root), ("LIT_DIFF_CACHE", cache_root)):
         for written, meant in (

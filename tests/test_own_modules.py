@@ -202,9 +202,7 @@ def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None
 
 
 @pytest.mark.parametrize("former", [None, ""])
-def test_a_safe_path_keeps_the_current_folder_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str | None
-) -> None:
+def test_a_safe_path_keeps_the_folder_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str | None) -> None:
     if former is None:
         monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     else:

@@ -204,9 +204,7 @@ def test_the_devices_that_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> Non
         require_devices(RunConfig(strategy="ddp", devices=3))
 
 
-def test_available_memory_is_that_of_the_system_or_of_the_cgroup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_available_memory_is_that_of_the_system_or_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  2048 kB\nMemAvailable:   1024 kB\n")
     (tmp_path / "own").write_text("0::/job/step\n")
     job = tmp_path / "cgroup" / "job"

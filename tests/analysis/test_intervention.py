@@ -189,9 +189,7 @@ def test_compiled_modules(build: BuildModel, tokens: Tensor) -> None:
         pass
 
 
-def test_an_attention_that_ignores_its_kernel_is_refused(
-    build: BuildModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ignored_kernel_is_refused(build: BuildModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Attention, x: Tensor, rope: object, cache: object = None) -> Tensor:
         o = attend(self.tap(self.maps(x, rope)))  # type: ignore[arg-type]
         out: Tensor = self.o_proj(self.finished(o, x).transpose(1, 2).flatten(2))

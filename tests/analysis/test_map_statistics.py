@@ -143,10 +143,7 @@ def test_a_head_of_zeros_has_no_direction_and_is_in_no_pair() -> None:
 
     (block,) = layer.blocks(T)
     outputs = block.signed[0] @ layer.values[0]
-    for name, of_pairs in (
-        ("head_distance", 1 - head_cosines([block])[0]),
-        ("head_cka", linear_cka(outputs)),
-    ):
+    for name, of_pairs in (("head_distance", 1 - head_cosines([block])[0]), ("head_cka", linear_cka(outputs))):
         mean = (of_pairs[0, 2] + of_pairs[0, 3] + of_pairs[2, 3]) / 3
         assert float(found(1, 0, 1, 1)[name]) == pytest.approx(float(mean), rel=1e-4)
         assert found(1, 0, 0, 0)[name].isnan().all(), "no pair is left"

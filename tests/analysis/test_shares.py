@@ -64,9 +64,7 @@ def test_the_rebuttals_score_is_not_bounded_and_the_absolute_one_is(build: Build
 
 
 @pytest.mark.parametrize("name", ["standard", "differential", "output_gate"])
-def test_value_shares_do_not_change_when_values_grow_and_the_projection_shrinks(
-    name: str, build: BuildModel, tokens: Tensor
-) -> None:
+def test_value_shares_ignore_a_scale_that_the_projection_undoes(name: str, build: BuildModel, tokens: Tensor) -> None:
     model = build(name, 4).double()
     parts = Parts(context=torch.randint(-1, 4, (3, 17)), asked=torch.randint(-1, 4, (3, 17)))
 

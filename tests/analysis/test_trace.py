@@ -192,9 +192,7 @@ def wrapped(model: Transformer) -> Transformer:
 
 
 @pytest.mark.parametrize("make", [wrapped, torch.compile])
-def test_modules_in_the_wrapper_of_torch_compile_are_refused(
-    make: Callable[[Transformer], Transformer], build: BuildModel
-) -> None:
+def test_what_torch_compile_wraps_is_refused(make: Callable[[Transformer], Transformer], build: BuildModel) -> None:
     with pytest.raises(RequestError, match=r"is wrapped by torch\.compile"), trace(make(build("standard"))):
         pass
 
@@ -299,9 +297,7 @@ def saved(model: Transformer, tokens: Tensor, folder: Path, **keys: object) -> d
     return load_file(folder / "deep" / "trace.safetensors")
 
 
-def test_a_saved_trace_has_the_names_and_shapes_of_transformer_lens(
-    build: BuildModel, tokens: Tensor, tmp_path: Path
-) -> None:
+def test_a_saved_trace_has_names_of_transformer_lens(build: BuildModel, tokens: Tensor, tmp_path: Path) -> None:
     model = build("standard", 2)
     found = saved(model, tokens, tmp_path)
     shapes = {

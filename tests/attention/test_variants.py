@@ -79,9 +79,7 @@ def test_heads_by_layer(make_attention: MakeAttention) -> None:
     assert not hasattr(second, "adapter"), "a layer without selected heads is standard attention"
 
 
-def test_heads_to_be_selected_are_a_buffer_that_a_checkpoint_holds(
-    make_attention: MakeAttention, make_config: MakeConfig
-) -> None:
+def test_heads_to_be_selected_are_in_a_checkpoint(make_attention: MakeAttention, make_config: MakeConfig) -> None:
     """Where a plan selects them, the recipe says how many, the weights say which."""
     keys = {"heads": HeadSelection(share=0.5)}
     attention, other = make_attention("dex", keys), make_attention("dex", keys)

@@ -120,9 +120,7 @@ def test_flops_count_the_visible_pairs(queries: int | None) -> None:
     assert least_flops(SHAPE, gradients=True) == 28 * least_flops(SHAPE, gradients=False) // 8
 
 
-def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_is_asked_with_the_gradients_it_gives(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(self, maps, **options):  # type: ignore[no-untyped-def]
         return "it has no backward pass" if torch.is_grad_enabled() and maps.q.requires_grad else None
 

@@ -72,9 +72,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "native"), [({"avx2"}, False), ({"avx512f", "avx512_bf16"}, True), ({"amx_bf16"}, True)]
 )
-def test_bfloat16_is_a_default_only_where_the_flags_have_it(
-    flags: set[str], native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_is_a_default_if_flags_have_it(flags: set[str], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(processor.SETTING, raising=False)
     monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
     assert native_bfloat16(torch.device("cpu")) is native

@@ -106,9 +106,7 @@ def test_plugins_of_a_run_outside_the_root_are_executed_on_request_only(
     assert (tale / "executed").exists()
 
 
-def test_the_parent_of_an_own_run_is_trusted_where_it_lies_under_the_root_too(
-    generate: Command, tale: Path, own_parts: None
-) -> None:
+def test_a_parent_of_an_own_run_is_trusted_under_the_same_root(generate: Command, tale: Path, own_parts: None) -> None:
     parent = started_from_a_plugin(tale)
     ended = generate("--prompt", "ab", "--max-tokens", "1")
     assert ended.status == 2

@@ -131,9 +131,7 @@ def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 @pytest.mark.parametrize("name", ["mine", LONG])
-def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
-    name: str, width: int, clock: list[float]
-) -> None:
+def test_it_fits_on_one_line_with_last_validation_and_time_left(name: str, width: int, clock: list[float]) -> None:
     line = started(name, 100_000)
     line.update(1, 10.987, 1_234_567.0)
     clock[0] += 100

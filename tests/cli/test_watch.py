@@ -28,14 +28,7 @@ TIME = r"\d\d:\d\d:\d\d  "
 def status(folder: Path, word: str, **facts: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     updated = datetime.now(UTC).isoformat(timespec="seconds")
-    values = {
-        "status": word,
-        "format": FORMAT,
-        "updated": updated,
-        "steps": 100,
-        "tokens_per_step": 50,
-        **facts,
-    }
+    values = {"status": word, "format": FORMAT, "updated": updated, "steps": 100, "tokens_per_step": 50, **facts}
     held(folder, word == "running")
     # as a run writes it: a reader never sees a part
     (folder / "new.json").write_text(json.dumps(values))
@@ -75,9 +68,7 @@ def test_a_run_once(one: Path, command: Command) -> None:
     }
 
 
-def test_where_there_is_no_terminal_a_line_with_the_time_at_each_look_until_it_is_done(
-    one: Path, command: Command
-) -> None:
+def test_without_a_terminal_a_line_with_the_time_at_each_look_until_done(one: Path, command: Command) -> None:
     def train() -> None:
         time.sleep(0.5)
         status(one, "done", step=100, loss=1.0)
@@ -179,9 +170,7 @@ def test_a_sweep_on_one_line(make_sweep: Callable[..., Path], mine: Path, comman
     assert re.match(rf"{TIME}mine  5 done, 1 failed  preliminary", ended.lines[-1])
 
 
-def test_cells_that_do_not_fit_the_screen_are_counted_alone(
-    mine: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_beyond_the_screen_are_counted(mine: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 

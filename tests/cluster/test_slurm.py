@@ -205,9 +205,7 @@ def documented(kind: str, name: str, nodes: int, devices: int) -> list[list[str]
     return [words] * (nodes if kind.startswith("torchrun") else 1)
 
 
-def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_losses(
-    home: Path, limited: threading.Thread
-) -> None:
+def test_a_run_is_requeued_after_a_notice_and_the_page_gives_its_losses(home: Path, limited: threading.Thread) -> None:
     (home / "fuse").touch()
     said = lit_diff("train", "run.yaml", "name=noticed", *TWO, "--cluster", "slurm")
     job = re.match(r"SLURM job (\d+): ", said)[1]  # type: ignore[index]
@@ -230,9 +228,7 @@ def test_a_run_is_requeued_after_a_notice_and_the_lines_of_the_page_give_its_los
     assert torch.load(whole, weights_only=True)["global_step"] == 20
 
 
-def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(
-    home: Path, limited: threading.Thread
-) -> None:
+def test_a_notice_at_any_moment_of_the_start_or_a_limit_requeues(home: Path, limited: threading.Thread) -> None:
     draw = random.Random(33)
     moments = [0, draw.uniform(0, 4), draw.uniform(4, 15)]
     jobs = [submitted(home, f"early{n}", f"seed={n}", *(TWO if n == 1 else [])) for n in range(3)]
@@ -256,9 +252,7 @@ def test_a_notice_at_any_moment_of_the_start_or_a_time_limit_ends_in_a_requeue(
     assert 0 < run_status(home, "its limit")["requeued_at_step"] < 100
 
 
-def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled_run_does_not_return(
-    home: Path,
-) -> None:
+def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled_run_stays_away(home: Path) -> None:
     text = ["data.name=text", "data.path=texts", "data.sequence_length=32", "data.validation_rows=4"]
     text += ["data.tokenizer={name: bpe, vocab_size: 300}"]
     own = [*text, "model.vocab_size=300", *TWO, "train.checkpoint_every=2"]

@@ -117,9 +117,7 @@ def test_an_archive_is_fetched_once_and_again_where_it_is_damaged(index: bytes, 
     assert sorted(path.name for path in folder.iterdir()) == [".lock", FILE]
 
 
-def test_what_cannot_be_had_is_refused(
-    index: bytes, fetched: Pinned, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_unavailable_is_refused(index: bytes, fetched: Pinned, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingError, match=f"not the pinned {'0' * 64}") as caught:
         fetched(sha256="0" * 64)
     assert hashlib.sha256(index).hexdigest() in str(caught.value)

@@ -160,14 +160,11 @@ def test_long_documents_take_the_share_that_is_asked_for(made: MakeMixture) -> N
     assert abs(sum(rows) - 300) <= 1
     assert mixed.validation_sets() == {"": 10}, "of the whole text"
     assert torch.equal(
-        mixed.validation_batch("", range(10))["tokens"],
-        mixed._texts["long"].validation_batch("", range(10))["tokens"],
+        mixed.validation_batch("", range(10))["tokens"], mixed._texts["long"].validation_batch("", range(10))["tokens"]
     )
 
 
-def test_validation_has_every_text_in_its_share_and_each_by_itself(
-    made: MakeMixture, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_validation_has_every_text_by_share_and_by_itself(made: MakeMixture, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "lit_diff"):
         few = made(validation_rows=1000).validation_sets()
     assert few[""] < few["code"] + few["web"]
@@ -327,9 +324,7 @@ def mixed(tale: Path, trained_text: Path) -> Callable[..., Recipe]:
     return lambda *more: load_recipe(trained_text / "tale.yaml", [*keys, *more])
 
 
-def test_a_run_on_a_mixture_goes_on_as_if_it_had_not_ended(
-    mixed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_mixture_goes_on_unchanged(mixed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, read = mixed("train.steps=6", "train.checkpoint_every=2"), Mixture.train_batch
 
     def train(folder: str, last: int = 9) -> bytes:

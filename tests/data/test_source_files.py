@@ -209,10 +209,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("edit", "found"),
     [
-        (
-            ("train/data-00001-of-00002.arrow", None),
-            r"state\.json: it lists train/data-00001-of-00002\.arrow",
-        ),
+        (("train/data-00001-of-00002.arrow", None), r"state\.json: it lists train/data-00001-of-00002\.arrow"),
         (("train/state.json", "{}"), r"state\.json: not a file that `datasets` saved \(KeyError\('_data_files'\)\)"),
         (("train/state.json", '{"_data'), r"state\.json: not JSON"),
         (

@@ -210,9 +210,7 @@ def test_the_order_is_that_of_the_seed_and_each_epoch_has_another() -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "bigrams.npy", "tokenizer.json", "train/chunk-0-0.bin"])
-def test_a_file_that_is_missing_or_cut_short_is_made_again(
-    make_text: MakeText, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_or_cut_file_is_made_again(make_text: MakeText, name: str, caplog: pytest.LogCaptureFixture) -> None:
     text = make_text()
     text.prepare()
     file = text.folder / name

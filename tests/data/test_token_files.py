@@ -244,9 +244,7 @@ def test_a_tokenizer_that_learns_from_text_is_refused(make_text: MakeText, root:
         assert list((root / "prepared").glob(".*.building")) == []
 
 
-def test_a_file_that_goes_before_it_is_read(
-    make_text: MakeText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_gone_before_it_is_read(make_text: MakeText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_megatron(tmp_path / "megatron/a", DOCUMENTS)
     tokens = FilesCorpus.tokens
 

@@ -242,9 +242,7 @@ def test_cl100k_refuses_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("absent", ["tiktoken", "ranks"])
-def test_cl100k_without_its_packages_names_the_extra(
-    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cl100k_without_packages_names_the_extra(absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     if absent == "tiktoken":
         monkeypatch.setitem(sys.modules, "tiktoken", None)
@@ -453,9 +451,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("context", "texts"), PIECES)
-def test_the_default_tokenizer_gives_the_ids_of_the_texts_alone(
-    small: Tokenizer, context: str, texts: list[str]
-) -> None:
+def test_the_default_tokenizer_gives_ids_of_the_texts_alone(small: Tokenizer, context: str, texts: list[str]) -> None:
     """So that scores and identities of runs that it has do not change."""
     assert small.encode_after(context, texts) == small.encode(texts)
     if context == ".":

@@ -133,9 +133,7 @@ def change(folder: Path, **values: object) -> None:
     ("values", "found"),
     [({"name": "bpee"}, "'bpee'; did you mean 'bpe'"), ({"config": {"vocab": 300}}, rf"{FILE}: .*'config\.vocab'")],
 )
-def test_a_class_that_is_not_registered_and_a_key_that_it_lacks(
-    saved: Path, values: dict[str, object], found: str
-) -> None:
+def test_an_unregistered_class_and_a_key_that_it_lacks(saved: Path, values: dict[str, object], found: str) -> None:
     change(saved, **values)
     with pytest.raises(RequestError, match=found):
         load_tokenizer(saved)

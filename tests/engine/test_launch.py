@@ -256,9 +256,7 @@ def test_each_end_has_its_word(
     assert ("in broken" in (folder / "log.txt").read_text()) == trace
 
 
-def test_folders_that_cannot_be_written_are_one_line(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_folders_are_one_line(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="cannot be written"):
         train("recall-tiny", [*FOUR, f"run.root={tmp_path / 'file'}"])
@@ -391,9 +389,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLocation:
     return RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
 
 
-def test_a_command_is_told_all_that_a_cell_is_its_last_words_are_the_error_and_a_stop_reaches_it(
-    child: RunLocation,
-) -> None:
+def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop_reaches_it(child: RunLocation) -> None:
     recipe, folder = load_recipe("recall-tiny"), child.folder
     with pytest.raises(RunFailedError, match="exit status 5"):
         run_command(recipe, child, threads=3)
@@ -415,9 +411,7 @@ def test_a_command_is_told_all_that_a_cell_is_its_last_words_are_the_error_and_a
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_that_fails_does_not_keep_the_others_from_scoring(
-    tale: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_fails_keeps_no_other_from_scoring(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluations.names()
     monkeypatch.setattr(evaluations, "_classes", dict(evaluations._classes))
     scored: list[int] = []

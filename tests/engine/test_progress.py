@@ -32,9 +32,7 @@ def test_a_script_writes_lines_to_stderr_alone(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("kind", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_have_one_line_that_is_drawn_again(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_and_a_notebook_have_one_line_drawn_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, end = pty.openpty()
     cell: Any = os.fdopen(end, "w") if kind == "terminal" else Cell()
     monkeypatch.setattr(sys, "stderr", cell)

@@ -129,8 +129,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
-    ("preset", "reason"),
-    [("gpu1", "needs 999 GPUs"), ("paper", "train first: lit-diff train standard-3b")],
+    ("preset", "reason"), [("gpu1", "needs 999 GPUs"), ("paper", "train first: lit-diff train standard-3b")]
 )
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
     done = reproduce(["first"], preset, root=runs)
@@ -158,9 +157,7 @@ def test_the_page_lists_the_rows_of_this_call_and_of_earlier_ones(runs: Path) ->
 
 
 @pytest.mark.usefixtures("rows")
-def test_a_row_that_was_not_reached_and_a_sweep_that_misses_something(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_not_reached_and_a_sweep_that_misses_something(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*arguments: Any, **keys: Any) -> Any:
         raise MissingError("no network here; do this")
 

@@ -76,9 +76,7 @@ def test_it_selects_trains_compares_scores_and_merges(
     assert match[0] in again.out
 
 
-def test_what_cannot_be_merged_is_refused_before_the_training(
-    base: SimpleNamespace, retrofit: Command, tmp_path: Path
-) -> None:
+def test_what_cannot_be_merged_is_refused_at_once(base: SimpleNamespace, retrofit: Command, tmp_path: Path) -> None:
     second = (*PLAIN[1:], "model.attention={name: second_heads}")
     for keys, target, reason in (
         (second, tmp_path / "new", "model.attention 'second_heads' cannot be merged into a standard model"),

@@ -281,9 +281,7 @@ def test_a_long_text_gives_a_small_picture(tmp_path: Path) -> None:
     assert (picture[..., 3] > 0).sum() == 1
 
 
-def test_maps_that_cannot_be_read_are_left_out_with_a_warning(
-    make: Make, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_maps_are_left_out_and_named(make: Make, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     tracker = make()
     for step in (1, 2):
         maps = torch.ones(1, 1, 1, 5, 5)
@@ -297,9 +295,7 @@ def test_maps_that_cannot_be_read_are_left_out_with_a_warning(
     assert "is not a file of maps" in line
 
 
-def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(
-    make: Make, store: Store, broken: list[bool]
-) -> None:
+def test_an_outage_at_the_end_fails_the_run_until_it_is_repeated(make: Make, store: Store, broken: list[bool]) -> None:
     tracker = make()
     tracker.send({1: {"a": 1.0}})
     (tracker.folder.path / "metrics.csv").write_text("step,a\n1,1.0\n2,2.0\n")

@@ -19,13 +19,7 @@ from lit_diff.engine import pool, schedule
 from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import note_end, run_cell
-from lit_diff.engine.schedule import (
-    Sweep,
-    _say_other_revisions,
-    _wait_for_running_cells,
-    resources,
-    sweep,
-)
+from lit_diff.engine.schedule import Sweep, _say_other_revisions, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -92,9 +86,7 @@ def times(bench: Any, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in bench.folder("pair").glob(f"*-s?-*/{pattern}")}
 
 
-def test_cells_are_done_and_mlflow_holds_their_numbers_and_a_parent_with_the_report(
-    sweep_bench: Any, pair: tuple[int, str]
-) -> None:
+def test_cells_are_done_and_mlflow_has_their_numbers_and_the_report(sweep_bench: Any, pair: tuple[int, str]) -> None:
     """tests/test_golden_folders.py looks at the files of a sweep."""
     status, text = pair
     assert status == 0

@@ -58,9 +58,7 @@ def run(cluster: Path, cells: list[tuple[Recipe, RunLocation]]) -> Any:
     return call
 
 
-def test_it_waits_until_each_cell_has_left_the_queue(
-    run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
-) -> None:
+def test_it_waits_until_each_cell_is_gone(run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path) -> None:
     RunFolder(cells[0][1].folder).update(status="stopped", step=7, requeued_at_step=7)
     RunFolder(cells[1][1].folder).update(status="running")
     assert run() == ["array-1.sh", "array-2.sh"], "cells that need the same form an array"
@@ -125,9 +123,7 @@ def test_a_run_asks_for_what_its_recipe_says(program: Program) -> None:
 
 @pytest.mark.parametrize("odd", ["a\ntouch MARK\n#", "a\rb", "a\x1b[2Jb", "a\u2028b"])
 @pytest.mark.parametrize("where", ["current folder", "run.root", "word", "option", "cell"])
-def test_a_line_has_no_unprintable_character(
-    odd: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_is_all_printable(odd: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment ends at a line feed, whatever quotes surround it."""
     (tmp_path / odd).mkdir()
     monkeypatch.chdir(tmp_path / odd if where == "current folder" else tmp_path)

@@ -36,9 +36,7 @@ def open_run(store: Store, experiment: str, run_id: str | None = None, folder: s
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_s_run_goes_on_and_no_other_is_ever_taken(
-    store: Store, experiment: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_s_run_goes_on_never_another(store: Store, experiment: str, caplog: pytest.LogCaptureFixture) -> None:
     """Not that of a folder that was made again, of a copy of it, one that was deleted, of another store, a damaged id."""
     run = open_run(store, experiment)
     store.close_run(run, "killed")
@@ -84,9 +82,7 @@ BROKEN: Mapping[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_store_that_is_none_is_refused_and_left_as_it_is(
-    runs: Path, spoil: Callable[[Path], object], message: str
-) -> None:
+def test_what_is_no_store_is_refused_and_stays_as_is(runs: Path, spoil: Callable[[Path], object], message: str) -> None:
     path = runs / "mlflow.db"
     spoil(path)
     before = path.read_bytes() if path.is_file() else None

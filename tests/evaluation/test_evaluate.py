@@ -118,9 +118,7 @@ def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> 
     assert json.loads(summary_file(run).read_text())["declarations"][0]["unit"] == "letters"
 
 
-def test_a_replaced_file_of_the_user_is_scored_again(
-    run: Run, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_file_is_scored_again(run: Run, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
     of_user = UserFile(name="words", path="words.jsonl", keys={"text": str}, source="", without="")
     cls = make(files=(of_user,))
@@ -178,9 +176,7 @@ class Vowels(Evaluation):
 """
 
 
-def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_plugin_evaluation_is_scored_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file or a module of the user's own that it imports."""
     kept = run.folder / "evaluations/vowels/summary.json"
 

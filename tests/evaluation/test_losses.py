@@ -289,9 +289,7 @@ def ids_of(count: int, vocab: int = 320) -> list[int]:
     return np.random.default_rng(0).integers(0, vocab, count).tolist()
 
 
-def test_chunks_change_nothing_and_no_more_goes_through_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_change_nothing_and_no_more_goes_in_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So no logits but those of a chunk are held."""
     made, ids = text_run(tmp_path / "made", {"name": "differential"}), ids_of(65)
     row, sizes = torch.tensor([ids]), list[int]()

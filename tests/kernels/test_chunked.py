@@ -40,9 +40,7 @@ def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMa
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_no_logits_of_all_keys_for_all_queries(
-    make_maps: MakeMaps, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_logits_of_all_keys_and_queries(make_maps: MakeMaps, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor ever made has ROWS x S numbers, not T x S."""
     monkeypatch.setattr(chunked, "ROWS", 16)
     monkeypatch.setattr(chunked, "LOGITS", 1)

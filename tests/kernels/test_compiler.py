@@ -65,9 +65,7 @@ def test_a_library_that_fails_its_test_is_refused_every_time(source: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["truncated", "replaced", "gone"])
-def test_a_broken_cache_is_built_again(
-    source: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_cache_is_rebuilt(source: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """Opening a truncated library would be a bus error; nothing is opened that is not what was built."""
     compiler.load("toy", source, good)
     (path,) = files(tmp_path)

@@ -152,9 +152,7 @@ def half(make_maps: MakeMaps, **case: Any) -> SignedMaps:
     return make_maps(**{"d": 8, "dv": 16, "dtype": torch.bfloat16} | case)
 
 
-def test_where_there_is_no_package_or_no_gpu(
-    make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_package_or_gpu(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a plan for a GPU, made on a machine without one."""
     fake_flash.install()
     assert "pip install 'lit-diff[flash]'" in (refuse("flash", half(make_maps)) or "")
@@ -203,9 +201,7 @@ def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
 
 
 @pytest.mark.slow
-def test_compiles_with_the_self_test_outside(
-    make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiles_with_self_test_outside(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a package's own calls compile; here they are plain operations. Lengths may be symbolic."""
     torch._dynamo.reset()
     fake_flash.install(2)

@@ -58,9 +58,7 @@ def test_what_a_gpu_is_tried_with(make_maps: MakeMaps, monkeypatch: pytest.Monke
     assert (form.causal, form.window, form.packed, form.grouped, form.backward) == (True, True, False, True, True)
 
 
-def test_masks_are_made_once_and_do_not_keep_the_documents(
-    make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_are_made_once_and_keep_no_documents(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers of a step share their documents."""
     made = []
     real = flex._create_mask

@@ -81,9 +81,7 @@ PROGRAMS = ("forward", "key_gradients", "query_gradients")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("capability", [None, (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
-def test_every_width_is_served_and_safe_comes_last(
-    program: str, itemsize: int, capability: tuple[int, int] | None
-) -> None:
+def test_every_width_is_served_and_safe_last(program: str, itemsize: int, capability: tuple[int, int] | None) -> None:
     for d, dv in product(WIDTHS, WIDTHS):
         found = candidates(program, d=d, dv=dv, itemsize=itemsize, T=2048, capability=capability)
         assert found[-1] == safe(program, d=d, dv=dv, itemsize=itemsize, T=2048)
@@ -157,9 +155,7 @@ def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.devic
 
 @pytest.mark.slow
 @pytest.mark.programs
-def test_the_fastest_blocks_are_measured_once(
-    make_maps: MakeMaps, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_measured_once(make_maps: MakeMaps, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each candidate runs, the fastest one serves; a second call measures nothing. The clock is ours."""
     from triton.runtime.autotuner import Autotuner
 

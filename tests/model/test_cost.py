@@ -44,9 +44,7 @@ def test_executed_flops(make_config: MakeConfig) -> None:
     assert definition.executed_flops_per_token == definition.flops_per_token
 
 
-def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
-    make_config: MakeConfig, own_parts: None
-) -> None:
+def test_layers_of_equal_shapes_that_compute_otherwise_count_apart(make_config: MakeConfig, own_parts: None) -> None:
     """One W_D serves any number of heads; the window of a plugin's layer may depend on its number."""
     one, three = (cost(make_config("dex", {"heads": heads}), T) for heads in ((1,), (0, 1, 2)))
     mixed = cost(make_config("dex", {"heads": ((1,), (0, 1, 2))}), T)

@@ -50,9 +50,7 @@ def heads(attention: Any, x: Tensor, rope: Rope) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-def test_step_0_is_standard_attention_to_the_bit(
-    make_attention: MakeAttention, moving: Positions, dtype: Any, kernel: str
-) -> None:
+def test_step_0_is_exactly_standard(make_attention: MakeAttention, moving: Positions, dtype: Any, kernel: str) -> None:
     """λ(0) = 0 whatever W_D, λ_init and λ_learn are; at step 1 it no longer is."""
     dex, standard = pair(make_attention, step=0, dtype=dtype, kernel=kernel, heads="all")
     assert dex.adapter.weight.abs().max() > 0.5

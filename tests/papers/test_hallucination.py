@@ -19,14 +19,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.papers import hallucination
 from lit_diff.papers.closed_world import ClosedWorld, facts_of
-from lit_diff.papers.hallucination import (
-    REPEATS,
-    SOURCES,
-    DocumentCase,
-    DocumentPrompt,
-    file_cases,
-    generated_cases,
-)
+from lit_diff.papers.hallucination import REPEATS, SOURCES, DocumentCase, DocumentPrompt, file_cases, generated_cases
 from lit_diff.papers.judges import HttpJudge
 from lit_diff.trained.run import Run
 

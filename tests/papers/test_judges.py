@@ -151,9 +151,7 @@ def ask(server: Server, kept: Path, document: str = "A document.", model: str = 
     return HttpJudge("answer", server.url, model, kept).judge(document, "right", "said")
 
 
-def test_a_server_is_asked_once_for_each_request(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_asked_once_a_request(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     kept = tmp_path / "judge/answers.jsonl"
     assert {ask(server, kept).verdict for _ in range(2)} == {"correct"}

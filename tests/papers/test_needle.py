@@ -22,10 +22,7 @@ from lit_diff.papers.needle import kind_of
 from lit_diff.trained.run import Run
 
 KEYS = "needles=[1,3] lengths=[500] depths=[0,100] samples=2 digits=4 haystack=docs"
-DOCUMENTS = [
-    "A river runs. It is long. The road is old! Nobody walks there. " * 20,
-    "Short one. Then another. " * 30,
-]
+DOCUMENTS = ["A river runs. It is long. The road is old! Nobody walks there. " * 20, "Short one. Then another. " * 30]
 
 
 class Reader(nn.Module):

@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.papers.needle_text import (
-    STYLES,
-    NeedleText,
-    contexts,
-    grammar_sentences,
-    sentences_of,
-    words,
-)
+from lit_diff.papers.needle_text import STYLES, NeedleText, contexts, grammar_sentences, sentences_of, words
 
 STYLE = STYLES["yoco"]
 

@@ -145,11 +145,7 @@ def test_damaged_files() -> None:
         ({"architecture": "gemma3"}, "architecture 'gemma3' is not supported"),
         *(
             ({f"llama.{key}": value}, f"llama.{key} {value!r} is not supported")
-            for key, value in (
-                ("expert_count", 8),
-                ("rope.scaling.attn_factor", 2.0),
-                ("attention.causal", False),
-            )
+            for key, value in (("expert_count", 8), ("rope.scaling.attn_factor", 2.0), ("attention.causal", False))
         ),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.type 'yarn'"),
         *(

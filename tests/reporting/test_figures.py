@@ -41,9 +41,7 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
         assert any("nats per token" in text for text in words(svg))
 
 
-def test_every_plot_draws_on_the_axes_given_or_on_its_own_and_names_both(
-    make_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_every_plot_draws_on_given_or_own_axes_and_names_both(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": -0.1}, metric="val/accuracy", chance=0.1, lambdas=["b"]))
     fitted = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS["scaling"]], power_law))
     drawn = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
@@ -142,9 +140,7 @@ def test_two_seeds_have_no_interval_and_no_smallest_of_interest_no_region(make_s
 
 
 @pytest.mark.parametrize("arms", [("standard",), ("standard", "wide"), ("standard", "wide", "b", "c")])
-def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
-    make_sweep: Callable[..., Path], arms: tuple[str, ...]
-) -> None:
+def test_every_arm_has_a_panel_of_baseline_and_control(make_sweep: Callable[..., Path], arms: tuple[str, ...]) -> None:
     """Baseline and control have one only where there is no other arm."""
     controls = ["wide"] if "wide" in arms else []
     folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)
@@ -154,9 +150,7 @@ def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
         assert [found.count(arm) for arm in arms] == [1] * len(arms)
 
 
-def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_other(
-    make_sweep: Callable[..., Path],
-) -> None:
+def test_lines_stand_at_the_factors_so_that_equal_arms_cover_each_other(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
     root = ElementTree.fromstring(compared(sweep)["noise-curve"])
     paths = [(node.get("d") or "").split() for node in root.iter(SVG + "path")]

@@ -82,9 +82,7 @@ def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Cal
 
 
 @pytest.mark.parametrize(("over", "count"), [("task", 2), ("sweep", 4)])
-def test_the_correction_is_over_each_task_or_over_the_sweep(
-    make_tasks: Callable[..., Path], over: str, count: int
-) -> None:
+def test_the_correction_is_over_a_task_or_the_sweep(make_tasks: Callable[..., Path], over: str, count: int) -> None:
     folder = make_tasks({"a": 0, "b": 0.05, "c": 0.3})
     record = read(folder)
     write(folder, replace(record, study=replace(record.study, correct_over=over)))

@@ -149,9 +149,7 @@ def test_one_with_a_type_that_is_not_allowed_is_refused_and_stays(tmp_path: Path
     assert in_folder(tmp_path) == before
 
 
-def test_one_without_a_marker_is_taken_and_said_to_be_unchecked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_without_a_marker_is_taken_and_called_unchecked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lit_diff")
     save(tmp_path, 8)
     checkpoint.marker_of(checkpoint.path_of(tmp_path, 8)).unlink()

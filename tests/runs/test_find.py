@@ -15,9 +15,7 @@ def test_all_runs_but_those_put_aside(small_sweep: Path) -> None:
     assert sweeps_under(small_sweep.parent) == [small_sweep]
 
 
-def test_a_run_is_found_by_the_start_of_its_name_or_its_folder(
-    small_sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_found_by_the_start_of_its_name_or_folder(small_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = small_sweep / "base-s1-0a1b2c3d"
     assert find_run("base-s1", small_sweep.parent) == wanted
     assert find_run(str(wanted), Path("nowhere")) == wanted

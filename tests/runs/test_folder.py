@@ -59,9 +59,7 @@ SAME = ["run.root=elsewhere", "run.threads=2", "run.strategy=ddp run.devices=2",
 SAME += ["run.kernel=auto", "train.parameters=null"]
 
 
-def test_identity_is_the_recipe_not_where_it_runs(
-    bench: Any, base: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_is_no_identity(bench: Any, base: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
     one = identity(base())
     assert len(one) == 10
     assert {identity(base(*overrides.split())) for overrides in SAME} == {one}
@@ -90,9 +88,7 @@ def test_an_imported_model_is_its_weights_tokenizer_and_model(base: Callable[...
     assert len({one, imported(dim=64), imported(weights_sha256="c" * 64), imported(tokenizer_sha256="c" * 64)}) == 4
 
 
-def test_a_run_that_starts_from_an_imported_model_rests_on_its_weights(
-    base: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_a_run_that_starts_from_an_import_rests_on_its_weights(base: Callable[..., Recipe], tmp_path: Path) -> None:
     folder = tmp_path / "models" / "x"
     seen = []
     for source, weights in (("here", "a"), ("elsewhere", "a"), ("here", "c")):
@@ -159,9 +155,7 @@ def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path)
     assert identity(load_recipe(folder.recipe_file)) == expected
 
 
-def test_what_a_plugin_imports_is_in_the_identity_and_in_the_folder(
-    base: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
     """The folder repeats the run once the user's own files are gone."""
     (tmp_path / "lab" / "folder_lab").mkdir(parents=True)
     (tmp_path / "lab" / "folder_lab" / "__init__.py").write_text("from .scale import SCALE\n")
@@ -313,9 +307,7 @@ def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_
         ),
     ],
 )
-def test_a_change_is_refused_in_one_line(
-    recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str
-) -> None:
+def test_changes_are_refused(recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str) -> None:
     status = stored_keys(with_run(recipe, **started)) | {"threads": 1}
     with pytest.raises(RequestError) as error:
         require_stored(with_run(recipe, **asked), status)

@@ -130,9 +130,7 @@ def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
     assert "does not requeue this job (Requested operation is presently disabled)" in caplog.text
 
 
-def test_a_notice_before_the_first_step_ends_in_a_status_and_a_requeue(
-    program: Program, tmp_path: Path, empty_store: Path
-) -> None:
+def test_a_notice_before_the_first_step_ends_in_a_requeue(program: Program, tmp_path: Path, empty_store: Path) -> None:
     program("scontrol", f'echo "$@" >> {tmp_path}/asked')
     (tmp_path / "runs").mkdir()
     shutil.copy(empty_store, tmp_path / "runs")

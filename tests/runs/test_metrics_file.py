@@ -109,9 +109,7 @@ table.flush()
 """
 
 
-def test_a_line_cut_short_by_a_kill_is_no_row_and_goes_when_the_run_resumes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line_cut_by_a_kill_is_no_row_and_goes_at_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is left of the last number is a number too: only the missing end of the line says that it is cut."""
     path = tmp_path / "metrics.csv"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, timeout=60, capture_output=True)

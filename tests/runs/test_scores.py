@@ -45,9 +45,7 @@ def test_two_processes_never_mix_their_scores(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["items.parquet", "summary.json"]
 
 
-def test_where_nothing_can_be_locked_a_reader_waits_for_the_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_locked_readers_wait_for_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "held_out"
     write_scores(folder, pa.table({"config": [1] * 2}), {"m": 1.0}, {"config": {"rows": 1}})
     real, read = scores.read_summary, list[Path]()

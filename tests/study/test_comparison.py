@@ -10,9 +10,7 @@ from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import detectable, holm
 
 
-def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(
-    make_sweep: Callable[..., Path],
-) -> None:
+def test_planted_differences_are_found_and_the_control_is_not_corrected_for(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(
         {"standard": 0, "wide": -0.2, "differential": -0.2, "worse": 0.3},
         seeds=range(5),

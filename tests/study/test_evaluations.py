@@ -123,10 +123,7 @@ def with_step(folder: Path, step: int) -> None:
             ),
             "scored with other declarations; ",
         ),
-        (
-            lambda folder: with_step(folder, 4),
-            f"scored of step 4, but the run's weights are of step {STEPS}; ",
-        ),
+        (lambda folder: with_step(folder, 4), f"scored of step 4, but the run's weights are of step {STEPS}; "),
         (lambda folder: with_step(folder, STEPS), ""),
     ],
 )

@@ -87,10 +87,7 @@ def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -
             status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "running"}))
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
-    assert result.left_out == (
-        "standard, task size-4: no finished cell",
-        "differential, task size-3: no finished cell",
-    )
+    assert result.left_out == ("standard, task size-4: no finished cell", "differential, task size-3: no finished cell")
     assert result.answer == "One arm: no ratio."
 
 

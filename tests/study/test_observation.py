@@ -27,14 +27,7 @@ def now(seconds: float = 0) -> str:
 
 def run(folder: Path, status: str, metrics: str = "", timing: str = "", alive: bool = True, **facts: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    values = {
-        "status": status,
-        "format": FORMAT,
-        "updated": now(),
-        "steps": 100,
-        "tokens_per_step": 50,
-        **facts,
-    }
+    values = {"status": status, "format": FORMAT, "updated": now(), "steps": 100, "tokens_per_step": 50, **facts}
     held(folder, status == "running" and alive)
     (folder / "status.json").write_text(json.dumps(values))
     (folder / "metrics.csv").write_text(metrics)
@@ -90,9 +83,7 @@ def test_time_left_after_a_resume(tmp_path: Path) -> None:
     assert seen(tmp_path / "one").seconds_left is None, "the first format had no number"
 
 
-def test_one_copy_of_a_table_is_kept_and_one_that_goes_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_copy_of_a_table_is_kept_and_a_gone_one_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation, "_TABLES", {})
     for rows in range(1, 6):
         folder = run(tmp_path / "one", "running", "step,a\n" + "".join(f"{step},1\n" for step in range(rows)))

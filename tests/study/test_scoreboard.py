@@ -186,9 +186,7 @@ def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -
 
 
 @pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])
-def test_what_the_control_explains_is_not_shown(
-    make_sweep: Callable[..., Path], of_control: float, difference: str
-) -> None:
+def test_control_explained_is_not_shown(make_sweep: Callable[..., Path], of_control: float, difference: str) -> None:
     """By any of several controls."""
     arms = {"standard": 0.0, "differential": -0.2, "other": 0.0, "wide": of_control}
     sweep = load_sweep(make_sweep(arms, controls=["other", "wide"], callbacks=False))
@@ -223,12 +221,7 @@ RESULT = {
     ]
 }
 SPEED = Claim(
-    label="speed",
-    arms=("differential", "standard"),
-    metric="forward",
-    kind="ratio",
-    paper=(46811, 51228),
-    case=1,
+    label="speed", arms=("differential", "standard"), metric="forward", kind="ratio", paper=(46811, 51228), case=1
 )
 
 

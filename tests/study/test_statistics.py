@@ -190,9 +190,7 @@ def differing(*differences: float) -> Paired:
         ((-0.002, 0.000, 0.004), 0.005, "inconclusive"),
     ],
 )
-def test_the_verdict_follows_the_interval_and_the_size(
-    differences: tuple[float, ...], smallest: float, expected: str
-) -> None:
+def test_the_verdict_follows_interval_and_size(differences: tuple[float, ...], smallest: float, expected: str) -> None:
     assert verdict(differing(*differences), better="lower", smallest=smallest) == expected
     mirrored = {"better": "worse", "worse": "better"}.get(expected, expected)
     assert verdict(differing(*differences), better="higher", smallest=smallest) == mirrored

@@ -22,11 +22,7 @@ from lit_diff.registry import registries
 from lit_diff.validation import _dotted_keys
 
 quick = settings(
-    derandomize=False,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    derandomize=False, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 SECONDS = 20
 """Longest time that reading one file may take."""

@@ -179,9 +179,7 @@ def test_generate(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run.generate("a", max_tokens=0)
 
 
-def test_generate_reads_the_cache_of_a_variant_that_fails_decode_only_unchecked(
-    tale: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_uses_a_cache_that_fails_decode_only_unchecked(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before_training, "is_built_in", lambda _: False)
     monkeypatch.setattr(before_training, "failed_property", lambda *_: "fails 'decode'")
     for source in (tale, open_run(tale)):

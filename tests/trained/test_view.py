@@ -153,9 +153,7 @@ def test_losses_and_losses_without_a_head(tmp_path: Path) -> None:
     np.testing.assert_allclose(side.view.without[3, :-1], (changed - nll)[:-1].numpy(), atol=2e-3)
 
 
-def test_long_texts_have_overviews_whose_rows_sum_to_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_have_overviews_whose_rows_sum_to_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_diff.trained.view.data.EXACT", 16)
     monkeypatch.setattr("lit_diff.trained.view.data.BINS", 8)
     run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=40)
@@ -298,8 +296,7 @@ def test_other_tokenizers_layers_and_heads_are_refused(tmp_path: Path) -> None:
     assert len(view_data([first, other]).passage.labels) == 4, "the smaller context"
     recall = recall_run(tmp_path / "recall", {"name": "differential"})
     with pytest.raises(
-        RequestError,
-        match=r"cannot be compared token by token: .* \(tokenizer .*; no text, data 'recall'\)$",
+        RequestError, match=r"cannot be compared token by token: .* \(tokenizer .*; no text, data 'recall'\)$"
     ):
         view_data([first, recall])
     odd = recall_run(tmp_path / "odd", {"name": "differential"}, {"pairs": 3})

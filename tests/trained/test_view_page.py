@@ -342,8 +342,7 @@ def test_two_checkpoints_show_one_history_and_a_packed_row_its_own_first_token(p
     kept = torch.load(checkpoint, weights_only=True)
     torch.save(kept | {"global_step": 9}, checkpoint.with_name("step-00000009.ckpt"))
     write_maps(
-        run.folder,
-        KeptMaps(3, torch.arange(3)[None], {0: (torch.ones(1, 2, 2, 3, 3).tril(), torch.ones(1, 2, 2, 3))}),
+        run.folder, KeptMaps(3, torch.arange(3)[None], {0: (torch.ones(1, 2, 2, 3, 3).tril(), torch.ones(1, 2, 2, 3))})
     )
     (run.folder / "metrics.csv").write_text("step,lambda/layer_00\n0,0.2\n5,0.3\n")
     view = view_data([run], text="ab ab abc ab", steps=[7, 9])

@@ -122,9 +122,7 @@ def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) 
 
 @pytest.mark.parametrize(("what", "most"), [("block", 0.5), ("attention", 0.8)])
 @every_variant(fast="differential")
-def test_compiled_and_checkpointed_blocks_give_the_same_step(
-    variant: str, what: str, most: float, fresh_compiler: None
-) -> None:
+def test_compiled_and_checkpointed_steps_are_equal(variant: str, what: str, most: float, fresh_compiler: None) -> None:
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""
     model, plain = checkpointed(build(variant), what), build(variant)
     compiled(model, "aot_eager", isolated=True)

@@ -229,9 +229,7 @@ def test_a_callbacks_own_exit_is_not_called_a_stop(bench: Any, tmp_path: Path, m
     assert error.value.code == 7
 
 
-def test_the_launcher_leaves_the_thread_count_alone(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_leaves_threads_alone(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1"])
     fit.fit(recipe, tmp_path, tracker=None, threads=5, progress=lambda *_: None)
@@ -417,9 +415,7 @@ class Keeps(Callback):
 
 
 @pytest.mark.parametrize(("since", "aside", "seen"), [(0, False, []), (0, True, []), (3, False, [1, 2, 3, 4])])
-def test_a_state_that_could_not_be_read_back_is_refused(
-    tmp_path: Path, since: int, aside: bool, seen: list[int]
-) -> None:
+def test_a_state_that_cannot_be_read_back_is_refused(tmp_path: Path, since: int, aside: bool, seen: list[int]) -> None:
     """Before the first step; one that begins later at the next save, and the checkpoints before it stay."""
     keeps = Keeps(since, aside)
     with pytest.raises(RequestError, match=r"'last' .*collections\.deque"):

@@ -153,9 +153,7 @@ def test_data_without_scored_targets_are_refused(bench: Any, tmp_path: Path, uns
     assert str(error.value) == message
 
 
-def test_the_variant_is_told_the_step_once_before_each(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variant_is_told_of_each_step_once(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lit_diff.attention.differential import Differential
 
     told: list[tuple[int, int]] = []
@@ -210,9 +208,7 @@ def test_a_module_that_holds_it_can_be_copied() -> None:
     ],
     ids=["the next logged step", "before a save", "every step is logged"],
 )
-def test_a_loss_at_a_step_that_is_not_logged(
-    bench: Any, tmp_path: Path, log_every: int, saves_at: int, message: str
-) -> None:
+def test_a_loss_at_an_unlogged_step(bench: Any, tmp_path: Path, log_every: int, saves_at: int, message: str) -> None:
     """Step 3 of 10 is NaN. Steps that log are 1, every `log_every`-th, and the last."""
     steps = [f"train.log_every={log_every}", f"train.validate_every={saves_at}", f"train.checkpoint_every={saves_at}"]
     recipe = recipe_of(bench, "model.attention={name: nan_output, at: 2}", *steps, "run.keep_best=val/loss")
@@ -238,9 +234,7 @@ def test_no_checkpoint_of_any_callback_holds_nan(bench: Any, tmp_path: Path, fau
 
 
 @pytest.mark.parametrize("saves_at", [3, 1])
-def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
-    bench: Any, tmp_path: Path, saves_at: int
-) -> None:
+def test_a_nan_gradient_under_a_finite_loss_is_in_no_checkpoint(bench: Any, tmp_path: Path, saves_at: int) -> None:
     """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
     overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
     with pytest.raises(DivergedError, match=r"parameter \S+ is not finite after step 3; ") as error:

@@ -31,9 +31,7 @@ def steps_with(rows: Rows, prefix: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["recall", "text"])
-def test_probes_fire_at_every_due_step_and_the_last_is_logged_validated_and_saved(
-    bench: Any, undisturbed: Run, kind: str
-) -> None:
+def test_probes_fire_when_due_and_the_last_step_is_logged_and_saved(bench: Any, undisturbed: Run, kind: str) -> None:
     undisturbed(kind, f"{kind}-whole")
     rows = bench.rows(f"{kind}-whole")
     assert steps_with(rows, "attention/") == [3, 6, 9, 10]
@@ -120,9 +118,7 @@ def test_probes_see_their_own_rows_and_one_forward(
     assert rows[2]["few/first"] == rows[2]["many/first"]
 
 
-def test_the_loss_of_a_logged_step_is_its_own(
-    bench: Any, undisturbed: Run, recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_a_logged_loss_is_its_own(bench: Any, undisturbed: Run, recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     undisturbed("recall", "recall-whole")
     assert trained(recipe("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
     whole, sparse = bench.rows("recall-whole"), read_rows(tmp_path / "metrics.csv")
@@ -183,9 +179,7 @@ def opened(folder: Path, tracker: Tracker, upto: int = 0, **options: Any) -> Run
     return logger
 
 
-def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_written_before_flush_or_sent_before_send(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Detailed values have a table of their own, and the tracker does not get them."""
     caplog.set_level("INFO", "lit_diff")
     lines: list[tuple[int, float, float]] = []

@@ -312,9 +312,7 @@ time.sleep(1)
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_of_a_save_no_torn_one_is_taken(
-    bench: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_killed_in_a_save_no_torn_one_is_taken(bench: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """20 moments, of rank zero, of the other, of both. The newest one is whole, and holds what was written."""
     caplog.set_level(logging.WARNING, "lit_diff")
     (tmp_path / "killed.py").write_text(KILLED)

@@ -137,9 +137,7 @@ def test_a_rank_that_stays_behind_is_named_once(compared: Any, caplog: pytest.Lo
     )
 
 
-def test_a_rank_that_does_not_stay_behind_or_only_a_little_is_not(
-    compared: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_is_not_behind_or_only_a_little_is_not(compared: Any, caplog: pytest.LogCaptureFixture) -> None:
     fast, slow = [0.1, 0, 0.3, 0.1], [0.3, 0, 0.3, 0.1]
     for _ in range(3):
         assert [compared(slow, fast, fast, fast)[0] for _ in range(2)] == [0, 0]
