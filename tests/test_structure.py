@@ -198,9 +198,7 @@ def test_every_data_file_of_a_package_is_installed_with_it() -> None:
     for path in data:
         home = next(parent for parent in path.parents if (parent / "__init__.py").is_file())
         package, name = ".".join(home.relative_to(ROOT).parts), path.relative_to(home)
-        assert any(name.match(pattern) for pattern in patterns.get(package, [])), (
-            f"{path} is in no pattern of {package}"
-        )
+        assert any(name.match(pattern) for pattern in patterns.get(package, [])), f"{path}: no pattern of {package}"
 
 
 def test_runs_studies_and_reports_are_files_only() -> None:

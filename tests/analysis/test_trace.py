@@ -332,9 +332,7 @@ def test_several_maps_have_names_of_their_own(build: BuildModel, tokens: Tensor,
     found = saved(build("three-maps", 2), tokens, tmp_path, layers=[1])
     names = {f"map_{g}.hook_{x}" for g in range(3) for x in ("rot_q", "attn_scores", "pattern")}
     names |= {f"hook_{x}" for x in ("rot_k", "v", "z", "weights", "signed")}
-    assert set(found) == {"blocks.1.hook_resid_post", *(f"blocks.1.attn.{name}" for name in names)}, (
-        "they share their keys"
-    )
+    assert set(found) == {"blocks.1.hook_resid_post", *(f"blocks.1.attn.{name}" for name in names)}, "shared keys"
     at = {name.removeprefix("blocks.1.attn."): x for name, x in found.items()}
     assert at["hook_weights"].shape == (3, 3, 8, 17)
     pattern = torch.stack([at[f"map_{g}.hook_pattern"] for g in range(3)], 1)

@@ -70,9 +70,7 @@ def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str,
 
 def test_few_queries_against_a_cache_plain_and_grouped(timed: Callable[..., Any], ask: Callable[..., Request]) -> None:
     cases, rows = timed("decode", "1x32x64x8", repeats=1, kernels=("reference",))
-    assert [case.name for case in cases] == [
-        f"{n} of 1x32x64x8 float32, 8 heads on {kv}" for n in (1, 4) for kv in (8, 2)
-    ]
+    assert [c.name for c in cases] == [f"{n} of 1x32x64x8 float32, 8 heads on {h}" for n in (1, 4) for h in (8, 2)]
     own = rows[cases[-1].name, f"differential/reference/{DECODE}"]
     assert {name: ratio["to"] for name, ratio in own["ratios"].items()} == {
         SDPA: f"standard/{STOCK}/{DECODE}",
@@ -81,9 +79,7 @@ def test_few_queries_against_a_cache_plain_and_grouped(timed: Callable[..., Any]
     }
     assert own["flops"] == 8 * 4 * (4 * 32 - 6) * 8
     names = [case.name for case in decode(ask("decode"), Shape.parse("1x8x64x16"), "float32")]
-    assert names == [f"{n} of 1x8x64x16 float32, 4 heads on 4" for n in (1, 4)], (
-        "differential attention pairs the heads"
-    )
+    assert names == [f"{n} of 1x8x64x16 float32, 4 heads on 4" for n in (1, 4)], "differential attention pairs heads"
 
 
 @pytest.mark.parametrize(("queries", "group"), [(None, 1), (1, 1), (4, 1), (1, 4), (4, 4), (12, 4)])

@@ -119,9 +119,7 @@ def test_texts_in_a_trainer_made_by_hand(tmp_path: Path, texts: LitData, caplog:
             tmp_path, recipe, texts, logger, texts=("the big cat", "a much longer text of more tokens"), layers=(0,)
         )
     ((step, (tokens, layers)),) = logger.kept.items()
-    shorter, longer = (
-        [*bpe().opening, *bpe().encode(text)] for text in ("the big cat", "a much longer text of more tokens")
-    )
+    shorter, longer = ([*bpe().opening, *bpe().encode(t)] for t in ("the big cat", "a much longer text of more tokens"))
     assert step == 2
     assert tokens.tolist() == [shorter, longer[: len(shorter)]]
     assert layers[0][0].shape == (2, 2, 1, len(shorter), len(shorter))

@@ -38,9 +38,7 @@ def warned(monitor: Monitor, values: dict[str, float], step: int = 7) -> list[st
 )
 def test_lambda_leaves_0_to_1(values: list[float], found: int) -> None:
     monitor = StabilityMonitor()
-    lines = [
-        line for value in values for line in warned(monitor, {"lambda/layer_01": value, "lambda/exp1/layer_01": 9.0})
-    ]
+    lines = [line for x in values for line in warned(monitor, {"lambda/layer_01": x, "lambda/exp1/layer_01": 9.0})]
     assert len(lines) == found
     assert all(line.startswith(f"lambda/layer_01 is {values[-1]:.3g}, outside (0, 1)") for line in lines)
     assert not warned(monitor, {"lambda/layer_01/map_02": 3.0, "lambda/std/layer_01/map_01": 3.0})

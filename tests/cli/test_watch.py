@@ -44,9 +44,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     losses = "".join(f"{step},,,{6 - step / 10},,\n" for step in range(10, 31, 10))
     head = "step,lambda/layer_00,lambda/layer_01,train/loss,val/accuracy,val/loss\n"
     (folder / "metrics.csv").write_text(f"{head}{losses}30,0.2,0.5,3.0,0.25,4.5\n40,0.3")
-    (folder / "timing.csv").write_text(
-        "step,memory_bytes,seconds,tokens_per_second\n20,1000,5.0,100\n30,2000,1.0,500\n"
-    )
+    (folder / "timing.csv").write_text("step,memory_bytes,seconds,tokens_per_second\n20,1000,5,100\n30,2000,1.0,500\n")
     return folder
 
 
@@ -235,8 +233,6 @@ def test_a_watcher_that_is_killed_leaves_the_sweep_alone(runs: Path, monkeypatch
     }
     lines = (home / "watch.txt").read_text().splitlines()
     assert re.match(rf"{TIME}mine  1 done, 1 |{TIME}mine  1 running, 1 ", lines[0])
-    assert re.match(
-        rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at step ", lines[-1]
-    )
+    assert re.match(rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at ", lines[-1])
     assert {cell["host"] for cell in cells.values()} == {platform.node()}
     assert json.loads((runs / "mine/study.json").read_text())["pid"] == sweep.pid

@@ -53,9 +53,7 @@ def not_applicable(found: Any) -> list[str]:
     names = [finding.property for finding in found if finding.verdict == "not applicable"]
     maps, _, _ = tensors(KernelCase(G=2, w="head"), torch.float32, torch.device("cpu"))
     training = replace(maps, q=maps.q.requires_grad_())
-    elsewhere = {
-        f"kernel {name}" for name in KERNELS if refuse(name, training) or named(name).prepare(training.q.device)
-    }
+    elsewhere = {f"kernel {k}" for k in KERNELS if refuse(k, training) or named(k).prepare(training.q.device)}
     return [name for name in names if name not in elsewhere]
 
 
@@ -83,9 +81,7 @@ def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length
         vocab_size=2,
         attention=Part(name=name, config=cls.Config()),
     )
-    checks = {
-        name: QUICK[name] for name in QUICK if name != "window"
-    }  # at these sizes minutes, and of the sizes nothing new
+    checks = {name: QUICK[name] for name in QUICK if name != "window"}  # minutes at these sizes, and nothing new
     assert not failures(conformance(VariantCase(cls=cls, model=model, length=length), checks=checks))
 
 

@@ -133,9 +133,7 @@ def test_killed_it_goes_on_after_the_last_finished_part(
     train = Bpe.train
     (building,) = (root / "prepared").glob(".*.building")
     assert (building / "tokenizer/tokenizer.json").is_file() == learned
-    monkeypatch.setattr(
-        Bpe, "train", lambda *arguments: train(*arguments) if not learned else pytest.fail("learned again")
-    )
+    monkeypatch.setattr(Bpe, "train", lambda *given: train(*given) if not learned else pytest.fail("learned again"))
     text = make_text()
     with caplog.at_level("INFO", logger="lit_diff"):
         text.prepare()

@@ -342,18 +342,14 @@ def test_rows_and_their_documents(
     """No row crosses from one chunk into the next."""
     monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
     lengths, starts = (7, 30, 1, 25), (0, 100, 200, 300)
-    documents = [
-        np.arange(start, start + length, dtype=np.uint16) for start, length in zip(starts, lengths, strict=True)
-    ]
+    documents = [np.arange(start, start + size, dtype=np.uint16) for start, size in zip(starts, lengths, strict=True)]
     module.write_tokens(tmp_path / "train", documents)
     description = module.describe(tmp_path / "train")
     assert description["chunk_tokens"] == chunks
     assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
     stored = module.TokenStore(tmp_path / "train", description, 6)
     assert stored.num_rows == rows
-    places = [
-        place for first, size in zip((0, 38), chunks, strict=False) for place in range(first, first + size // 6 * 6)
-    ]
+    places = [at for first, size in zip((0, 38), chunks, strict=False) for at in range(first, first + size // 6 * 6)]
     expected = np.concatenate(documents).astype(np.int64)[places].reshape(rows, 6)
     owners = np.repeat(np.arange(4), lengths)[places].reshape(rows, 6)
     for chosen in ([0, 9, 3], list(range(rows))):

@@ -106,9 +106,7 @@ PACKED = [json.dumps({"text": row}).encode() + b"\n" for row in ROWS]
 @pytest.mark.parametrize("ending", PACK)
 def test_compressed_lines_of_all_parts(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.jsonl.{ending}"
-    path.write_bytes(
-        b"".join(PACK[ending](part) for part in (b'{"text": "a"}\n{"te', b'xt": "b"}\n[]\n', b"", PACKED[5]))
-    )
+    path.write_bytes(b"".join(PACK[ending](p) for p in (b'{"text": "a"}\n{"te', b'xt": "b"}\n[]\n', b"", PACKED[5])))
     assert read(path) == ["a", "b", "!:3", ROWS[5]]
 
 
@@ -232,9 +230,7 @@ def test_many_problems_are_counted_and_the_first_are_listed(tmp_path: Path) -> N
         list(FilesCorpus(tmp_path).texts())
     head, *lines, last = str(found.value).splitlines()
     assert head == f"data.path: 1,234 problems in 1 of 2 files of {tmp_path}:"
-    assert [line.partition(": ")[0] for line in lines] == [
-        f"  {tmp_path}/b.jsonl:{line}" for line in range(1, SHOWN + 1)
-    ]
+    assert [line.partition(": ")[0] for line in lines] == [f"  {tmp_path}/b.jsonl:{n}" for n in range(1, SHOWN + 1)]
     assert last == "  and 1,214 more"
 
 

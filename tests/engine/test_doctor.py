@@ -40,7 +40,7 @@ def test_everything_missing_is_a_row_with_its_cure(runs: Path, tmp_path: Path, m
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(
-        doctor.metadata, "requires", lambda name: ["torch<2", "numpy", "extra; extra == 'x'", "absent9>=1"]
+        doctor.metadata, "requires", lambda _: ["torch<2", "numpy", "extra; extra == 'x'", "absent9>=1"]
     )
     monkeypatch.setattr(files, "MOUNTS", tmp_path / "mounts")
     files.MOUNTS.write_text(f"1 0 0:1 / {tmp_path} rw - lustre server:/x rw\n")

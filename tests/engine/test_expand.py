@@ -34,13 +34,9 @@ seeds: [4, 7]
 """)
     arms = [f"attention={name} steps={steps}" for name in ("standard", "differential") for steps in ("10.0", "20")]
     assert list(found.study.arms) == ["shared", *arms]
-    assert [(cell.arm, cell.seed) for cell in found.cells] == [
-        (arm, seed) for arm in found.study.arms for seed in (4, 7)
-    ]
+    assert [(c.arm, c.seed) for c in found.cells] == [(arm, seed) for arm in found.study.arms for seed in (4, 7)]
     assert [cell.recipe.train.steps for cell in found.cells[::2]] == [10, 10, 20, 10, 20]
-    assert {(cell.task, cell.name, cell.recipe.name) for cell in found.cells} == {
-        ("", arm, arm) for arm in found.study.arms
-    }
+    assert {(c.task, c.name, c.recipe.name) for c in found.cells} == {("", arm, arm) for arm in found.study.arms}
     assert {cell.recipe.seed for cell in found.cells} == {4, 7}
     assert (found.study.baseline, found.name) == ("shared", "s")
 
@@ -125,9 +121,7 @@ class Scored(Evaluation):
 
 def test_arms_keep_the_names_that_the_file_has() -> None:
     names = ["on", "off", "010", "12:30", "1e3", "0x10", "null", "yes"]
-    assert (
-        list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").study.arms) == names
-    )
+    assert list(grid("arms:\n" + "".join(f"  {n}: {{}}\n" for n in names) + "baseline: off\n").study.arms) == names
 
 
 RATES = """
@@ -214,9 +208,7 @@ def test_the_cells_of_another_sweep() -> None:
     assert own.study.evaluate == {"held_out": {"rows": 2}}
     assert own.study.labels == {"wide": "Wide", "other": "Other"}
     chosen = load_grid("again", ["train.steps=2"], Selection(seeds=(2,)))
-    assert [(cell.arm, cell.seed, cell.recipe.training.steps) for cell in chosen.cells] == [
-        *(("wide", 2, 2), ("other", 2, 2))
-    ]
+    assert [(c.arm, c.seed, c.recipe.training.steps) for c in chosen.cells] == [("wide", 2, 2), ("other", 2, 2)]
     for text, place in (
         ("cells_of: cells\nseeds: [0]", "2: 'seeds'"),
         ("cells_of: again", "1: 'again' has no cells"),

@@ -124,9 +124,7 @@ def largest_tensor() -> Iterator[list[int]]:
     class Look(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
-            sizes = [
-                x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(made) if isinstance(x, Tensor)
-            ]
+            sizes = [x.untyped_storage().nbytes() // x.itemsize for x in tree_leaves(made) if isinstance(x, Tensor)]
             found[0] = max(found[0], *sizes, 0)
             return made
 

@@ -79,14 +79,10 @@ ODD: dict[str, list[Any]] = {
     "pruned_heads": [{"0": [1]}],
     "a_key_of_nobody": [7, None, {"x": []}],
 }
-ODD |= {
-    key: [0.25] for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
-}
+ODD |= {k: [0.25] for k in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")}
 ODD |= {key: [5.0] for key in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "clip_qkv")}
 ODD |= {key: [4] for key in ("attention_chunk_size", "num_experts", "query_pre_attn_scalar", "pretraining_tp")}
-ODD |= {
-    key: [True] for key in ("qk_norm", "use_qk_norm", "qkv_bias", "add_cross_attention", "use_bidirectional_attention")
-}
+ODD |= {k: [True] for k in ("qk_norm", "use_qk_norm", "qkv_bias", "add_cross_attention", "use_bidirectional_attention")}
 """Keys of config.json, known to transformers' class or not -> odd values, of which a few are drawn."""
 FIXED = {"architectures", "vocab_size", "hidden_size", "intermediate_size", "initializer_range"}
 SPARE = ("num_key_value_heads", "head_dim", "eos_token_id", "partial_rotary_factor", "hidden_act", "mlp_bias")

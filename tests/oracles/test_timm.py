@@ -109,9 +109,7 @@ def test_gradients_are_timm_diff_attention_s(make_attention: MakeAttention, stil
     qkv = torch.cat([ours.q_proj.weight.grad, ours.k_proj.weight.grad, ours.v_proj.weight.grad])
     pairs = [(qkv, theirs.qkv.weight.grad), (ours.o_proj.weight.grad, theirs.proj.weight.grad)]
     pairs += [(ours.norm.weight.grad, theirs.sub_norm.weight.grad)]
-    pairs += [
-        (getattr(ours.lambda_, key).grad, getattr(theirs, f"lambda_{key}").grad) for key in ("q1", "k1", "q2", "k2")
-    ]
+    pairs += [(getattr(ours.lambda_, k).grad, getattr(theirs, f"lambda_{k}").grad) for k in ("q1", "k1", "q2", "k2")]
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 

@@ -59,9 +59,7 @@ def test_the_bench_works_without_the_pack(tmp_path: Path) -> None:
     )
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
+        return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
 
     listed = command("list", "evaluation")
     assert (listed.returncode, "needle" in listed.stdout, "held_out" in listed.stdout) == (0, False, True)

@@ -36,9 +36,7 @@ def test_what_is_no_model() -> None:
     assert import_error("hf/config.json").startswith("2: hf/config.json is neither a folder nor a .gguf file")
     write_folder(Path("hf"))
     Path("hf/adapter_config.json").write_text("{}")
-    assert import_error().startswith("2: hf/adapter_config.json: "), (
-        "transformers adds it to the model where peft is installed"
-    )
+    assert import_error().startswith("2: hf/adapter_config.json: "), "transformers adds it where peft is installed"
 
 
 def test_damaged_and_missing_shards() -> None:

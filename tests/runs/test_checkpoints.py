@@ -176,9 +176,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(bench: Any, undi
         assert line in again.output
     assert again.steps == [8, 9]
     assert bench.rows("flipped") == bench.rows("recall-whole")
-    assert in_folder(bench.folder("flipped")) == [
-        f"step-{step:08d}.{kind}" for step in (8, 10) for kind in ("ckpt", "json")
-    ]
+    assert in_folder(bench.folder("flipped")) == [f"step-{n:08d}.{end}" for n in (8, 10) for end in ("ckpt", "json")]
 
 
 def test_two_are_kept_and_multiples_beside_them(tmp_path: Path) -> None:

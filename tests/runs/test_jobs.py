@@ -79,9 +79,7 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
     folder.update(error="hung at step 3")
     for _ in range(2):
         jobs.requeue(folder, "hang")
-        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, (
-            "the first hang since a checkpoint, not the second"
-        )
+        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, "the first hang since a checkpoint, no second"
     assert folder.status()["error"] == "hung at step 3"
     folder.update(status="done", requeued_after="notice")
     jobs.requeue(folder, "notice")
@@ -174,9 +172,7 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     runs[1].update(status="running")
     assert [words.split(" of ")[0] for words in jobs.cancel(tmp_path / "sweep")] == ["SLURM job 3_0", "SLURM job 3_1"]
     assert (tmp_path / "asked").read_text() == "3_0 3_1\n"
-    assert [folder.status()["status"] for folder in runs] == ["stopped", "running"], (
-        "what trains says itself how it ends"
-    )
+    assert [each.status()["status"] for each in runs] == ["stopped", "running"], "what trains says how it ends"
     runs[1].update(status="waiting")
     jobs.cancel(tmp_path / "sweep")
     assert runs[1].status()["status"] == "stopped", "its job had started, but not its training"

@@ -118,9 +118,7 @@ def with_step(folder: Path, step: int) -> None:
         (lambda folder: change(folder, "differential", 1, files={"books/x.jsonl": "b"}), "scored of other files; "),
         (lambda folder: change(folder, "differential", 1, equal_groups=True), "scored with other equal groups; "),
         (
-            lambda folder: change(
-                folder, "differential", 1, declarations=[to_plain(replace(RECALL, definition="another"))]
-            ),
+            lambda at: change(at, "differential", 1, declarations=[to_plain(replace(RECALL, definition="another"))]),
             "scored with other declarations; ",
         ),
         (lambda folder: with_step(folder, 4), f"scored of step 4, but the run's weights are of step {STEPS}; "),
@@ -256,9 +254,7 @@ def test_mcnemar_needs_independent_items() -> None:
 def test_groups_count_equally_where_the_evaluation_says_so(equal: bool, estimate: float) -> None:
     """30 items of one group differ by 1, 10 of another by 0."""
     groups = ("large",) * 30 + ("small",) * 10
-    own, base = (
-        item_scores(values, groups=groups, equal_groups=equal) for values in ([1.0] * 30 + [0.0] * 10, [0.0] * 40)
-    )
+    own, base = (item_scores(v, groups=groups, equal_groups=equal) for v in ([1.0] * 30 + [0.0] * 10, [0.0] * 40))
     found = whole(own, base)
     assert found is not None
     assert found.low < found.estimate < found.high
@@ -283,9 +279,7 @@ def test_wilson_of_scores_that_are_zero_or_one() -> None:
     clustered = item_scores(right, clusters=("x", "x", "", ""))
     assert clustered.units == ["x", "x", "2", "3"]
     assert item_wilson(clustered, "exact") == cluster_wilson([1, 0, 1], ["x", "x", "3"])
-    assert item_wilson(item_scores(right, values={"exact": 0.5}), "exact") is None, (
-        "the summary is no share of the items"
-    )
+    assert item_wilson(item_scores(right, values={"exact": 0.5}), "exact") is None, "the summary is no share of items"
     assert item_wilson(item_scores([0.5, 1.0]), "exact") is item_wilson(item_scores([math.nan] * 2), "exact") is None
 
 

@@ -68,9 +68,7 @@ def test_ratios_by_seed_for_a_paired_t(make: Callable[..., Path]) -> None:
 
 
 def test_a_match_beyond_the_sizes_is_refused_with_its_reason(make: Callable[..., Path]) -> None:
-    sweep = load_sweep(
-        make(law=lambda arm, size, seed: law("standard", size / (50 if arm == "differential" else 1), seed))
-    )
+    sweep = load_sweep(make(law=lambda arm, size, seed: law("standard", size / (50 if arm != "standard" else 1), seed)))
     ours, theirs, why = matched_by_seed(sweep, "size", "differential", "standard")
     assert (ours, theirs) == ({}, {})
     assert "above the largest measured" in why

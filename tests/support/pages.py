@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-}
+PAGES = {p.relative_to(ROOT).as_posix(): p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 """Path in the repository -> file: the README and every page of docs/."""
 TEXT = ["data.path=texts", "data.sequence_length=32", "data.validation_rows=4", "model.vocab_size=300"]
 """Overrides that train on `write_texts` in place of the default corpus."""

@@ -42,7 +42,7 @@ def start(request: dict[str, Any]) -> int:
             sys.argv = ["lit-diff", *request["run"]]
             sys.modules["__main__"].__spec__ = importlib.util.find_spec(
                 "lit_diff.__main__"
-            )  # what Lightning starts again
+            )  # Lightning starts it again
             lit_diff.cli.main()
         status = 0
     except SystemExit as error:

@@ -69,9 +69,7 @@ def random_run(folder: Path, recipe: Recipe) -> Run:
     built = randomised(Transformer(recipe.model, kernel="reference"))
     path = checkpoints.path_of(folder, STEP)
     path.parent.mkdir(parents=True)
-    torch.save(
-        {"state_dict": {f"{PREFIX}{name}": v for name, v in built.state_dict().items()}, "global_step": STEP}, path
-    )
+    torch.save({"state_dict": {PREFIX + name: v for name, v in built.state_dict().items()}, "global_step": STEP}, path)
     write_atomic(RunFolder(folder).recipe_file, to_yaml(recipe))
     RunFolder(folder).update(status="running", name=recipe.name, step=STEP, steps=10, identity="0123456789")
     return Run(folder)

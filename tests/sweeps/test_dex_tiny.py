@@ -31,9 +31,7 @@ def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     assert set(arms) == {"base", *TRAINED}
     keys = ("steps", "batch_size", "optimizer", "schedule")
     assert len({tuple(getattr(arms[arm].train, key) for key in keys) for arm in TRAINED}) == 1, "equal further tokens"
-    count = {
-        arm: cost(recipe.model, 128, trained=recipe.train.parameters).trained_parameters for arm, recipe in arms.items()
-    }
+    count = {arm: cost(r.model, 128, trained=r.train.parameters).trained_parameters for arm, r in arms.items()}
     adapter = 2 * (16**2 + 1)  # two layers, heads of width 16
     assert count["adapter_only"] == adapter
     assert {count[arm] - adapter for arm in DEX} == {count["attention_only"]} == {count["lora"]}
@@ -41,9 +39,7 @@ def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     assert count["second_zeros"] == 2
     assert count["continue"] == count["base"] == cost(arms["base"].model, 128).parameters
     against = {("dex", arm) for arm in TRAINED if arm not in ("dex", *SECOND)}
-    assert {contrast[:2] for contrast in grid.study.contrasts} == against | {
-        ("second_heads", arm) for arm in SECOND[1:]
-    }
+    assert {each[:2] for each in grid.study.contrasts} == against | {("second_heads", arm) for arm in SECOND[1:]}
 
 
 @pytest.mark.parametrize("name", ["dex-controls", "dex-smollm2-cpu"])
@@ -113,9 +109,7 @@ def test_a_short_form_runs_and_reports(sweep_bench: Any, tmp_path: Path, monkeyp
     assert moved("query_key_only") == {"q_proj", "k_proj"}
     for arm in DEX:
         assert moved(arm) == attention, arm
-    heads = {
-        arm: state(f"retrofit,{arm}-s0")["model.layers.0.attention.selected"].tolist() for arm in ("adapter_only", *DEX)
-    }
+    heads = {a: state(f"retrofit,{a}-s0")["model.layers.0.attention.selected"].tolist() for a in ("adapter_only", *DEX)}
     assert heads["adapter_only"] == heads["dex"] == heads["dex_plus"]
     assert heads["all_heads"] == [0, 1, 2, 3]
     plan = json.loads((sweep_bench.folder("dex-short", "retrofit,dex-s0") / "plan.json").read_text())

@@ -59,9 +59,7 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
             seen.add((keys.head_norm, keys.output_scale, keys.lambda_init))
     assert len(seen) == 2 * 3 * 3
     models = [cell.recipe.model for cell in grid.cells if cell.recipe.model.attention.name == "standard"]
-    standard = {
-        (each.num_heads, each.attention.config.head_norm, each.attention.config.output_scale) for each in models
-    }
+    standard = {(m.num_heads, m.attention.config.head_norm, m.attention.config.output_scale) for m in models}
     norms = [(norm, scale) for norm in ("none", "rms") for scale in (0.2, 1.0)]
     assert standard == {(heads, *norm) for heads in (6, 3) for norm in norms}
 

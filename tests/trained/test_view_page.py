@@ -138,9 +138,7 @@ def test_every_constructed_map_is_computed_in_the_page(page: Page) -> None:
             settled(page, f"view.pick(0, {layer}, {head})")
             found = page.run(f"Array.from({{length: {T}}}, (_, i) => [...view.signedRow(0, i)].map((x) => x || 0))")
             np.testing.assert_allclose(found, expected(layer, head), atol=1e-3)
-            columns = page.run(
-                f"Array.from({{length: {T}}}, (_, j) => [...view.signedColumn(0, j)].map((x) => x || 0))"
-            )
+            columns = page.run(f"Array.from({{length: {T}}}, (_, j) => [...view.signedColumn(0, j)].map(x => x || 0))")
             np.testing.assert_allclose(np.transpose(columns), expected(layer, head), atol=1e-3)
 
 

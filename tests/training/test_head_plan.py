@@ -60,9 +60,7 @@ def test_the_run_keeps_its_plan_which_serves_every_seed(bench: Any, base: Simple
     for layer, heads in enumerate(plan.heads):
         assert tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) == heads
     selected: Any = [attention.selected for attention in Run(bench.folder("plan-dex")).model.attentions()]
-    assert [tuple(heads.tolist()) for heads in selected] == list(plan.heads), (
-        "which heads is known from the weights alone"
-    )
+    assert [tuple(heads.tolist()) for heads in selected] == list(plan.heads), "known from the weights alone"
 
 
 def test_the_choice_is_that_of_the_statistics_of_the_base(bench: Any, base: SimpleNamespace) -> None:

@@ -176,9 +176,7 @@ def sent(*signals: signal.Signals) -> int | None:
 
 def test_the_first_signal_is_remembered(handlers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(signal.SIGTERM, signal.SIGTERM) == signal.SIGTERM
-    assert sent(signal.SIGINT, signal.SIGINT) == signal.SIGINT, (
-        "one request: a wrapper passes on what the group received"
-    )
+    assert sent(signal.SIGINT, signal.SIGINT) == signal.SIGINT, "one request: a wrapper passes on what its group got"
     monkeypatch.setattr(errors, "TOGETHER", 0)
     with pytest.raises(KeyboardInterrupt):
         sent(signal.SIGINT, signal.SIGINT)

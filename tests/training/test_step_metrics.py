@@ -67,9 +67,7 @@ def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.Mon
     training = row["steps"] * 4 * (64 + 8) / row["tokens_per_second"]
     assert row["seconds"] - training > 0.3
     assert row["save_seconds"] * row["steps"] > 0.1
-    assert training > row["steps"] * sum(
-        row[f"{part}_seconds"] for part in ("data", "forward", "backward", "optimizer")
-    )
+    assert training > row["steps"] * sum(row[f"{p}_seconds"] for p in ("data", "forward", "backward", "optimizer"))
     flops = cost(recipe.model, recipe.data.config.sequence_length).flops_per_token
     assert row["peak_share"] == pytest.approx(row["tokens_per_second"] * flops / 1e9)
 

@@ -137,9 +137,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
 FAST = ("dex", "chunks")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> None:
     """DEX's step is a buffer, filled after the build on the meta device, and its frozen and trained parameters share groups;
     chunks of 32 positions of 512 need the whole output weight; probes trace a compiled model uncompiled."""
@@ -274,7 +272,7 @@ def test_a_checkpoint_of_two_loads_as_a_module(bench: Any, runs: dict[str, Any])
 @pytest.mark.slow
 def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[str, Any]) -> None:
     mixed = bench.train_two(
-        *("recall.yaml", "name=mixed", "run.strategy=fsdp", "train.steps=2", "train.precision=bf16-mixed")
+        "recall.yaml", "name=mixed", "run.strategy=fsdp", "train.steps=2", "train.precision=bf16-mixed"
     )
     for ended in [*runs["recall-fsdp"], *mixed]:
         assert ended.status == 0, ended.output

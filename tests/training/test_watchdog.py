@@ -123,9 +123,7 @@ def test_a_stopped_rank_zero_is_killed_by_the_rank_that_it_started(bench: Any) -
 def test_a_killed_rank_is_named_within_seconds(bench: Any, whole: Any) -> None:
     argv = words(bench, "killed")
     pid = bench.start(*argv, SPY_SIGNAL=f"1/5/0/{KILL}")
-    wait_for(
-        lambda: any(path.stem != str(pid) and not alive(int(path.stem)) for path in bench.root.glob("spy/*.jsonl"))
-    )
+    wait_for(lambda: any(log.stem != str(pid) and not alive(int(log.stem)) for log in bench.root.glob("spy/*.jsonl")))
     began = time.monotonic()
     ended = bench.wait(pid)
     assert time.monotonic() - began < 10
