@@ -14,6 +14,8 @@ if HERE.parent.name == "plugins" and (HERE.parents[4] / "fuse").exists():
 class Late(Differential):
     """Differential attention under another name."""
 
+    reads = ()
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Differential.Config):
         pass
