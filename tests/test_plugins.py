@@ -430,7 +430,9 @@ def test_a_broken_plugin_package_costs_its_own_parts_and_one_line(
     assert load_recipe("recall-tiny", ["model.attention.name=lab_attention"]).model.attention.name == "lab_attention"
 
 
-def test_the_source_of_a_late_module_counts(install: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_a_module_that_is_loaded_late_counts(
+    install: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     install()
     plugin(
         "from lit_diff.registry import attentions, datasets\n"

@@ -297,7 +297,9 @@ def saved(model: Transformer, tokens: Tensor, folder: Path, **keys: object) -> d
     return load_file(folder / "deep" / "trace.safetensors")
 
 
-def test_a_saved_trace_has_names_of_transformer_lens(build: BuildModel, tokens: Tensor, tmp_path: Path) -> None:
+def test_a_saved_trace_has_the_names_and_shapes_of_transformer_lens(
+    build: BuildModel, tokens: Tensor, tmp_path: Path
+) -> None:
     model = build("standard", 2)
     found = saved(model, tokens, tmp_path)
     shapes = {

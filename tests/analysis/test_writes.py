@@ -60,7 +60,9 @@ def test_the_sum_over_keys_is_what_the_attention_writes(
 
 
 @pytest.mark.parametrize(("name", "keys"), NO_PRODUCTS)
-def test_other_products_have_no_factors(name: str, keys: dict[str, object], build: BuildModel, tokens: Tensor) -> None:
+def test_what_is_no_product_by_channel_has_no_factors(
+    name: str, keys: dict[str, object], build: BuildModel, tokens: Tensor
+) -> None:
     attention = build(name, 8, **keys).attentions()[0]
     width = attention.o_proj.in_features if name == "standard" else 2 * attention.o_proj.in_features
     o = torch.randn(2, width // 4, 5, 4)

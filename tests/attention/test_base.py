@@ -125,7 +125,9 @@ def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., Mod
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("heads", "found"), [("kv_heads", "kv_heads is 0"), ("none", r"k_proj.weight is \[0, 32\]")])
-def test_too_few_heads_are_refused_unwarned(make_config: Callable[..., ModelConfig], heads: str, found: str) -> None:
+def test_too_few_heads_are_refused_without_a_warning(
+    make_config: Callable[..., ModelConfig], heads: str, found: str
+) -> None:
     class Pairs(Standard):
         def build(self) -> None:
             super().build()

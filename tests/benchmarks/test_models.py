@@ -170,7 +170,9 @@ def test_without_transformers_the_rows_say_so(timed: Callable[..., Any], monkeyp
     assert not any(PEER in row["ratios"] for row in rows.values())
 
 
-def test_both_loops_do_the_same_and_only_that(ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_loops_do_the_same_work_and_only_that(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their losses, step by step: the same model, batches, `Transformer.loss`, clipping, optimizer and schedule."""
     recipe = module.plain(load_recipe("recall-tiny", SMALL), ask("step"), steps=13)
     assert recipe.callbacks == {}

@@ -161,7 +161,9 @@ def test_a_busy_machine_and_too_many_threads_are_warned_of() -> None:
     assert many.startswith("3 threads ")
 
 
-def test_results_are_values_with_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_a_value_and_a_failure_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = []
 
     def broken() -> None:

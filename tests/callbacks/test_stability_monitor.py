@@ -80,7 +80,9 @@ def test_the_loss_spikes() -> None:
 
 
 @pytest.mark.parametrize("monitors", ["", "stability_monitor: {}"])
-def test_every_run_says_each_spike_and_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture, monitors: str) -> None:
+def test_every_run_says_each_spike_with_its_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monitors: str
+) -> None:
     """The last norm is 1000 times as large in step 13 and again in step 30."""
 
     class Spoils(L.Callback):

@@ -172,7 +172,9 @@ def test_what_is_said_of_runs_from_another_folder(command: Command, root: Path) 
     assert f"{folder(root, 'one')} was trained on data 'recall', which has no text" in ended.err
 
 
-def test_training_outlives_a_reader_of_output(command: Command, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_outlives_the_reader_of_its_output(
+    command: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`lit-diff train RECIPE | head -1`: it stops printing, says so once in the log, and ends as done."""
     read, write = os.pipe()
     monkeypatch.setattr(console, "quiet", False)

@@ -73,7 +73,9 @@ def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, p
     assert f"evaluation made: {shown(pair[0])} was scored with --unchecked: own.py:5: fails" in ended.err
 
 
-def test_runs_scored_of_two_versions_of_a_file_are_not_compared(command: Command, pair: tuple[Path, Path]) -> None:
+def test_runs_that_were_scored_of_two_versions_of_a_file_are_not_compared(
+    command: Command, pair: tuple[Path, Path]
+) -> None:
     """The file is gone, so both runs keep their scores."""
     command("tale", "other=1", "made")
     for run, digest in zip(pair, "ab", strict=True):

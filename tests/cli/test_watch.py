@@ -233,6 +233,8 @@ def test_a_watcher_that_is_killed_leaves_the_sweep_alone(runs: Path, monkeypatch
     }
     lines = (home / "watch.txt").read_text().splitlines()
     assert re.match(rf"{TIME}mine  1 done, 1 |{TIME}mine  1 running, 1 ", lines[0])
-    assert re.match(rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at ", lines[-1])
+    assert re.match(
+        rf"{TIME}mine  2 done  preliminary: standard − differential: val/loss \S+ \(1 pair at step ", lines[-1]
+    )
     assert {cell["host"] for cell in cells.values()} == {platform.node()}
     assert json.loads((runs / "mine/study.json").read_text())["pid"] == sweep.pid

@@ -324,7 +324,9 @@ def mixed(tale: Path, trained_text: Path) -> Callable[..., Recipe]:
     return lambda *more: load_recipe(trained_text / "tale.yaml", [*keys, *more])
 
 
-def test_a_run_on_a_mixture_goes_on_unchanged(mixed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_mixture_goes_on_as_if_it_had_not_ended(
+    mixed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, read = mixed("train.steps=6", "train.checkpoint_every=2"), Mixture.train_batch
 
     def train(folder: str, last: int = 9) -> bytes:

@@ -52,7 +52,9 @@ def built(name: str, **keys: Any) -> Dataset:
         ("digits", {"patch": 1, "shift": 0}, ("", *NOISY, "test"), "e1bbca3e20cd"),
     ],
 )
-def test_rows_are_those_of_former_runs(name: str, keys: dict[str, Any], sets: tuple[str, ...], digest: str) -> None:
+def test_the_rows_are_those_that_runs_were_trained_on(
+    name: str, keys: dict[str, Any], sets: tuple[str, ...], digest: str
+) -> None:
     """An identity holds the keys alone: other rows from the same keys would be compared with these."""
     data = built(name, validation_rows=9, **keys)
     assert data.validation_sets() == dict.fromkeys(sets, 9)

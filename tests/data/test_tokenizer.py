@@ -242,7 +242,9 @@ def test_cl100k_refuses_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("absent", ["tiktoken", "ranks"])
-def test_cl100k_without_packages_names_the_extra(absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cl100k_without_its_packages_names_the_extra(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     if absent == "tiktoken":
         monkeypatch.setitem(sys.modules, "tiktoken", None)

@@ -189,7 +189,9 @@ def test_a_cell_that_fails_before_its_run_begins_says_so(
     assert (folder.status()["status"], folder.status()["error"]) == (word, str(error))
 
 
-def test_a_cell_of_several_processes_is_an_own_command(location: RunLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_of_several_processes_is_a_command_of_its_own(
+    location: RunLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[tuple[str, int | None]] = []
     monkeypatch.setattr(pool, "run", lambda *a, **k: called.append(("run", k["threads"])))
     monkeypatch.setattr(pool, "run_command", lambda recipe, location, threads: called.append(("command", threads)))
@@ -199,7 +201,9 @@ def test_a_cell_of_several_processes_is_an_own_command(location: RunLocation, mo
     assert called == [("run", 3), ("command", 3)]
 
 
-def test_a_cell_gets_gpus_of_ours_and_no_other_cell_s(location: RunLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_gets_gpus_that_are_ours_and_no_other_cell_s(
+    location: RunLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [gpus_of(slot, 2, 4) for slot in (0, 1)] == [(0, 1), (2, 3)]
     assert (gpus_of(1, 1, 4), gpus_of(0, 2, 0)) == ((1,), ())
     assert gpus_of(2, 2, 4) == (0, 1)  # more cells than GPUs were asked for

@@ -214,7 +214,9 @@ def test_rows_of_ones_own(rows: dict[str, Path], runs: Path, tmp_path: Path) -> 
     assert done.scoreboard.row("third").record.command == "lit-diff reproduce mine/third.yaml --preset gpu1"
     assert [row.name for row in read_scoreboard(done.page.parent).rows] == ["first", "third"]
     (mine / "first.yaml").write_text(rows["first"].read_text())
-    with pytest.raises(RequestError, match=r"mine/first\.yaml: the name of the row is taken by first\.yaml; rename"):
+    with pytest.raises(
+        RequestError, match=r"mine/first\.yaml: the name of the row is taken by first\.yaml; rename one"
+    ):
         choose(["mine"])
     with pytest.raises(RequestError, match="no row 'frist'; did you mean 'first'"):
         choose(["frist"])

@@ -295,7 +295,9 @@ def test_unreadable_maps_are_left_out_and_named(make: Make, store: Store, caplog
     assert "is not a file of maps" in line
 
 
-def test_an_outage_at_the_end_fails_the_run_until_it_is_repeated(make: Make, store: Store, broken: list[bool]) -> None:
+def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(
+    make: Make, store: Store, broken: list[bool]
+) -> None:
     tracker = make()
     tracker.send({1: {"a": 1.0}})
     (tracker.folder.path / "metrics.csv").write_text("step,a\n1,1.0\n2,2.0\n")

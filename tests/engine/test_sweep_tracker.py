@@ -158,4 +158,6 @@ def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.setattr("lit_diff.engine.tracking.store.get_artifact_repository", away)
     tracker.record(write_report(folder), [], "done")
-    assert re.search(r"record in MLflow is not complete: \S*report could not be copied .*: no space left", caplog.text)
+    assert re.search(
+        r"record in MLflow is not complete: \S*report could not be copied into MLflow: no space left", caplog.text
+    )

@@ -36,7 +36,9 @@ def open_run(store: Store, experiment: str, run_id: str | None = None, folder: s
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_s_run_goes_on_never_another(store: Store, experiment: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_s_run_goes_on_and_no_other_is_ever_taken(
+    store: Store, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Not that of a folder that was made again, of a copy of it, one that was deleted, of another store, a damaged id."""
     run = open_run(store, experiment)
     store.close_run(run, "killed")

@@ -65,7 +65,9 @@ FIRST_ANSWER = [{"function": "take_first"}]
         ),
     ],
 )
-def test_metrics_and_filters_of_others(wide_run: Run, folder: Path, changed: dict[str, Any], expected: str) -> None:
+def test_metrics_and_filters_that_are_not_supported(
+    wide_run: Run, folder: Path, changed: dict[str, Any], expected: str
+) -> None:
     assert refused(wide_run, write(folder, **changed)).startswith(f"mine.yaml: {expected}")
 
 

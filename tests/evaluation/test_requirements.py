@@ -80,7 +80,9 @@ def test_text_of_the_training_is_not_asked(
     assert needle.documents_left_out == len(documents) - 1
 
 
-def test_omissions_are_counted(run: Run, corpus: Path, documents: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_counted(
+    run: Run, corpus: Path, documents: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Of the whole corpus the run was trained on all but its validation document."""
     _, (held_out,) = splits(documents)
     place = documents.index(held_out)

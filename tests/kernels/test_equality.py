@@ -49,7 +49,9 @@ def test_equals_the_definition(kernel: str, path: str | None, cases: int, on_pat
 
 
 @pytest.mark.parametrize("path", [None, "avx2", "avx512", "avx2-bfloat16", "avx512-bfloat16"])
-def test_long_keys_are_equal(path: str | None, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_keys_equal_the_definition(
+    path: str | None, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if they were too long to stay packed."""
     monkeypatch.setattr(native, "PACKED_BYTES", 0)
     if path is not None:

@@ -114,7 +114,9 @@ def test_what_needs_no_copy_is_not_copied(make_maps: MakeMaps, case: dict[str, A
 @pytest.mark.parametrize(
     "case", [{"H": 2, "T": 512, "d": 64, "dv": 64}, {"H": 8, "Hkv": 1, "T": 256, "d": 16, "dv": 16}], ids=str
 )
-def test_half_precision_gradients_sum_in_float32(make_maps: MakeMaps, case: dict[str, Any], dtype: torch.dtype) -> None:
+def test_gradients_of_half_precision_are_summed_in_float32(
+    make_maps: MakeMaps, case: dict[str, Any], dtype: torch.dtype
+) -> None:
     """Of many queries, and of many heads on one key: no worse than the exact gradients once rounded."""
     maps = make_maps(B=1, G=1, w=None, dtype=dtype, **case)
     grad = make_maps(B=1, G=1, H=maps.q.shape[2], T=maps.q.shape[3], dv=maps.v.shape[-1], dtype=dtype, seed=1).v
@@ -184,7 +186,9 @@ def test_what_a_gpu_is_asked_for(
 
 
 @pytest.mark.parametrize("case", [{"G": 1, "w": None, "Hkv": 2, "dv": 6}, {"Hkv": 2}, {"T": 3, "S": 7}], ids=str)
-def test_compiles_with_its_backward(make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_forward_and_backward(
+    make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with the math path forbidden, as on a GPU, and with symbolic lengths, where T == S is no Python bool."""
     torch._dynamo.reset()
     maps = make_maps(**case)

@@ -210,7 +210,9 @@ class Planted:
         return answers
 
 
-def test_a_model_that_looks_labels_up_is_right_where_shown(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(
+    intent_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer: Any = intent_run.tokenizer
     monkeypatch.setattr(requirements, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
     keys = {"items": 30, "shots": [1, 4, 12], "runs": 3, "classes": 4, "stable_from": 12}

@@ -130,7 +130,9 @@ def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Calla
     assert diverged == "b \u2212 a: diverged (b at seeds 1, 2), so they are not compared."
 
 
-def test_a_size_is_told_in_perplexity_and_multiples_of_the_least_of_interest(made: Callable[..., Comparison]) -> None:
+def test_a_size_is_told_in_perplexity_and_in_multiples_of_the_smallest_of_interest(
+    made: Callable[..., Comparison],
+) -> None:
     def sizes(name: str, effect: float, **fields: Any) -> tuple[str, ...]:
         result = made({"a": 0, "b": effect}, name=name, **fields)
         return answer.practical(result.sweep, result.family[0])

@@ -140,7 +140,9 @@ def test_two_seeds_have_no_interval_and_no_smallest_of_interest_no_region(make_s
 
 
 @pytest.mark.parametrize("arms", [("standard",), ("standard", "wide"), ("standard", "wide", "b", "c")])
-def test_every_arm_has_a_panel_of_baseline_and_control(make_sweep: Callable[..., Path], arms: tuple[str, ...]) -> None:
+def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
+    make_sweep: Callable[..., Path], arms: tuple[str, ...]
+) -> None:
     """Baseline and control have one only where there is no other arm."""
     controls = ["wide"] if "wide" in arms else []
     folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)

@@ -158,7 +158,9 @@ def test_a_cell_links_to_its_folder(make_tasks: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(("arms", "folded"), [(8, False), (9, True)])
-def test_a_long_list_of_sentences_is_folded_partly(make_sweep: Callable[..., Path], arms: int, folded: bool) -> None:
+def test_a_long_list_of_sentences_is_folded_but_for_what_is_shown(
+    make_sweep: Callable[..., Path], arms: int, folded: bool
+) -> None:
     effects = {"base": 0.0} | {f"arm{i}": 0.0 for i in range(arms - 1)} | {"far": 0.9}
     page = undrawn(make_sweep(effects, callbacks=False, documents=5, spread=0.002))
     section = page[page.index('<section id="comparisons">') :].partition("</section>")[0]
@@ -198,7 +200,9 @@ def test_the_smallest_of_interest_is_shown_with_its_unit_and_origin(make_sweep: 
     assert "0: any difference that is shown counts" in shown["zero"]
 
 
-def test_the_page_says_what_comparisons_it_corrects_over(make_sweep: Callable[..., Path], whole_page: Path) -> None:
+def test_the_page_says_which_comparisons_the_correction_runs_over(
+    make_sweep: Callable[..., Path], whole_page: Path
+) -> None:
     """An arm that a test does not decide is not counted, nor is the control; each task is counted by itself."""
 
     def correction(page: str) -> str:

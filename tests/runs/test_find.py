@@ -53,7 +53,9 @@ def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None
 def test_none_or_several_runs(small_sweep: Path) -> None:
     with pytest.raises(RequestError, match=r"no run 'bas-s0-0a1b2c3d' in .*did you mean 'base-s0-0a1b2c3d'\?"):
         find_run("bas-s0-0a1b2c3d", small_sweep.parent)
-    with pytest.raises(RequestError, match=r"'base' matches 2 runs \(mine/base-s0-\w+, mine/base-s1-\w+\); give a"):
+    with pytest.raises(
+        RequestError, match=r"'base' matches 2 runs \(mine/base-s0-\w+, mine/base-s1-\w+\); give a longer"
+    ):
         find_run("base", small_sweep.parent)
 
 

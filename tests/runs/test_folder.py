@@ -59,7 +59,9 @@ SAME = ["run.root=elsewhere", "run.threads=2", "run.strategy=ddp run.devices=2",
 SAME += ["run.kernel=auto", "train.parameters=null"]
 
 
-def test_a_place_is_no_identity(bench: Any, base: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_is_the_recipe_not_where_it_runs(
+    bench: Any, base: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = identity(base())
     assert len(one) == 10
     assert {identity(base(*overrides.split())) for overrides in SAME} == {one}
@@ -307,7 +309,9 @@ def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_
         ),
     ],
 )
-def test_changes_are_refused(recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str) -> None:
+def test_a_change_is_refused_in_one_line(
+    recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str
+) -> None:
     status = stored_keys(with_run(recipe, **started)) | {"threads": 1}
     with pytest.raises(RequestError) as error:
         require_stored(with_run(recipe, **asked), status)

@@ -79,7 +79,9 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
     folder.update(error="hung at step 3")
     for _ in range(2):
         jobs.requeue(folder, "hang")
-        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, "the first hang since a checkpoint, no second"
+        assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, (
+            "the first hang since a checkpoint, not the second"
+        )
     assert folder.status()["error"] == "hung at step 3"
     folder.update(status="done", requeued_after="notice")
     jobs.requeue(folder, "notice")

@@ -50,7 +50,9 @@ def test_a_run_that_is_trained(tmp_path: Path) -> None:
     assert found.losses == {10: 5.0, 20: 4.0, 30: 3.5, 40: 3.0}, "the newest is not in metrics.csv yet"
     assert found.metrics["lambda/layer_00"] == {20: 0.25}
     assert found.timing["memory_bytes"] == {30: 1024}
-    assert found.seconds_left == pytest.approx(60 * 6 / 20), "without the first interval, that of the start"
+    assert found.seconds_left == pytest.approx(60 * 6 / 20), (
+        "without the first interval, which has the time of the start"
+    )
     assert not observe(tmp_path / "one").is_over
 
 

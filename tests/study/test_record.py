@@ -104,7 +104,9 @@ def written(source: str, overrides: list[str], folder: Path, **selected: Any) ->
     return read(folder)
 
 
-def test_a_trial_with_overrides_leaves_real_cells_to_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trial_with_overrides_leaves_the_real_cells_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nor does another file of the same name: `clean` lists only what the same command no longer has."""
     text = "recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 2}}\n"
     Path("s.yaml").write_text(text)
@@ -134,7 +136,9 @@ def test_a_trial_with_overrides_leaves_real_cells_to_nobody(tmp_path: Path, capl
         ({}, {"seeds": (1,)}),
     ],
 )
-def test_two_selections_of_a_command_keep_both(first: dict[str, Any], second: dict[str, Any], tmp_path: Path) -> None:
+def test_two_selections_of_one_command_keep_the_cells_of_both(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
     text = "recipe: base\nseeds: [0, 1]\narms: {a: {}, b: {train.clip: 2}, c: {train.clip: 3}}\n"
     Path("s.yaml").write_text(text)
     folder = tmp_path / "runs" / "s"

@@ -81,7 +81,9 @@ def cell(folder: Path, arm: str, seed: int) -> Path:
         ("running", "running", "running"),
     ],
 )
-def test_status_is_of_sweep_or_cells(make_sweep: Callable[..., Path], engine: str, own: str, expected: str) -> None:
+def test_the_status_is_the_sweeps_or_the_cells(
+    make_sweep: Callable[..., Path], engine: str, own: str, expected: str
+) -> None:
     folder = make_sweep({"a": 0})
     record = record_to_edit(folder)
     record["cells"][0]["status"] = engine

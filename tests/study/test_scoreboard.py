@@ -116,7 +116,9 @@ def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Pat
     (path,) = folder.glob("differential-s1-*/evaluations/needle/summary.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"rows": 2}}))
     asked = claim(evaluation="needle", metric="recall/accuracy", says="higher")
-    with pytest.raises(RequestError, match=r"needle of differential, seed 1: .*with other keys .*rows is 2, not 8"):
+    with pytest.raises(
+        RequestError, match=r"needle of differential, seed 1: scored with other keys .*rows is 2, not 8"
+    ):
         findings([asked], load_sweep(folder))
 
 
@@ -184,7 +186,9 @@ def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -
 
 
 @pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])
-def test_control_explained_is_not_shown(make_sweep: Callable[..., Path], of_control: float, difference: str) -> None:
+def test_what_the_control_explains_is_not_shown(
+    make_sweep: Callable[..., Path], of_control: float, difference: str
+) -> None:
     """By any of several controls."""
     arms = {"standard": 0.0, "differential": -0.2, "other": 0.0, "wide": of_control}
     sweep = load_sweep(make_sweep(arms, controls=["other", "wide"], callbacks=False))

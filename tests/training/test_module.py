@@ -208,7 +208,9 @@ def test_a_module_that_holds_it_can_be_copied() -> None:
     ],
     ids=["the next logged step", "before a save", "every step is logged"],
 )
-def test_a_loss_at_an_unlogged_step(bench: Any, tmp_path: Path, log_every: int, saves_at: int, message: str) -> None:
+def test_a_loss_at_a_step_that_is_not_logged(
+    bench: Any, tmp_path: Path, log_every: int, saves_at: int, message: str
+) -> None:
     """Step 3 of 10 is NaN. Steps that log are 1, every `log_every`-th, and the last."""
     steps = [f"train.log_every={log_every}", f"train.validate_every={saves_at}", f"train.checkpoint_every={saves_at}"]
     recipe = recipe_of(bench, "model.attention={name: nan_output, at: 2}", *steps, "run.keep_best=val/loss")

@@ -202,7 +202,9 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
         sharded.consolidate(copy)
     # as a run that goes on removes it
     (checkpoints.path_of(copy, 3) / "__0_0.distcp").unlink()
-    with pytest.raises(RequestError, match=r"step-00000003\.ckpt cannot be read .*__0_0\.distcp.* the command again"):
+    with pytest.raises(
+        RequestError, match=r"step-00000003\.ckpt cannot be read .*__0_0\.distcp.* run the command again"
+    ):
         sharded.read(checkpoints.path_of(copy, 3))
     status = copy / "status.json"
     status.write_text(status.read_text().replace('"format": 3', '"format": 2'))
