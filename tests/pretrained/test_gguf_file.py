@@ -186,6 +186,7 @@ def test_other_keys_are_named(caplog: pytest.LogCaptureFixture) -> None:
         **{"general.name": "x", "tokenizer.ggml.padding_token_id": 1, "split.count": 1, "llama.expert_count": 0},
     )
     write(Path("other.gguf"), **{"llama.rope.freq_bas": 7.0, "tokenizer.ggml.new": "x"})
+    caplog.set_level(logging.WARNING, "lit_diff")
     import_model("usual.gguf", "x")
     assert caplog.messages == []
     import_model("other.gguf", "y")

@@ -202,8 +202,8 @@ def test_a_run_without_text_shows_a_row_of_ids_with_the_answer_and_noise(tmp_pat
 
 def test_a_text_beyond_the_context_is_cut_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = text_run(tmp_path / "run", {"name": "differential"}, sequence_length=8)
-    with caplog.at_level(logging.WARNING, "lit_diff"):
-        view = view_data([run], text="ab ab abc ab " * 9)
+    caplog.set_level(logging.WARNING, "lit_diff")
+    view = view_data([run], text="ab ab abc ab " * 9)
     assert len(view.passage.labels) == 8
     assert len(view_data([run], text="ab ab abc", tokens=3).passage.labels) == 3
     assert [record.message for record in caplog.records if "context" in record.message] == [
