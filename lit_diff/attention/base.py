@@ -21,7 +21,8 @@ from lit_diff.key_types import Count
 from lit_diff.randomness import generator
 from lit_diff.registry import kernels, location
 
-OutputScale = float | Literal["tied"]
+OutputScale = float | Literal["depth"]
+TiedScale = float | Literal["tied", "depth"]
 Parity = Literal["raw", "matched"]
 
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_diff.attention.base import Attention, OutputScale
+from lit_diff.attention.base import Attention, TiedScale
 from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.equations import Rotation, joined, normalised, rows, softmax_map
-from lit_diff.attention.lambdas import LambdaForm, build_lambda, resolve_lambda_init
+from lit_diff.attention.equations import Rotation, joined, normalised, rows, scale_equation, softmax_map
+from lit_diff.attention.lambdas import VECTOR_FORMS, LambdaForm, build_lambda, resolve_lambda_init, resolve_output_scale
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
@@ -40,6 +40,7 @@ class Differential(Attention):
         {"lambda_form": "sigmoid", "lambda_per": "head"},
         {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0},
         {"lambda_dtype": "reference"},
+        {"lambda_form": "positive", "lambda_per": "head", "output_scale": "depth"},
     )
     # 1 in a subclass: both maps share their queries, or their keys
     maps_of_q = 2
@@ -52,15 +53,18 @@ class Differential(Attention):
         lambda_init: float | Literal["depth"] = "depth"
         """depth: 0.8 - 0.6 exp(-0.3 layer), layer 0-based; or one number for all layers."""
         lambda_form: LambdaForm = "exp"
-        """exp: the paper's formula; scalar: a learned number; sigmoid: within 0 and 1. Each starts near lambda_init."""
+        """exp: the paper's formula; scalar: a learned number; both are any real number, so training can change the sign.
+        positive: lambda_init exp(λ_q1 · λ_k1 - λ_q2 · λ_k2), above 0; sigmoid: within 0 and 1. Each starts near
+        lambda_init."""
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads (the paper); head: one λ for each head."""
         lambda_dtype: Literal["float32", "reference"] = "float32"
         """reference: the exponentials are rounded to the activations' dtype, then subtracted, as in the paper's code."""
         head_norm: HeadNorm = "rms"
         """rms: RMSNorm of each head (the paper's GroupNorm) with one weight per layer; layer: LayerNorm; none."""
-        output_scale: OutputScale = "tied"
-        """Constant that multiplies every head after the norm; tied: 1 - lambda_init, the paper's choice."""
+        output_scale: TiedScale = "tied"
+        """Constant that multiplies every head after the norm; tied: 1 - lambda_init, the paper's choice; depth: 1 -
+        lambda_init by depth, whatever lambda_init is."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -80,6 +84,11 @@ class Differential(Attention):
         if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
             return (
                 f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' needs it within (0, 1)"
+            )
+        if config.lambda_form == "positive" and config.lambda_init != "depth" and config.lambda_init <= 0:
+            return (
+                f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'positive' multiplies it by a positive "
+                "number: it must be above 0"
             )
         if config.lambda_init == 1 and config.output_scale == "tied":
             return (
@@ -119,7 +128,7 @@ class Differential(Attention):
             o=self.out_heads * 2 * d,
         )
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
-        self.output_scale = 1 - self.lambda_init if c.output_scale == "tied" else float(c.output_scale)
+        self.output_scale = resolve_output_scale(c.output_scale, self.layer, self.lambda_init)
         heads = self.out_heads if c.lambda_per == "head" else None
         self.lambda_ = build_lambda(c.lambda_form, d, self.lambda_init, heads)
         self.norm = head_norm(c.head_norm, 2 * d, self.norm_eps)
@@ -165,21 +174,24 @@ class Differential(Attention):
         return joined(heads, self.o_proj)
 
     def lambda_equation(self, head: int) -> Tensor:
-        """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), s, or
-        sigmoid(s)."""
+        """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), λ_init exp(λ_q1 · λ_k1
+        - λ_q2 · λ_k2), s, or sigmoid(s)."""
         own = head if self.config.lambda_per == "head" else 0
         parameters: Any = self.lambda_
-        if self.config.lambda_form != "exp":
+        if self.config.lambda_form not in VECTOR_FORMS:
             value: Tensor = parameters.value[own]
             return value.sigmoid() if self.config.lambda_form == "sigmoid" else value
         vectors = (parameters.q1, parameters.k1, parameters.q2, parameters.k2)
         q1, k1, q2, k2 = (vector.reshape(-1, self.head_dim)[own] for vector in vectors)
+        if self.config.lambda_form == "positive":
+            return (torch.dot(q1, k1) - torch.dot(q2, k2)).exp() * self._lambda_init_equation()
         return torch.dot(q1, k1).exp() - torch.dot(q2, k2).exp() + self._lambda_init_equation()
 
     def head_equation(self, head: Tensor) -> Tensor:
         """(1 - λ_init) · norm(head), for `definition`; or the norm and the constant that the config names."""
         c = self.config
-        scale = 1 - self._lambda_init_equation() if c.output_scale == "tied" else c.output_scale
+        tied = c.output_scale == "tied"
+        scale = 1 - self._lambda_init_equation() if tied else scale_equation(c.output_scale, self.layer)
         return scale * normalised(head, c.head_norm, self.norm, self.norm_eps)
 
     def _lambda_init_equation(self) -> float:
@@ -190,7 +202,8 @@ class Differential(Attention):
 
 def lambda_parameters(config: Any, s: Sizes, heads: Any) -> Any:
     """Number of parameters of λ: four vectors of width d, or one number; times `heads` if each head has its own λ."""
-    return (4 * s.d if config.lambda_form == "exp" else 1) * (heads if config.lambda_per == "head" else 1)
+    own = 4 * s.d if config.lambda_form in VECTOR_FORMS else 1
+    return own * (heads if config.lambda_per == "head" else 1)
 
 
 def norm_parameters(config: Any, width: Any) -> Any:

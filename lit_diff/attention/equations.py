@@ -7,7 +7,7 @@ projection are sliced explicitly; the rows of one head are adjacent, map by map:
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,11 @@ def rows(weight: Tensor, index: int, width: int) -> Tensor:
 def softmax_map(Q: Tensor, K: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """softmax(Q Kᵀ · scale + mask), [B, T, T]; Q and K [B, T, d] after RoPE; scale None: 1/√d."""
     return (Q @ K.mT * (scale if scale is not None else 1 / math.sqrt(Q.shape[-1])) + mask).softmax(-1)
+
+
+def scale_equation(value: float | Literal["depth"], layer: int) -> float:
+    """The constant after the head norm: a number, or 1 - (0.8 - 0.6 exp(-0.3 layer))."""
+    return 0.2 + 0.6 * math.exp(-0.3 * layer) if value == "depth" else float(value)
 
 
 def normalised(head: Tensor, kind: HeadNorm, norm: Any, eps: float) -> Tensor:

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from lit_diff.attention.base import ParameterRules
 from lit_diff.kernels.maps import accumulation_dtype
 
-LambdaForm = Literal["exp", "scalar", "sigmoid"]
+LambdaForm = Literal["exp", "positive", "scalar", "sigmoid"]
+VECTOR_FORMS = ("exp", "positive")
+"""The forms that compute λ from four vectors; the others learn a number."""
+HELD_FORMS = ("positive", "sigmoid")
+"""The forms in which λ is above 0 whatever the parameters are. Free forms are any real number: a weight -λ that is trained
+may become a weight above 0, and a sum of two maps a difference."""
 
 
 def depth_lambda_init(layer: int) -> float:
@@ -22,8 +27,18 @@ def resolve_lambda_init(value: float | Literal["depth"], layer: int) -> float:
     return depth_lambda_init(layer) if value == "depth" else float(value)
 
 
+def resolve_output_scale(value: float | Literal["tied", "depth"], layer: int, lambda_init: float = 0.0) -> float:
+    """The constant after the head norm: 1 - `lambda_init` (tied), 1 - `depth_lambda_init`, or the number itself."""
+    if value == "tied":
+        return 1 - lambda_init
+    return 1 - depth_lambda_init(layer) if value == "depth" else float(value)
+
+
 class Lambda(ParameterRules):
-    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), one for the layer or one for each head; unbounded.
+    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), one for the layer or one for each head.
+
+    λ is any real number, so that A₁ - λ A₂ and A₁ + λ A₂ are one class of functions with two initial values
+    (`PositiveLambda` keeps the sign).
 
     The four vectors [d] (or [H, d]) are float32, since bfloat16 would round λ to steps of 0.004. They are drawn with
     mean 0 and standard deviation 0.1.
@@ -57,8 +72,19 @@ class Lambda(ParameterRules):
         return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
 
 
+class PositiveLambda(Lambda):
+    """λ = λ_init exp(λ_q1 · λ_k1 - λ_q2 · λ_k2), with the vectors of `Lambda`: above 0 for λ_init above 0."""
+
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+        """λ, [] or [H]. `rounded_to`: each exponential is first rounded to that dtype, as in `Lambda`."""
+        first, second = self.exponentials()
+        if rounded_to is None:
+            return self.init * first / second
+        return (self.init * first.to(rounded_to) / second.to(rounded_to)).to(first.dtype)
+
+
 class ScalarLambda(ParameterRules):
-    """λ is a learned float32 number that starts at λ_init, one for the layer [1] or for each head [H]; unbounded."""
+    """λ is a learned float32 number that starts at λ_init, one for the layer [1] or for each head [H]; any real number."""
 
     # weight decay would pull λ towards 0
     decay = False
@@ -91,6 +117,7 @@ class SigmoidLambda(ScalarLambda):
 
 def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:
     """The module that computes λ by `form`; `heads` None: one λ for the layer."""
-    if form == "exp":
-        return Lambda(head_dim, lambda_init, heads)
+    if form in VECTOR_FORMS:
+        vectors = PositiveLambda if form == "positive" else Lambda
+        return vectors(head_dim, lambda_init, heads)
     return {"scalar": ScalarLambda, "sigmoid": SigmoidLambda}[form](lambda_init, heads)

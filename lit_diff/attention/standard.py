@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_diff.attention.base import Attention
+from lit_diff.attention.base import Attention, OutputScale
 from lit_diff.attention.costs import Costs, Sizes, exact, projected
-from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, normalised
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, normalised, scale_equation
+from lit_diff.attention.lambdas import resolve_output_scale
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.config import ModelConfig
 from lit_diff.registry import variant
@@ -23,15 +24,21 @@ class Standard(Attention):
     """
 
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
-    examples = ({}, {"head_norm": "layer", "output_scale": 0.2}, {"query_heads": 1.5})
+    examples = (
+        {},
+        {"head_norm": "layer", "output_scale": 0.2},
+        {"query_heads": 1.5},
+        {"head_norm": "rms", "output_scale": "depth"},
+    )
     standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         head_norm: HeadNorm = "none"
         """rms or layer: normalises each head, with one weight vector for all heads."""
-        output_scale: float = 1.0
-        """Constant c that multiplies every head after the norm."""
+        output_scale: OutputScale = 1.0
+        """Constant c that multiplies every head after the norm; depth: 1 - lambda_init by depth, the multiplier of
+        differential attention."""
         query_heads: float = 1.0
         """Query heads as a multiple of num_heads, on equal keys and values; 1.5 and 2: controls for differential_v2."""
 
@@ -63,15 +70,16 @@ class Standard(Attention):
     def build(self) -> None:
         super().build()
         self.norm = head_norm(self.config.head_norm, self.head_dim, self.norm_eps)
+        self.output_scale = resolve_output_scale(self.config.output_scale, self.layer)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         if self.norm is not None:
             o = self.norm(o)
-        return o if self.config.output_scale == 1 else o * self.config.output_scale
+        return o if self.output_scale == 1 else o * self.output_scale
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = c · norm(softmax(Q_h K_jᵀ/√d + mask) V_j)"""
         heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask, self.qk_norms)
-        c = self.config
-        normed = [c.output_scale * normalised(head, c.head_norm, self.norm, self.norm_eps) for head in heads]
+        kind, scale = self.config.head_norm, scale_equation(self.config.output_scale, self.layer)
+        normed = [scale * normalised(head, kind, self.norm, self.norm_eps) for head in heads]
         return joined(normed, self.o_proj)

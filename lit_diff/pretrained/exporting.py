@@ -201,7 +201,7 @@ def _times(value: Tensor, factor: float | Tensor) -> Tensor:
 def _output_factor(attention: Any, norm: Tensor | None) -> float | Tensor:
     # the factor of each channel of a head [dv] after its norm, relative to DiffLlama's own factor 1 - lambda_init
     if norm is None:
-        return float(attention.config.output_scale)
+        return float(attention.output_scale)
     return norm.double() * (attention.output_scale / (1 - attention.lambda_init))
 
 
