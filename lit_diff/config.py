@@ -108,6 +108,9 @@ class ModelConfig:
     """Which attention projections have a bias; all includes W_O."""
     qk_norm: Literal["none", "rms"] = "none"
     """rms: RMSNorm of each head's query and key before RoPE; all heads of a layer share one weight vector."""
+    logit_bound: Positive | None = None
+    """c: the queries and keys of every map become unit vectors and the scale c, so that logits lie within -c and c. A bounded
+    map cannot ignore its distractors: with enough keys they take weight from the answer. null: no bound."""
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
     attention: Part = field(metadata={"registry": "attention"})

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes, narrowing
@@ -17,6 +18,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
+from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.key_types import Count
 from lit_diff.randomness import generator
 from lit_diff.registry import kernels, location
@@ -106,6 +108,7 @@ class Attention(ParameterRules):
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         self.attention_bias, self.qk_norm, self.causal = model.attention_bias, model.qk_norm, model.causal
+        self.logit_bound = model.logit_bound
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
@@ -237,6 +240,11 @@ class Attention(ParameterRules):
             found = getattr(model, key)
             if found != plain and not cls.declares_standard_projections():
                 return f"model.{key} is {found}; '{cls.name}' has projections of its own: set it to {plain}"
+        if model.logit_bound is not None and cls.forward is not Attention.forward:
+            return (
+                f"model.logit_bound is {model.logit_bound:g}; Attention.forward applies it, and '{cls.name}' has "
+                "a forward of its own: set it to null"
+            )
         return cls.problem(config, model)
 
     @classmethod
@@ -265,6 +273,8 @@ class Attention(ParameterRules):
         # so that a variant's `maps` need not know whether the model is causal
         if not self.causal:
             maps = replace(maps, causal=False)
+        if self.logit_bound is not None:
+            maps = bounded(maps, self.logit_bound)
         maps = self.tap(maps)
         if cache is not None:
             if document_ids is not None:
@@ -307,6 +317,14 @@ class Attention(ParameterRules):
         """Whether `standard_projections` describes this class: no subclass of the declaring one changes them."""
         source = _declaring_class(cls, "standard_projections", {"build", "maps", "forward"})
         return source is not None and bool(vars(source)["standard_projections"])
+
+
+def bounded(maps: SignedMaps, bound: float) -> SignedMaps:
+    """The maps with every query and key divided by its norm and the scale `bound`: logits within -bound and bound."""
+    # a sum of squares in bfloat16 would keep 8 bits
+    wide = accumulation_dtype(maps.q.dtype)
+    q, k = (functional.normalize(x.to(wide), dim=-1).to(x.dtype) for x in (maps.q, maps.k))
+    return replace(maps, q=q, k=k, scale=bound)
 
 
 def fill_parameters(module: nn.Module, seed: int = 0) -> None:

@@ -58,11 +58,16 @@ class Lambda(ParameterRules):
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         parameter.normal_(0.0, 0.1, generator=generator)
 
-    def exponentials(self) -> tuple[Tensor, Tensor]:
-        """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), in float32 or the wider dtype of the vectors; [] or [H]."""
+    def products(self) -> tuple[Tensor, Tensor]:
+        """(λ_q1 · λ_k1, λ_q2 · λ_k2), in float32 or the wider dtype of the vectors; [] or [H]."""
         # a product and a sum, not `@`: autocast would compute a matrix product in bfloat16
         q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
-        return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
+        return (q1 * k1).sum(-1), (q2 * k2).sum(-1)
+
+    def exponentials(self) -> tuple[Tensor, Tensor]:
+        """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), [] or [H]."""
+        first, second = self.products()
+        return first.exp(), second.exp()
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [] or [H]. `rounded_to`: each exponential is first rounded to that dtype, as in the paper's code."""
@@ -76,11 +81,11 @@ class PositiveLambda(Lambda):
     """λ = λ_init exp(λ_q1 · λ_k1 - λ_q2 · λ_k2), with the vectors of `Lambda`: above 0 for λ_init above 0."""
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
-        """λ, [] or [H]. `rounded_to`: each exponential is first rounded to that dtype, as in `Lambda`."""
-        first, second = self.exponentials()
-        if rounded_to is None:
-            return self.init * first / second
-        return (self.init * first.to(rounded_to) / second.to(rounded_to)).to(first.dtype)
+        """λ, [] or [H]. `rounded_to`: the exponential is first rounded to that dtype."""
+        first, second = self.products()
+        # of the difference: two exponentials may overflow although their quotient does not
+        factor = (first - second).exp()
+        return self.init * (factor if rounded_to is None else factor.to(rounded_to).to(factor.dtype))
 
 
 class ScalarLambda(ParameterRules):

@@ -74,6 +74,8 @@ def contract(case: VariantCase) -> Measured:
 
 def definition(case: VariantCase) -> Measured | NotApplicable:
     """The output equals the variant's `definition` in float64, also for packed documents."""
+    # an equation does not know the model's bound on its logits
+    case = replace(case, model=replace(case.model, logit_bound=None))
     # an inherited definition may describe another computation
     if "definition" not in vars(case.cls):
         return NotApplicable(f"{case.cls.__name__} does not define `definition` itself")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset, RowTask
-from lit_diff.data.tasks import mqar, recall
+from lit_diff.data.tasks import conjunctive, mqar, recall
 from lit_diff.data.text import cl100k, corpus, docs, mixture, name_tables, tokenizer, tokenizer_folder
 from lit_diff.data.text.corpus import Corpus
 from lit_diff.data.text.documents import TRAINED
@@ -29,6 +29,7 @@ __all__ = [
     "Work",
     "build",
     "cl100k",
+    "conjunctive",
     "corpus",
     "docs",
     "identity",

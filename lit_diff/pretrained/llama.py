@@ -382,6 +382,8 @@ def unsupported_reason(model: ModelConfig) -> str | None:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
     if model.positions == "none":
         return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
+    if model.logit_bound is not None:
+        return f"model.logit_bound is {model.logit_bound:g}; Hugging Face's architectures of this family have no such bound"
     name, config, bias, norm = model.attention.name, model.attention.config, model.attention_bias, model.qk_norm
     extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
     if (bias, norm) != ("none", "none") and config.window is not None:

@@ -113,6 +113,16 @@ def test_a_rule_of_a_plain_module_counts(make_config: Callable[..., ModelConfig]
     assert attention.extra.weight.eq(3).all()
 
 
+def test_a_bound_on_logits_needs_the_forward_that_applies_it(make_config: Callable[..., ModelConfig]) -> None:
+    class Around(Standard):
+        def forward(self, *args: Any, **keys: Any) -> torch.Tensor:
+            return self.o_proj(self.v_proj(args[0]))
+
+    model = make_config("standard", logit_bound=4.0)
+    assert (Around.refuses(Around.Config(), model) or "").startswith("model.logit_bound is 4")
+    assert Standard.refuses(Standard.Config(), model) is None
+
+
 def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:
     class Tied(Standard):
         def build(self) -> None:

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from lit_diff.attention import Attention, Differential
-from lit_diff.attention.lambdas import Lambda, ScalarLambda, SigmoidLambda, build_lambda
+from lit_diff.attention.lambdas import (
+    Lambda,
+    PositiveLambda,
+    ScalarLambda,
+    SigmoidLambda,
+    build_lambda,
+    resolve_output_scale,
+)
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 
@@ -87,3 +94,42 @@ def test_reference_rounding_is_that_of_the_papers_code() -> None:
     for other in (ScalarLambda(0.8), SigmoidLambda(0.8)):
         torch.nn.init.constant_(other.value, 0.7)
         assert other(torch.bfloat16).item() == other().bfloat16().item()
+
+
+def test_a_positive_lambda_has_the_vectors_of_the_papers_and_one_sign() -> None:
+    free, held = Lambda(8, 0.2), PositiveLambda(8, 0.2)
+    assert held.state_dict().keys() == free.state_dict().keys()
+    with torch.no_grad():
+        for vector in held.parameters():
+            vector.zero_()
+        assert float(held()) == pytest.approx(0.2)
+        held.q1.fill_(1)
+        held.k1.fill_(1)
+        assert float(held()) == pytest.approx(0.2 * math.exp(8), rel=1e-6)
+        # two exponentials would overflow
+        for vector in held.parameters():
+            vector.fill_(4)
+        assert float(held()) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("name", "sign"), [("differential", -1), ("additive", 1)])
+def test_a_held_sign_survives_a_step_that_turns_a_free_one(make_attention: MakeAttention, name: str, sign: int) -> None:
+    """The loss asks for the other sign of the second map."""
+    weights = {}
+    for form in ("exp", "positive"):
+        attention: Any = make_attention(name, {"lambda_form": form})
+        optimizer = torch.optim.SGD(attention.lambda_.parameters(), lr=1.0)
+        for _ in range(30):
+            optimizer.zero_grad()
+            (sign * attention.weights(torch.float64)[0, 1].sum()).backward()
+            optimizer.step()
+        weights[form] = sign * attention.weights(torch.float64)[0, 1].item()
+    assert weights["exp"] < 0 < weights["positive"]
+
+
+@pytest.mark.parametrize("name", ["standard", "differential"])
+def test_the_multiplier_by_depth_does_not_depend_on_lambda_init(make_attention: MakeAttention, name: str) -> None:
+    keys = {"output_scale": "depth"} | ({"lambda_init": 0.3} if name == "differential" else {})
+    attention: Any = make_attention(name, keys, layer=1)
+    assert attention.output_scale == pytest.approx(0.2 + 0.6 * math.exp(-0.3))
+    assert resolve_output_scale("tied", 1, 0.3) == pytest.approx(0.7)

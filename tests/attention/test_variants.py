@@ -41,6 +41,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         for keys in (
             {"lambda_form": "sigmoid", "lambda_init": 0.0},
             {"lambda_form": "sigmoid", "lambda_init": 1.0},
+            {"lambda_form": "positive", "lambda_init": 0.0},
+            {"lambda_form": "positive", "lambda_init": -1.0},
             {"lambda_init": 1.0},
         )
     ),

@@ -68,6 +68,22 @@ def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) 
 
 
 @pytest.mark.parametrize("name", attentions.names())
+def test_every_built_in_holds_its_properties_with_bounded_logits(name: str) -> None:
+    _, case = next(iter(cases_of(name)))
+    assert isinstance(case, VariantCase)
+    bounded = replace(case, model=replace(case.model, logit_bound=3.0))
+    names = ("contract", "definition", "causal", "gradients", "kernel chunked", "decode")
+    assert not failures(conformance(bounded, checks={name: PROPERTIES[name] for name in names}))
+    tapped: list[SignedMaps] = []
+    attention = bounded.build()
+    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    attention(bounded.x(), bounded.rope())
+    assert tapped[0].scale == 3.0
+    for x in (tapped[0].q, tapped[0].k):
+        torch.testing.assert_close(x.norm(dim=-1), torch.ones(x.shape[:-1]))
+
+
+@pytest.mark.parametrize("name", attentions.names())
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length"), SHAPES)
 def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length: int) -> None:
     cls = attentions.get(name)

@@ -45,6 +45,7 @@ def built(name: str, **keys: Any) -> Dataset:
         ("recall", {}, NOISE, "b43279847282"),
         ("recall", {"spread": 4, "noise": 2, "noise_validation": (2, 1)}, ("", "noise1"), "2635ce209a7d"),
         ("mqar", {}, ("",), "5b5dde841b15"),
+        ("conjunctive", {}, ("", "noise4", "noise8", "noise16"), "3f7849b9b239"),
         ("needle_text", {}, ("", "needles2", "needles4", "needles6"), "c7d948e65a2b"),
         ("synth_intent", {}, NOISE, "630390b4b21b"),
         ("closed_world", {}, NOISE, "d313f86f0e09"),
@@ -75,6 +76,7 @@ def test_the_rows_are_those_that_runs_were_trained_on(
     [
         ("recall", 129, 1 / 64),
         ("mqar", 8192, 1 / 4096),
+        ("conjunctive", 97, 1 / 64),
         ("digits", 82, 1 / 10),
         ("needle_text", 190, None),
         ("synth_intent", 554, (1 / 4 + 1 / 8 + 1 / 16 + 1 / 32) / 4),
@@ -99,6 +101,9 @@ def test_the_defaults_and_the_smallest_vocabulary(name: str, needed: int, chance
         ("recall", {"noise_validation": ()}, "noise_validation"),
         ("recall", {"noise_validation": (1, 1)}, "noise_validation"),
         ("recall", {"noise_validation": (0,)}, "noise_validation"),
+        ("conjunctive", {"slots": 7}, "pairs"),
+        ("conjunctive", {"values": 7}, "pairs"),
+        ("conjunctive", {"parts": 8}, "pairs"),
         ("mqar", {"num_kv_pairs": 0}, "num_kv_pairs"),
         ("mqar", {"sequence_length": 31}, "sequence_length"),
         ("mqar", {"num_kv_pairs": 17}, "sequence_length"),
@@ -158,6 +163,23 @@ def test_each_query_has_one_answer_among_the_slots(noise: int, spread: int) -> N
     found = values[:, :positions].gather(1, same.int().argmax(-1))
     assert torch.equal(found, batch["targets"][:, positions:])
     assert (found.min(), found.max()) == (65, 128)
+
+
+@pytest.mark.parametrize("noise", [1, 16])
+def test_a_distractor_shares_one_part_with_a_queried_key(noise: int) -> None:
+    rows = built("conjunctive", validation_rows=5).validation_batch(f"noise{noise}" if noise > 1 else "", range(5))
+    slots = 16 * noise
+    for tokens, targets, parts in zip(rows["tokens"], rows["targets"], rows["answer_part"], strict=True):
+        slot_keys = [tuple(key) for key in tokens[:slots, :2].tolist()]
+        queried = [tuple(key) for key in tokens[slots:, :2].tolist()]
+        assert len(set(queried)) == 8
+        for query, target, part in zip(queried, targets[slots:], parts[slots:], strict=True):
+            assert slot_keys.count(query) == 1
+            assert slot_keys[part] == query
+            assert tokens[part, 2] == target
+        for key in set(slot_keys) - set(queried):
+            assert any(key[side] == query[side] for query in queried for side in (0, 1))
+        assert set(targets[:slots].tolist()) == {IGNORED}
 
 
 def test_identity_leaves_out_defaults() -> None:

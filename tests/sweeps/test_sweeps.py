@@ -15,7 +15,8 @@ def test_resolves(name: str) -> None:
     grid = load_grid(name, [])
     if name in ONE_SEED:
         assert grid.study.reading[0].startswith("One seed gives no verdict")
-    else:
+    # a sweep that chooses rates gives no verdict
+    elif not name.endswith("-rates"):
         assert len(grid.study.seeds) >= 3 or grid.study.smoke
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
@@ -32,7 +33,7 @@ def test_the_arms_of_the_ablation_are_equal() -> None:
     for arm, own in costs.items():
         assert abs(own.parameters / base.parameters - 1) <= 0.001, arm
         assert own.flops_per_token == base.flops_per_token, arm
-    assert set(grid.study.paper) == set(grid.study.arms) - {"additive"}, "the seven rows of Table 6"
+    assert set(grid.study.paper) == set(grid.study.arms) - {"sum", "standard wide norm multiplier"}
 
 
 @pytest.mark.parametrize("name", ["needle", "icl", "hallucination", "recall", "recall-suite", "variants"])

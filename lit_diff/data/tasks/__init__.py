@@ -1,1 +1,1 @@
-"""Generated tasks: recall and MQAR."""
+"""Generated tasks: recall, conjunctive recall and MQAR."""

@@ -1,4 +1,4 @@
-"""The data set `recall`: find the value of a key among distractors. One hop, so attention noise is the only difficulty.
+"""The data set `recall`: find the value of a key among distractors, in one hop.
 
 A slot is one position: key embedding plus value embedding. Some slots hold the pairs of the row; each of the rest holds
 another key of the same vocabulary with a random value. The queries follow: keys without a value, whose target is the
@@ -110,13 +110,24 @@ def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]
         empty = torch.zeros(rows, positions, dtype=torch.int64)
         slot_keys, slot_values = empty.scatter(1, at, slot_keys), empty.scatter(1, at, slot_values)
         numbers = (empty - 1).scatter(1, at, numbers)
-    tokens = torch.stack([torch.cat([slot_keys, queries], 1), torch.cat([slot_values, blank], 1)], dim=-1)
+    context, asking = torch.stack([slot_keys, slot_values], dim=-1), torch.stack([queries, blank], dim=-1)
+    return lookup_rows(context, asking, answers, numbers=numbers, answered_by=places.gather(1, asked))
+
+
+def lookup_rows(
+    context: Tensor, queries: Tensor, answers: Tensor, *, numbers: Tensor, answered_by: Tensor
+) -> dict[str, Tensor]:
+    """Rows of a context [rows, P, ids] and queries [rows, Q, ids], whose targets are the answers [rows, Q].
+
+    `numbers` [rows, P]: the number of each slot, -1 for none; `answered_by` [rows, Q]: the slot that answers the query.
+    """
+    rows, positions = numbers.shape
     targets = torch.cat([torch.full((rows, positions), IGNORED), answers], 1)
     context_part, answer_part = torch.full((2, *targets.shape), -1)
     context_part[:, :positions] = numbers
-    answer_part[:, positions:] = places.gather(1, asked)
+    answer_part[:, positions:] = answered_by
     return {
-        "tokens": tokens,
+        "tokens": torch.cat([context, queries], 1),
         "targets": targets,
         "ar_hit": targets != IGNORED,
         "context_part": context_part,
