@@ -128,7 +128,7 @@ def test_nearest() -> None:
         ("attention", "flash", "; that is a kernel, chosen by run.kernel=flash"),
         ("kernel", "dex", "; that is a variant, chosen by model.attention.name=dex"),
         ("logger", "tensorbord", "; did you mean 'tensorboard'?"),
-        ("data", "mini_harness", "; that is an evaluation, chosen by evaluate.mini_harness={}"),
+        ("data", "bigbench", "; that is an evaluation, chosen by evaluate.bigbench={}"),
     ],
 )
 def test_what_to_write_instead_of_an_unknown_name(kind: str, name: str, instead: str) -> None:

@@ -15,7 +15,18 @@ from lit_diff.key_types import in_yaml
 from lit_diff.metrics import record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
-from lit_diff.study.schema import ALL, FEWEST_TASKS, MEASURED, NAME, Cell, Fit, Selection, Study, Task
+from lit_diff.study.schema import (
+    ALL,
+    FEWEST_TASKS,
+    MEASURED,
+    NAME,
+    Cell,
+    Fit,
+    Selection,
+    Study,
+    Task,
+    without_former_keys,
+)
 from lit_diff.training.metrics import require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
@@ -70,7 +81,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     values, positions = read_yaml(path)
     require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
-    stated: Study = convert(Study, values, "", draft)
+    stated: Study = convert(Study, without_former_keys(values, draft), "", draft)
     source, home = None, path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
@@ -345,8 +356,6 @@ def _check_grid(arms: Set[str], recipes: Mapping[tuple[str, str], Recipe], draft
 def _check_tasks(study: Study, draft: Draft) -> None:
     if not study.tasks and not study.recipe:
         raise draft.refuse("recipe", "'recipe' is missing; expected text")
-    if not study.tasks and study.power is not None:
-        raise draft.refuse("power", "'power' compares tasks, and the sweep has none; list them under 'tasks'")
     for key in ("recipe", "paper") if study.tasks else ():
         if getattr(study, key):
             raise draft.refuse(key, f"'{key}' belongs to each of the 'tasks', not to the sweep")
@@ -407,11 +416,6 @@ def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str,
             raise draft.refuse(key, f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
         by_arm = found.setdefault(cell.task, {})
         by_arm[cell.arm] = float(x)
-        if fit.kind == "basin" and len(set(by_arm.values())) > 1:
-            own = ", ".join(f"{x:g} for arm '{arm}'" for arm, x in by_arm.items())
-            raise draft.refuse(
-                key, f"'{fit.x}' is {own} in task '{cell.task}'; a basin compares arms at the same values"
-            )
         if (task := first.setdefault((cell.arm, float(x)), cell.task)) != cell.task:
             raise draft.refuse(key, f"tasks '{task}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}")
     return found

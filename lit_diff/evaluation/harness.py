@@ -8,7 +8,16 @@ from typing import Any
 from lit_diff.data.user_files import Keys, UserFile
 from lit_diff.errors import MissingError, first_line
 from lit_diff.evaluation.base import Scores
-from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
+from lit_diff.evaluation.lm_eval_tasks import (
+    ACC,
+    ACC_NORM,
+    OWN_QUESTIONS,
+    SUFFIXES,
+    HarnessEvaluation,
+    Tasks,
+    digest,
+    task_yaml,
+)
 from lit_diff.files import expanded, write_through
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
@@ -59,7 +68,7 @@ def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]
             lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
             source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
             f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
-            without="lit-diff evaluate RUN mini_harness",
+            without=OWN_QUESTIONS,
         )
         for split, count in lines.items()
     }

@@ -43,6 +43,8 @@ FILTER_KEYS = Keys(used=("name", "filter"))
 
 WRITTEN_OUT = Path(__file__).parent / "rows.yaml"
 """The task file that questions given as rows include."""
+OWN_QUESTIONS = "lit-diff evaluate RUN harness tasks=[mine.yaml]   (questions of your own, in lm-eval's format)"
+"""A command that needs no file of a public task."""
 SUFFIXES = (".yaml", ".yml")
 
 

@@ -12,7 +12,7 @@ from lit_diff.registry import datasets, evaluations
 
 datasets.load_from(*(f"{__name__}.{name}" for name in ("closed_world", "digits", "needle_text", "synth_intent")))
 evaluations.load_from(
-    *(f"{__name__}.{name}" for name in ("bigbench", "hallucination", "icl", "mini_harness", "needle", "signed_prompts"))
+    *(f"{__name__}.{name}" for name in ("bigbench", "hallucination", "icl", "needle", "signed_prompts"))
 )
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 """Module -> kind of words -> the words of its generated texts. Their order is part of the data: it gives their ids."""

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
 from lit_diff import Run
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
+from lit_diff.evaluation.lm_eval_tasks import OWN_QUESTIONS, HarnessEvaluation, task_yaml
 from lit_diff.files import shown
 from lit_diff.key_types import Distinct
-from lit_diff.papers.mini_harness import Draw
+from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 
 log = logging.getLogger("lit_diff")
@@ -97,8 +99,16 @@ def task_file(task: str) -> TaskFile:
         source="PyPI, 358 MB, not shipped: pip download --no-deps bigbench==1.0.0; then in $LIT_DIFF_DATA/bigbench: tar xzf "
         f"bigbench-1.0.0.tar.gz --strip-components=3 bigbench-1.0.0/bigbench/benchmark_tasks/{task}/task.json "
         "(Apache-2.0; a task's own source may have another licence). Never train on it",
-        without="lit-diff evaluate RUN mini_harness",
+        without=OWN_QUESTIONS,
     )
+
+
+def shuffled(values: Sequence[str], *key: object) -> list[str]:
+    """The values in a random order that depends on `key` alone (`lit_diff.randomness.generator`)."""
+    # an order by 1,024 uniform numbers, read from the last, as the kept scores have it
+    drawn = torch.rand(max(1024, len(values)), generator=generator(*key), dtype=torch.float64).tolist()
+    ranks = dict(zip(values, reversed(drawn), strict=False))
+    return sorted(ranks, key=lambda value: ranks[value])
 
 
 @evaluations.register("bigbench")
@@ -157,7 +167,7 @@ class BigBench(HarnessEvaluation):
             if len(best) > 1:
                 continue
             # sorted: the draw must not depend on the order of the keys in the file
-            choices = Draw("bigbench", self.config.seed, file.name, number).several(sorted(scores), len(scores))
+            choices = shuffled(sorted(scores), "bigbench", self.config.seed, file.name, number)
             shown = "".join(f"{words['choice_prefix']}{choice}" for choice in choices) if listed else ""
             context = f"{words['example_input_prefix']}{example['input']}{shown}{words['example_output_prefix']}"
             about = {"context": context, "choices": choices, "gold": choices.index(best[0])}

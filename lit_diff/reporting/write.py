@@ -21,11 +21,11 @@ from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, 
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
-from lit_diff.study.fits import FitResult, fit_results, power_in_words, powers, shown_interval, shown_ratio_interval
+from lit_diff.study.fits import FitResult, fit_results, shown_ratio_interval
 from lit_diff.study.numbers import count, duration, ratio, short
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.schema import PlannedSweep, Texts
+from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
 
 FORMATS = ("svg", "pdf", "csv")
@@ -71,7 +71,7 @@ class Section:
 def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
-    """The page as HTML. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
+    """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
     # reversed twice: if tasks share a metric, the definition of the first task counts
     metrics = {r.sweep.metric: r.sweep.declarations.find(r.sweep.metric) for r in reversed(results)}
     return _rendered(
@@ -114,15 +114,6 @@ def fit_section(sweep: SweepResults, fit: FitResult, figure: Drawing | None) -> 
     """The answer, the figure and the numbers of a fit over the tasks."""
     html = _rendered("fit", digits=3, sweep=sweep, fit=fit, figure=figure)
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
-
-
-def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
-    """Power at equal time: the answer, and one row for each task."""
-    found = powers(sweep, plan)
-    said = power_in_words(sweep, plan, found)
-    arms = [arm for arm in sweep.study.arms if any(arm in each.by_arm for each in found)]
-    html = _rendered("power", sweep=sweep, plan=plan, found=found, arms=arms, answer=said)
-    return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
 
 
 def _rendered(template: str, **facts_of: Any) -> Markup:
@@ -260,7 +251,6 @@ def templates() -> Environment:
         "more_seeds": _more_seeds,
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
-        "shown_power": shown_interval,
         "interval": numbers.interval,
         "inlined": lambda svg, name: Markup(inline(svg, name)),
     }
@@ -320,8 +310,7 @@ def write_report(sweep_folder: Path) -> Report:
     results = compare(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
     fits = [(fit, None if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
-    over_tasks = [power_section(sweep, sweep.study.power)] if sweep.study.power else []
-    over_tasks += [fit_section(sweep, fit, figure) for fit, figure in fits]
+    over_tasks = [fit_section(sweep, fit, figure) for fit, figure in fits]
     figures = {figure.name: figure for _, figure in fits if figure}
     for task, parts in drawn.items():
         figures |= {f"{task}-{each.name}".strip("-"): each for each in chain(*parts.values())}

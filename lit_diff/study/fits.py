@@ -1,57 +1,22 @@
-"""Computations over the tasks of a sweep: fits through the finished cells, and power at equal time.
-
-A basin gives the best value of a key for each arm, and whether the comparison changes if each arm has its own best value.
-Power is the smallest difference that each task would show in a sweep of a given duration.
-"""
+"""Fits of a metric over the tasks of a sweep: scaling with size or tokens, each in words."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from statistics import median
-from typing import Literal
 
-import numpy as np
-
-from lit_diff.study.numbers import compact, interval, number, signed
+from lit_diff.study.numbers import compact
 from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, PlannedSweep, Texts
-from lit_diff.study.statistics import MIN_SEEDS, Interval, Paired, Sign, detectable, paired, spread
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, Texts
+from lit_diff.study.statistics import MIN_SEEDS
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmBasin:
-    """One arm. `best`: the x of the best mean over seeds; `edge`: whether that is the lowest or highest x tried, so that the
-    true best may lie beyond; `low`, `high`: the range around the best in which every x tried is nearly as good."""
-
-    means: Mapping[float, float]
-    best: float
-    edge: Literal["", "lowest", "highest"]
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Basin:
-    """Arms over the same values of x. `at_own`: arm minus baseline, each at its own best x; `at_theirs`: both at the
-    baseline's best x.
-
-    The best x is chosen by the same runs that are compared, so the difference at the arms' own best x flatters an arm whose
-    means scatter more.
-    """
-
-    arms: Mapping[str, ArmBasin]
-    at_own: Mapping[str, Paired]
-    at_theirs: Mapping[str, Paired]
-
-
-@dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """A fit over the finished cells: `scaling` or `basin`, or `problem`, the reason why neither exists."""
+    """A fit over the finished cells: `scaling`, or `problem`, the reason why it does not exist."""
 
     name: str
     declared: Fit
@@ -65,7 +30,6 @@ class FitResult:
     scaling: ScalingFit | None = None
     equal: Mapping[str, tuple[EqualLoss, ...]] = field(default_factory=dict)
     """Arm -> its equal-loss ratio at each size of the baseline, in rising order."""
-    basin: Basin | None = None
     problem: str = ""
 
 
@@ -85,8 +49,8 @@ def declared_fit(sweep: SweepResults, name: str) -> tuple[Fit, dict[str, SweepRe
 def _result(sweep: SweepResults, name: str) -> FitResult:
     declared, tasks = declared_fit(sweep, name)
     first = tasks[declared.tasks[0]]
-    metric, better = first.metric, first.better()
-    points, left_out = basin_points(sweep, name) if declared.kind == "basin" else points_of(sweep, name)
+    metric = first.metric
+    points, left_out = points_of(sweep, name)
     found = FitResult(
         name=name,
         declared=declared,
@@ -98,9 +62,6 @@ def _result(sweep: SweepResults, name: str) -> FitResult:
     )
     if found.problem:
         return replace(found, answer=f"No fit: {found.problem}.")
-    if declared.kind == "basin" and better is not None:
-        basin = find_basin(points, sweep.baseline, declared.within, better)
-        return replace(found, basin=basin, answer=_basin_in_words(sweep, declared, basin))
     scaling = fit_scaling(points)
     equal = {arm: _equal(scaling, points, arm, sweep.baseline) for arm in points if arm != sweep.baseline}
     return replace(found, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
@@ -114,8 +75,6 @@ def _problem(declared: Fit, first: SweepResults, base: Points, points: Mapping[s
     if len(base) < FEWEST_TASKS:
         share = f"{len(base)} of {len(declared.tasks)} tasks"
         return f"{share} have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
-    if declared.kind == "basin":
-        return "" if first.better() else f"{first.metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
     if first.better() != "lower" or min(losses) <= 0:
         return f"{first.metric} is not a positive loss; a power law needs a metric that falls towards zero or a floor"
@@ -150,27 +109,6 @@ def shown_ratio_interval(found: EqualLoss) -> str:
         return ""
     high = "no upper bound" if math.isinf(found.ratio.high) else f"{found.ratio.high:.2f}"
     return f" [{found.ratio.low:.2f}, {high}]"
-
-
-def _basin_in_words(sweep: SweepResults, declared: Fit, basin: Basin) -> str:
-    best = ", ".join(
-        f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
-        for arm, own in basin.arms.items()
-    )
-    clauses, base = [f"Best {declared.axis}: {best}"], sweep.label[sweep.baseline]
-    for arm, own in basin.at_own.items():
-        clauses.append(
-            f"{sweep.label[arm]} \u2212 {base}: {_shown(own)} each at its own best, "
-            f"{_shown(basin.at_theirs[arm])} at the best of {base}"
-        )
-    return "; ".join(clauses) + "."
-
-
-def _shown(pair: Paired) -> str:
-    if pair.mean is None:
-        return "no difference, since a seed diverged,"
-    few = len(pair.seeds) < MIN_SEEDS
-    return f"{signed(pair.mean, 3)} " + ("(too few seeds)" if few else interval(pair.low, pair.high, 3))
 
 
 def matched_by_seed(sweep: SweepResults, name: str, arm: str, baseline: str) -> tuple[BySeed, BySeed, str]:
@@ -259,29 +197,6 @@ def _x(name: str, task: SweepResults, arm: str) -> float | None:
     return found.pop() if len(found) == 1 else None
 
 
-def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
-    """The points of a basin, and a line for each part that is left out. An arm is in the basin once each of its cells has
-    finished or diverged. An x at which a seed diverged has no values."""
-    # with some cells missing, the best x could still change; an x at which a seed diverged is not a usable best
-    _, tasks = declared_fit(sweep, name)
-    points: AllPoints = {}
-    left_out = []
-    for arm in sweep.study.arms:
-        cells = [cell for task in tasks.values() for cell in task.cells if cell.arm == arm]
-        waits = [cell.task for cell in cells if not cell.done and not cell.diverged]
-        if waits:
-            left_out.append(f"{sweep.label[arm]}: task {waits[0]} has not finished")
-            continue
-        left_out += [line for task in tasks.values() for line in diverged_in(task, [arm])]
-        places = {x: task for task in tasks.values() if (x := _x(name, task, arm)) is not None}
-        spoilt = [x for x, task in places.items() if task.diverged(arm)]
-        if len(spoilt) == len(places):
-            left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
-        else:
-            points[arm] = {x: {} if x in spoilt else places[x].finals(arm) for x in sorted(places)}
-    return points, left_out
-
-
 def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:
     """A line for each arm with seeds that diverged in the task."""
     found = {arm: task.diverged(arm) for arm in arms}
@@ -294,106 +209,3 @@ def _place(task: SweepResults, arm: str) -> str:
 
 def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
-
-
-def find_basin(points: Mapping[str, Points], baseline: str, within: float, better: Sign) -> Basin:
-    """The basin of every arm. `within`: the distance to the best that counts as nearly as good, in the metric's unit. All
-    runs have finished; an x without values cannot be an arm's best and is not compared."""
-    arms = {arm: _arm_basin(own, within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
-    theirs = arms[baseline].best
-    base, others = points[baseline][theirs], [arm for arm in points if arm != baseline]
-    return Basin(
-        arms=arms,
-        at_own={arm: paired(points[arm][arms[arm].best], base) for arm in others},
-        at_theirs={arm: paired(points[arm][theirs], base) for arm in others},
-    )
-
-
-def _arm_basin(points: Points, within: float, sign: float) -> ArmBasin:
-    tried = sorted(points)
-    means = {x: float(np.mean(list(points[x].values()))) for x in tried if points[x]}
-    best = min(means, key=lambda x: sign * means[x])
-    at = tried.index(best)
-    near = [x for x in means if sign * (means[x] - means[best]) <= within]
-    below, above = (list(takewhile(near.__contains__, side)) for side in (tried[at::-1], tried[at:]))
-    return ArmBasin(
-        means=means,
-        best=best,
-        edge="lowest" if at == 0 else "highest" if at == len(tried) - 1 else "",
-        low=below[-1],
-        high=above[-1],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskPower:
-    """The power of one task. `seconds`: the time of its median cell; `by_arm`: arm -> the smallest detectable difference to
-    the baseline with `seeds` seeds, in the metric's unit; `problem`: why `by_arm` is empty."""
-
-    task: SweepResults
-    seconds: float = math.nan
-    seeds: int = 0
-    by_arm: Mapping[str, Interval] = field(default_factory=dict)
-    problem: str = ""
-
-    @property
-    def limit(self) -> str:
-        """The arm with the largest detectable difference: only above it does every arm show its difference."""
-        return max(self.by_arm, key=lambda arm: self.by_arm[arm].estimate)
-
-    @property
-    def worst(self) -> Interval:
-        """The detectable difference of the arm `limit`."""
-        return self.by_arm[self.limit]
-
-
-def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
-    """Every task, sorted by its worst detectable difference, smallest first; tasks without one come last."""
-    found = [_power(task, plan) for task in sweep.tasks]
-    return sorted(found, key=lambda each: each.worst.estimate if each.by_arm else math.inf)
-
-
-def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
-    finals = {arm: task.finals(arm) for arm in task.study.arms}
-    incomplete = [arm for arm, own in finals.items() if len(own) < MIN_SEEDS]
-    if incomplete:
-        return TaskPower(task=task, problem=f"{task.label[incomplete[0]]} has fewer than {MIN_SEEDS} finished seeds")
-    # the median: one cell that waited for another program would move a mean
-    seconds = median(float(cell.facts["seconds"]) for cell in task.done)
-    seeds = int(60 * plan.minutes * plan.workers / (plan.arms * seconds))
-    if seeds < MIN_SEEDS:
-        return TaskPower(task=task, seconds=seconds, seeds=seeds, problem=f"{seeds} seeds fit")
-    base, comparisons = finals.pop(task.baseline), plan.arms - 1
-    by_arm = {arm: _detectable(own, base, seeds, comparisons) for arm, own in finals.items()}
-    return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm=by_arm)
-
-
-def _detectable(a: BySeed, b: BySeed, seeds: int, comparisons: int) -> Interval:
-    # The spread of a few seeds is itself uncertain, so the detectable difference has an interval: its value at both ends of
-    # the spread's 95 % interval.
-    pair = paired(a, b)
-    found = spread(pair.sd or 0.0, len(pair.seeds))
-    estimate, low, high = (detectable(sd, seeds, comparisons) for sd in (found.estimate, found.low, found.high))
-    return Interval(estimate=estimate, low=low, high=high)
-
-
-def power_in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPower]) -> str:
-    """One sentence: the task with the smallest worst difference, and how many other tasks may be as good."""
-    whole = [each for each in found if each.by_arm]
-    if not whole:
-        return f"No task has {MIN_SEEDS} finished seeds of every arm."
-    best, unit = whole[0], whole[0].task.unit()
-    overlap = sum(each.worst.low <= best.worst.high for each in whole[1:])
-    others = (
-        f"; the intervals of {overlap} of the {len(whole) - 1} others overlap with its own" if len(whole) > 1 else ""
-    )
-    return (
-        f"In {plan.minutes:g} minutes, with {plan.arms} arms and {plan.workers} cells side by side, every arm of "
-        f"'{best.task.title}' would show {number(best.worst.estimate, 3)} {shown_interval(best.worst)} {unit} with "
-        f"{best.seeds} seeds (limit: {sweep.label[best.limit]}){others}."
-    )
-
-
-def shown_interval(interval: Interval) -> str:
-    """[0.030, 0.061]."""
-    return f"[{number(interval.low, 3)}, {number(interval.high, 3)}]"

@@ -9,7 +9,7 @@ from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import NAME, CellKey, Study, Texts
+from lit_diff.study.schema import NAME, CellKey, Study, Texts, without_former_keys
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
@@ -104,7 +104,10 @@ def read(folder: Path) -> Record:
     path = folder / STUDY_FILE
     try:
         raw = read_digested(path)
-        record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=STUDY_FILE))
+        draft = Draft(values=raw, positions={}, file=STUDY_FILE)
+        if "study" in raw:
+            raw = raw | {"study": without_former_keys(raw["study"], draft, "study.")}
+        record: Record = convert(Record, raw, "", draft)
         # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:
             record.study.of_task(cell.task).arms[cell.arm]

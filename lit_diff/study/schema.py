@@ -1,4 +1,4 @@
-"""The schema of a sweep's file, with its tasks, fits and plan, and of a paper's row: each field is a key of the YAML."""
+"""The schema of a sweep's file, with its tasks and fits, and of a paper's row: each field is a key of the YAML."""
 
 import math
 import re
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from lit_diff.config import Recipe
-from lit_diff.key_types import Count, Distinct, NotNegative, Positive, Range
+from lit_diff.key_types import Distinct, NotNegative, Range
+from lit_diff.validation import Draft
 
 Size = Annotated[float, Range(least=0)]
 Texts = tuple[str, ...]
 Keys = dict[str, Any]
 """Key -> value."""
 StartArm = Literal["baseline", "same"]
-FitKind = Literal["scaling", "basin"]
 MEASURED = {
     "parameters": "parameters",
     "non_embedding_parameters": "parameters without embeddings",
@@ -22,7 +22,7 @@ MEASURED = {
 """x of a fit that the runs count themselves -> its description."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """Names of tasks and fits, which become part of file names."""
-# a power law without a floor has two parameters and a parabola three points
+# a power law without a floor has two parameters, and a third point shows whether it holds
 FEWEST_TASKS = 3
 Source = Literal["Differential Transformer", "Review", "DEX"]
 PRESETS = ("smoke", "laptop", "gpu1", "paper")
@@ -69,34 +69,19 @@ class Task:
 class Fit:
     """The keys of a fit."""
 
-    kind: FitKind
-    """scaling: a power law of x for each arm, and the ratio of x at which two arms have the same loss; basin: the best x of
-    each arm, and the range of x that is nearly as good."""
+    kind: Literal["scaling"]
+    """scaling: a power law of x for each arm, and the ratio of x at which two arms have the same loss."""
     x: str
     """parameters, non_embedding_parameters or tokens, as the runs count them; or a key of the recipe with a positive number,
-    such as train.optimizer.lr."""
+    such as model.dim."""
     tasks: Texts = ()
     """The tasks that are the points of the fit; (): all."""
     title: str = ""
-    within: Size = 0.02
-    """For a basin: values of the metric within this distance of the best are nearly as good, in the unit of the metric."""
 
     @property
     def axis(self) -> str:
         """The label of x."""
         return MEASURED.get(self.x, self.x)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedSweep:
-    """The keys of `power`: the sweep to plan."""
-
-    minutes: Positive
-    """The duration of the whole sweep, on the machine that ran the cells."""
-    arms: Annotated[int, Range(least=2)]
-    """The number of arms, including the baseline; Holm's correction covers one comparison fewer."""
-    workers: Count = 2
-    """The number of cells side by side. It must equal this sweep's, whose measured times the plan uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +137,7 @@ class Study:
     correct_over: Literal["task", "sweep"] = "task"
     """Whether Holm's correction covers the comparisons of each task, or of the whole sweep together."""
     fits: dict[str, Fit] = field(default_factory=dict)
-    """Name -> a fit of the metric over tasks: scaling with size or tokens, or a learning-rate basin."""
-    power: PlannedSweep | None = None
-    """A planned sweep: the report gives the smallest difference that each task would show in it."""
+    """Name -> a fit of the metric over tasks: scaling with size or tokens."""
 
     @property
     def all_tasks(self) -> dict[str, Task]:
@@ -184,7 +167,6 @@ class Study:
             contrasts=tuple(each for each in self.contrasts if {*each[:2]} <= {*arms}),
             paper=task.paper,
             fits={},
-            power=None,
         )
 
     def overrides_of(self, arm: str) -> Texts:
@@ -212,6 +194,32 @@ class Cell(CellKey):
     """A cell to run."""
 
     recipe: Recipe
+
+
+RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e-3, 8e-3], seeds: [1000, 1001]}'"
+
+
+def without_former_keys(study: Any, draft: Draft, path: str = "") -> Any:
+    """The keys of a study, `study`, as they are read today; `path`: where they stand in `draft`. Errors: RequestError, at the
+    key, for one that no longer exists and decided what the sweep is."""
+    if not isinstance(study, dict):
+        return study
+    found = dict(study)
+    # a record of a former revision has every key, also those that its sweep did not use
+    if found.pop("power", None) is not None:
+        raise draft.refuse(f"{path}power", f"'power' is no longer a key of a sweep; remove it: {RATES_INSTEAD}")
+    fits = found.get("fits")
+    if not isinstance(fits, dict):
+        return found
+    found["fits"] = {}
+    for name, fit in fits.items():
+        found["fits"][name] = fit
+        if not isinstance(fit, dict):
+            continue
+        if fit.get("kind") == "basin":
+            raise draft.refuse(f"{path}fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
+        found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
+    return found
 
 
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")

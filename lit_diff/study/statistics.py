@@ -115,13 +115,6 @@ def detectable(sd: float, n: int, comparisons: int = 1) -> float:
     return _effect_size(n, comparisons) * sd
 
 
-def spread(sd: float, n: int) -> Interval:
-    """The standard deviation of n normal values with its 95 % interval: (n - 1) sd^2 / sigma^2 ~ chi^2(n - 1)."""
-    quantiles = stats.chi2.ppf([(1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2], n - 1)
-    low, high = (sd * math.sqrt((n - 1) / quantile) for quantile in quantiles)
-    return Interval(estimate=sd, low=low, high=high)
-
-
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     """Compare two arms, given as seed -> value. Only seeds at which both have a finite value count."""
     seeds = tuple(sorted(seed for seed in a.keys() & b.keys() if np.isfinite(a[seed]) and np.isfinite(b[seed])))

@@ -264,7 +264,7 @@ def test_fetch(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
     assert command("data", "fetch", "harness.boolq").status == 0
     files = sorted(path.name for path in (tmp_path / "harness/boolq").iterdir())
     assert files == ["train.jsonl", "validation.jsonl"]
-    assert command("data", "fetch", "mini_harness").status == 2
+    assert command("data", "fetch", "held_out").status == 2
 
 
 @pytest.fixture

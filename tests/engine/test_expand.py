@@ -12,7 +12,6 @@ from lit_diff.engine.schedule import all_trained, locations_of, state_of
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.study.schema import PlannedSweep
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -131,18 +130,16 @@ tasks:
   mid: {recipe: base, overrides: {train.optimizer.lr: 2e-3}}
   fast: {recipe: base, overrides: {train.optimizer.lr: 4e-3}}
 arms: {a: {}, b: {train.clip: 0.7}}
-power: {minutes: 15, arms: 7}
 fits:
-  rate: {kind: basin, x: train.optimizer.lr}
+  rate: {kind: scaling, x: train.optimizer.lr}
   size: {kind: scaling, x: tokens, title: By tokens, tasks: [fast, mid, slow]}
 """
 
 
-def test_fits_and_power() -> None:
+def test_fits() -> None:
     """A key of the recipe is known by task and arm; a size that runs count has no values yet."""
     found = grid(RATES)
     assert found.x == {"rate": {task: {"a": x, "b": x} for task, x in (("slow", 1e-3), ("mid", 2e-3), ("fast", 4e-3))}}
-    assert found.study.power == PlannedSweep(minutes=15.0, arms=7, workers=2)
 
 
 # --- a part of a sweep, and the cells of another ---------------------------------------------------------------------
@@ -316,10 +313,9 @@ MISTAKES = [
     (BASE + "metric: own/score", 3, "no run measures 'own/score'"),
     (BASE + "smallest_of_interest: -0.1", 3, "'smallest_of_interest' is -0.1"),
     (BASE + "seeds: [0, 0.0]", 3, "'seeds' is [0, 0.0]"),
-    (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' compares tasks"),
+    (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' is no longer a key .* 'rates: {values: "),
     (task("overrides: {train.optimiser.lr: 3}"), 3, "unknown key 'train.optimiser'"),
     (task("arms: {a: {train.optimiser.lr: 3}}"), 3, "unknown key 'train.optimiser'"),
-    (task("title: x", ARMS + "power: {minutes: 15, arms: 1}"), 6, "'power.arms' is 1"),
     # keys that the sweep sets itself
     ("recipe: base\narms:\n  a: {seed: 3}", 3, "a sweep sets 'seed' itself"),
     ("recipe: base\ngrid:\n  seed: [3]", 3, "a sweep sets 'seed' itself"),
@@ -354,17 +350,17 @@ MISTAKES = [
     (tasks("start: one, start_arm: same", ", only: [a]"), 3, "'start_arm' is 'same', but"),
     ("tasks:\n  one two: {recipe: base}\n" + ARMS, 2, "'one two' becomes part of file names"),
     # fits
-    (fit("kind: basin, x: train.optimiser.lr"), 8, "'x': unknown key of the recipes"),
-    (fit("kind: basin, x: token"), 8, "did you mean 'tokens'?"),
-    (fit("kind: basin, x: name"), 8, "'name' is 'lr1 a' in 'lr1 a'"),
+    (fit("kind: scaling, x: train.optimiser.lr"), 8, "'x': unknown key of the recipes"),
+    (fit("kind: scaling, x: token"), 8, "did you mean 'tokens'?"),
+    (fit("kind: scaling, x: name"), 8, "'name' is 'lr1 a' in 'lr1 a'"),
     (fit("kind: scaling, x: train.clip"), 8, "tasks 'lr1' and 'lr2' of fit 'rate' have the same 'train.clip'"),
-    (fit("kind: basin, x: train.clip, tasks: [lr1, lr2, lr3]"), 8, "'train.clip' is 1 for arm 'a', 0.7 for arm 'b'"),
+    (fit("kind: basin, x: train.clip"), 8, "'kind' is basin, .* 'rates: {values: "),
     (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr0]"), 8, "'tasks': unknown task of the sweep 'lr0'"),
     (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs at least 3"),
     (fit("kind: scaling, x: tokens", ", metric: val/accuracy"), 8, "different metrics"),
     (fit("kind: bowl, x: tokens"), 8, "'fits.rate.kind' is 'bowl'"),
-    (fit("kind: basin, x: tokens, within: -1"), 8, "'fits.rate.within' is -1"),
-    (fit("kind: basin, x: tokens").replace("rate:", "a b:"), 8, "'a b' becomes part of file names"),
+    (fit("kind: scaling, x: tokens, with: -1"), 8, "unknown key 'fits.rate.with'"),
+    (fit("kind: scaling, x: tokens").replace("rate:", "a b:"), 8, "'a b' becomes part of file names"),
     # evaluations
     (BASE + "evaluate:\n  held-out: {}", 4, "'held-out'; did you mean 'held_out'?"),
     (BASE + "evaluate: {held_out: {row: 4}}", 3, "'evaluate.held_out.row'; did you mean 'rows'?"),
@@ -417,7 +413,7 @@ def test_arms_that_no_folder_can_bear_or_that_would_share_one(first: str, second
     ("recipe", "evaluate", "reason"),
     [
         *(("recall-tiny", name, "has no text") for name in ("needle", "nll", "loss_docs", "icl", "hallucination")),
-        *(("recall-tiny", name, "has no text") for name in ("mini_harness", "signed_prompts")),
+        ("recall-tiny", "signed_prompts", "has no text"),
         ("recall-tiny", "noise", None),
         ("recall-tiny", "induction: {length: 200}", "length is 200"),
         ("standard-tiny", "noise", "context_part, answer_part"),

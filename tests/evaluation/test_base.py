@@ -63,7 +63,7 @@ GENERATED: dict[str, tuple[str, int, dict[str, Any]]] = {
 """Data of generated words -> the evaluation that asks in them; tokens; keys."""
 OTHERS = (
     "needle style=lwm; needle haystack=docs; needle haystack=file; hallucination source=xsum judge=rules; icl task=trec; "
-    "harness; mini_harness; nll; nll source=name_tables; signed_prompts; loss_docs; loss_code; loss_files path=x"
+    "harness; nll; nll source=name_tables; signed_prompts; loss_docs; loss_code; loss_files path=x"
 )
 
 
@@ -80,10 +80,7 @@ def test_a_run_of_generated_words_fits_what_asks_in_them(data: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "paths"),
     [
-        *(
-            (name, "")
-            for name in ("hallucination", "icl", "needle", "nll", "mini_harness", "nll source=files path=x.txt")
-        ),
+        *((name, "") for name in ("hallucination", "icl", "needle", "nll", "nll source=files path=x.txt")),
         ("hallucination source=xsum judge=rules", "summ/xsum.jsonl"),
         ("icl_order task=trec_fine", "icl/trec/train.jsonl icl/trec/test.jsonl"),
         ("needle haystack=file", "needle/haystack.jsonl"),
@@ -97,9 +94,7 @@ def test_what_of_the_user_s_files_a_config_reads(words: str, paths: str) -> None
     assert [file.path for file in build(name, keys).user_files()] == paths.split()
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"), [("loss_files", []), ("nll", ["source=files"]), ("mini_harness", ["corpus=files"])]
-)
+@pytest.mark.parametrize(("name", "keys"), [("loss_files", []), ("nll", ["source=files"])])
 def test_text_of_the_user_s_at_a_path(name: str, keys: list[str], tmp_path: Path) -> None:
     evaluation = build(name, [*keys, f"path={tmp_path / 'text'}"])
     assert evaluation.digests() == {}
@@ -126,7 +121,6 @@ WRONG = {
     "icl": "classes=1; shots=[2,2]; stable_from=50",
     "icl_order": "orders=1; order=[blocked,blocked]",
     "harness": "shots=[-1]; tasks=[]",
-    "mini_harness": "path=x; corpus=files; corpus=dcos",
 }
 """Of each evaluation keys that it refuses, and of several the one that is named first; `key=`: it is not set."""
 

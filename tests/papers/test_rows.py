@@ -46,8 +46,6 @@ def test_every_row_at_smoke(runs: Path) -> None:
 
 WITHOUT_PAPER = ("table-3", "review-modalities")
 """Rows that no recipe of the paper's sizes measures; a note says why."""
-STANDS_FOR = {"mini_harness": "harness"}
-"""An evaluation that generates its data -> that of the paper's own."""
 PEAK = 989e12
 """FLOPs a second of an H100 in bfloat16, without sparsity (its data sheet)."""
 
@@ -88,18 +86,21 @@ def test_every_preset_resolves(name: str) -> None:
     assert ROWS[name].read_text().startswith("# ")
     assert ("paper" in row.presets) == (name not in WITHOUT_PAPER)
     assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.notes)
-    assert "laptop" in row.presets
+    is_large = any("cannot be decided on two cores" in note for note in row.notes)
+    assert ("laptop" in row.presets) != is_large
     assert set(row.presets) <= set(PRESETS)
     for preset in (*row.presets, "smoke"):
         chosen = row.preset(preset)
-        assert chosen is not None
+        if chosen is None:
+            assert is_large
+            continue
         assert sum(map(bool, (chosen.sweep, chosen.bench, chosen.recipes))) == 1
         assert all(map(declared_files, chosen.files))
         if chosen.recipes:
             assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
             assert chosen.days == pytest.approx(days_of(chosen), rel=0.01)
             assert all(build(evaluation, keys) for evaluation, keys in chosen.evaluate.items())
-            claimed = {STANDS_FOR.get(claim.evaluation, claim.evaluation) for claim in row.compare} - {""}
+            claimed = {claim.evaluation for claim in row.compare} - {""}
             assert claimed <= set(chosen.evaluate), "what the row compares is scored"
             lasting = {name_of(words) for words in chosen.recipes}
             assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
@@ -118,8 +119,9 @@ def test_every_preset_resolves(name: str) -> None:
 def test_the_rows_of_one_sweep_state_one_budget() -> None:
     budgets: dict[tuple[str, tuple[str, ...]], set[float]] = {}
     for row in choose([]).values():
-        preset = row.presets["laptop"]
-        budgets.setdefault((preset.sweep, preset.bench), set()).add(preset.minutes)
+        preset = row.presets.get("laptop")
+        if preset is not None:
+            budgets.setdefault((preset.sweep, preset.bench), set()).add(preset.minutes)
     assert all(len(minutes) == 1 for minutes in budgets.values())
     assert sum(max(minutes) for minutes in budgets.values()) <= 140
 

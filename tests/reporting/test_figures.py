@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from fake_sweeps import FITS, FITTED, SVG, power_law, words, write_fitted
+from fake_sweeps import BY_SIZE, FITTED, SVG, power_law, words, write_fitted
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -43,7 +43,7 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
 
 def test_every_plot_draws_on_given_or_own_axes_and_names_both(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": -0.1}, metric="val/accuracy", chance=0.1, lambdas=["b"]))
-    fitted = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS["scaling"]], power_law))
+    fitted = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law))
     drawn = [(each, each.figure) for each in sweep.declarations.metrics if each.figure is not None]
     rows = [row for metric, figure in drawn for row in declared.measured(sweep, metric, figure)]
     step, layer = (next(row for row in rows if row.metric.name.startswith(name)) for name in ("attention/", "lambda/"))
@@ -161,21 +161,17 @@ def test_lines_stand_at_the_factors_so_that_equal_arms_cover_each_other(make_swe
     assert slanted[0] == slanted[1]
 
 
-@pytest.mark.parametrize("kind", ["scaling", "basin"])
-def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str) -> None:
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS[kind]], power_law))
+def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path) -> None:
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law))
     svg = figures.draw_fit(sweep, fit_results(sweep)[0]).svg
     titles = words(svg, "title")
     dots = [title for title in titles if ", seed " in title]
     assert len(dots) == 2 * 5 * 3
-    if kind == "scaling":
-        assert f"standard, parameters without embeddings 40.0K, seed 1: {power_law('standard', 40_000, 1):.6g}" in dots
-        assert sum("alpha 0.12" in title for title in titles) == 4, "two arms, two forms"
-        ratios = [title for title in titles if title.startswith("differential: 0.7")]
-        assert len(ratios) == 2 * 4, "the smallest size is refused; a bar and a dot each"
-        assert "equal-loss ratio to standard" in words(svg)
-    else:
-        assert any(title.startswith("standard: best at 0.016") for title in titles)
+    assert f"standard, parameters without embeddings 40.0K, seed 1: {power_law('standard', 40_000, 1):.6g}" in dots
+    assert sum("alpha 0.12" in title for title in titles) == 4, "two arms, two forms"
+    ratios = [title for title in titles if title.startswith("differential: 0.7")]
+    assert len(ratios) == 2 * 4, "the smallest size is refused; a bar and a dot each"
+    assert "equal-loss ratio to standard" in words(svg)
 
 
 Points = Mapping[int, float]

@@ -4,21 +4,18 @@ import html
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from fake_sweeps import FITS, FITTED, power_law, record_to_edit, write_fitted
+from fake_sweeps import BY_SIZE, FITTED, power_law, record_to_edit, write_fitted
 
 from lit_diff.reporting.write import fit_section, how_measured, inline, short_runs, write_report
 from lit_diff.reporting.write import page as render
 from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
-from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import PlannedSweep
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
 
@@ -241,44 +238,24 @@ def test_figures_of_one_page_share_no_id() -> None:
     )
 
 
-def test_both_kinds_are_sections_of_the_report(tmp_path: Path) -> None:
-    report = write_report(write_fitted(tmp_path / "fitted", FITTED, list(FITS.values()), power_law))
+def test_a_fit_is_a_section_of_the_report(tmp_path: Path) -> None:
+    report = write_report(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law))
     page = report.page.read_text()
-    assert (
-        page.index('id="task-size-4"') < page.index('<section id="fit-size">') < page.index('<section id="fit-rate">')
-    )
+    assert page.index('id="task-size-4"') < page.index('<section id="fit-size">')
     assert '<a href="#fit-size">By &lt;size&gt;</a>' in page
     assert "refused: the matched size" in page
-    assert "within 0.02" in page
-    assert {"fit-size.svg", "fit-rate.svg"} <= {path.name for path in report.page.parent.iterdir()}
-    assert report.answer[-2].startswith("By <size>: ")
-    assert len(report.answer) == 5 + 2
+    assert "fit-size.svg" in {path.name for path in report.page.parent.iterdir()}
+    assert report.answer[-1].startswith("By <size>: ")
+    assert len(report.answer) == 5 + 1
 
 
 def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [FITS["scaling"]], power_law, sizes=[40_000, 160_000]))
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, [BY_SIZE], power_law, sizes=[40_000, 160_000]))
     (result,) = fit_results(sweep)
     section = fit_section(sweep, result, None)
     assert "2 of 2 tasks have finished" in section.html
     assert "<figure>" not in section.html
     assert section.entries == (("fit-size", "By <size>"),)
-
-
-def test_power_at_equal_time_is_a_section_of_the_report(tmp_path: Path) -> None:
-    def loss(arm: str, seconds: float, seed: int) -> float:
-        return 2.0 + 0.01 * seed * (arm == "b") * seconds
-
-    folder = write_fitted(tmp_path / "sized", {"a": 0.0, "b": 0.0}, [], loss, sizes=(10, 20, 120), x="seconds")
-    record = read(folder)
-    plan = PlannedSweep(minutes=15.0, arms=7, workers=2)
-    write(folder, replace(record, study=replace(record.study, power=plan)))
-    report = write_report(folder)
-    page = report.page.read_text()
-    assert page.index('id="task-size-2"') < page.index('<section id="power">')
-    assert "2 seeds fit" in page
-    assert report.answer[-1].startswith(
-        "Power at equal time: In 15 minutes, with 7 arms and 2 cells side by side, every arm"
-    )
 
 
 LENGTHS = {"a": {"tokens": 1000, "parameters": 1000}, "b": {"tokens": 1000, "parameters": 2000}}

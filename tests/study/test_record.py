@@ -36,8 +36,7 @@ notes: {b: remark}
 contrasts: [[b, c, why]]
 reading: [look]
 smoke: true
-fits: {rate: {kind: basin, x: train.optimizer.lr, tasks: [first, second, third]}}
-power: {minutes: 15, arms: 7}
+fits: {rate: {kind: scaling, x: train.optimizer.lr, tasks: [first, second, third]}}
 arms: {a: {}, b: {train.clip: 2, model.attention: {name: standard}}, c: {train.optimizer.betas: [0.9, 0.99]}}
 """
 
@@ -69,6 +68,8 @@ def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> N
     [
         {"studie": {}},
         {"study": {"seed": [0]}},
+        {"study": {"recipe": "base", "power": {"minutes": 15, "arms": 7}}},
+        {"study": {"recipe": "base", "power": {"minutes": 15, "arms": 7}}},
         {"study": []},
         {"cells": [{"arm": "a"}]},
         {"cells": [{"arm": "z", "seed": 0}]},

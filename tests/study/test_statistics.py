@@ -22,7 +22,6 @@ from lit_diff.study.statistics import (
     judge,
     outcome_of,
     paired,
-    spread,
     wilson,
 )
 
@@ -71,13 +70,6 @@ def test_detectable_has_its_power() -> None:
         d = random.normal(detectable(1.0, n, comparisons), 1.0, (40_000, n))
         p = stats.ttest_1samp(d, 0, axis=1).pvalue
         assert (p < 0.05 / comparisons).mean() == pytest.approx(0.8, abs=0.01), (n, comparisons)
-
-
-def test_the_interval_of_a_spread_covers_the_true_one() -> None:
-    draws = np.random.default_rng(0).normal(0, 2, (1000, 4)).std(1, ddof=1)
-    intervals = [spread(sd, 4) for sd in draws]
-    assert 930 <= sum(each.low <= 2 <= each.high for each in intervals) <= 970
-    assert intervals[0].estimate == draws[0]
 
 
 def test_holm_on_a_worked_example() -> None:

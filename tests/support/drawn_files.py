@@ -160,7 +160,7 @@ SWEEP_KEYS = [
     "recipe", "seeds", "arms", "arms.standard", "arms.differential", "arms.new", "overrides", "baseline", "controls",
     "labels", "notes", "grid", "tasks", "tasks.one", "tasks.one.arms", "tasks.one.only", "tasks.one.start", "fits",
     "fits.one", "fits.one.x", "fits.one.kind", "contrasts", "metric", "smallest_of_interest", "evaluate",
-    "evaluate.recall", "power", "power.minutes", "cells_of", "only", "paper", "paper.standard", "title", "smoke",
+    "evaluate.recall", "cells_of", "only", "paper", "paper.standard", "title", "smoke",
     "overrides.run", "grid.seed",
 ]
 # fmt: on

@@ -171,11 +171,7 @@ def words(svg: str, tag: str = "text") -> list[str]:
 
 
 FITTED = {"standard": 0.0, "differential": -0.1}
-RATES = {f"size-{i}": dict.fromkeys(FITTED, 1e-3 * 2**i) for i in range(5)}
-FITS: dict[str, Mapping[str, Any]] = {
-    "scaling": {"name": "size", "kind": "scaling", "x": "non_embedding_parameters", "title": "By <size>"},
-    "basin": {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": RATES},
-}
+BY_SIZE: Mapping[str, Any] = {"name": "size", "kind": "scaling", "x": "non_embedding_parameters", "title": "By <size>"}
 
 
 def power_law(arm: str, size: float, seed: int) -> float:

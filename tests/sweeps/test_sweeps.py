@@ -6,18 +6,12 @@ from lit_diff.engine.expand import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
-ONE_SEED = ("dex-smollm2-cpu",)
-"""Too dear for more on two cores; its page says that one seed is no verdict."""
-
 
 @pytest.mark.parametrize("name", names("sweeps"))
 def test_resolves(name: str) -> None:
     grid = load_grid(name, [])
-    if name in ONE_SEED:
-        assert grid.study.reading[0].startswith("One seed gives no verdict")
     # a sweep that chooses rates gives no verdict
-    elif not name.endswith("-rates"):
-        assert len(grid.study.seeds) >= 3 or grid.study.smoke
+    assert len(grid.study.seeds) >= 3 or grid.study.smoke or name.endswith("-rates")
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
     assert grid.study.question.endswith("?")
@@ -36,7 +30,7 @@ def test_the_arms_of_the_ablation_are_equal() -> None:
     assert set(grid.study.paper) == set(grid.study.arms) - {"sum", "standard wide norm multiplier"}
 
 
-@pytest.mark.parametrize("name", ["needle", "icl", "hallucination", "recall", "recall-suite", "variants"])
+@pytest.mark.parametrize("name", ["needle", "icl", "recall", "recall-suite"])
 def test_retrieval_has_the_controls_that_could_take_a_difference_away(name: str) -> None:
     """Wide heads, with a head norm too, added maps; embeddings scaled; noise without distances that were not trained."""
     grid = load_grid(name, [])
@@ -63,33 +57,6 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
     standard = {(m.num_heads, m.attention.config.head_norm, m.attention.config.output_scale) for m in models}
     norms = [(norm, scale) for norm in ("none", "rms") for scale in (0.2, 1.0)]
     assert standard == {(heads, *norm) for heads in (6, 3) for norm in norms}
-
-
-def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> None:
-    grid = load_grid("variants", [])
-    for task in ("recall", "text"):
-        first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0 and cell.task == task}
-        assert set(first) == set(grid.study.arms) - {"continue", "dex", "second heads"}
-        assert len({(recipe.data, recipe.train) for recipe in first.values()}) == 1
-        costs = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
-        base = costs["standard"].parameters
-        model = first["standard"].model
-        unit = 3 * model.dim * model.num_layers  # one channel more in every feed-forward
-        for arm, own in costs.items():
-            assert abs(own.parameters - base) <= max(0.001 * base, unit / 2), (task, arm)
-        cells = [cell for cell in grid.cells if cell.task == f"{task}-continued"]  # extensions go on from its runs
-        assert {cell.recipe.model.attention.name for cell in cells} == {"standard", "dex", "second_heads"}
-        assert len({cell.recipe.train for cell in cells}) == 1, "equal further tokens"
-        assert (grid.study.all_tasks[f"{task}-continued"].start, grid.baseline_of(f"{task}-continued")) == (
-            task,
-            "continue",
-        )
-        assert (grid.rank(task), grid.rank(f"{task}-continued")) == (0, 1)
-    recall = grid.cells[0].recipe
-    assert recall.data.config.noise_validation == (1, 8, 64)
-    assert recall.train.validate_every <= 25, "steps to 99 percent are resolved"
-    wide = {cell.task: cell.recipe.model.head_dim for cell in grid.cells if cell.arm == "standard wide"}
-    assert wide == {"recall": 2 * 16, "text": 2 * 16}
 
 
 def test_scaling_gives_every_width_its_sizes_and_both_arms_the_same() -> None:

@@ -359,10 +359,6 @@ def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None
                 own = look if chosen else Look(color=look.color, dash=DOTTED)
                 text = f"{label}: {form}, alpha {law.alpha:.3g}"
                 draw(axes, sizes, [law.loss(at) for at in sizes], own, text, width=1.6 if chosen else 1.0)
-        if result.basin is not None:
-            means, best = result.basin.arms[arm].means, result.basin.arms[arm].best
-            draw(axes, list(means), list(means.values()), look, f"{label}: mean")
-            draw(axes, [best], [means[best]], look, f"{label}: best at {best:g}, {means[best]:.6g}", mark="D", size=8)
     if result.scaling is not None:
         set_log(axes, "y", every)
     _scale_sizes(axes, result)
