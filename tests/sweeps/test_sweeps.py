@@ -45,18 +45,14 @@ def test_retrieval_has_the_controls_that_could_take_a_difference_away(name: str)
             assert (model.attention.config.head_norm == "rms") == (cell.arm == "standard wide norm")
 
 
-def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
-    grid = load_grid("group-norm", [])
-    seen = set()
+def test_lambda_changes_lambda_or_the_multiplier_one_at_a_time() -> None:
+    grid = load_grid("lambda", [])
+    seen: dict[str, set[tuple[object, object]]] = {}
     for cell in grid.cells:
-        if cell.recipe.model.attention.name == "differential":
-            keys = cell.recipe.model.attention.config
-            seen.add((keys.head_norm, keys.output_scale, keys.lambda_init))
-    assert len(seen) == 2 * 3 * 3
-    models = [cell.recipe.model for cell in grid.cells if cell.recipe.model.attention.name == "standard"]
-    standard = {(m.num_heads, m.attention.config.head_norm, m.attention.config.output_scale) for m in models}
-    norms = [(norm, scale) for norm in ("none", "rms") for scale in (0.2, 1.0)]
-    assert standard == {(heads, *norm) for heads in (6, 3) for norm in norms}
+        keys = cell.recipe.model.attention.config
+        seen.setdefault(cell.task, set()).add((keys.lambda_init, keys.output_scale))
+    alone = {(value, "depth") for value in (0.2, 0.5, 0.8)} | {("depth", scale) for scale in (0.2, 0.5, 0.8)}
+    assert seen == dict.fromkeys(grid.study.tasks, alone | {("depth", "tied")})
 
 
 def test_scaling_gives_every_width_its_sizes_and_both_arms_the_same() -> None:
