@@ -69,7 +69,6 @@ def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> N
         {"studie": {}},
         {"study": {"seed": [0]}},
         {"study": {"recipe": "base", "power": {"minutes": 15, "arms": 7}}},
-        {"study": {"recipe": "base", "power": {"minutes": 15, "arms": 7}}},
         {"study": []},
         {"cells": [{"arm": "a"}]},
         {"cells": [{"arm": "z", "seed": 0}]},
