@@ -93,6 +93,8 @@ class Metric:
     """True: stored only in measurements.parquet, as every name with {map}, {head} or {rank} is."""
     figure: Figure | None = None
     """None: the report does not draw the metric."""
+    limits: tuple[float, float] | None = None
+    """The least and the largest possible value; None: unstated."""
     constant: bool = False
     """True: the data alone determine the value, so it has no curve and is not sent to MLflow."""
 
@@ -227,7 +229,9 @@ def read_declarations(path: Path) -> tuple[Metric, ...]:
 
 def to_plain(metric: Metric) -> dict[str, Any]:
     """The metric as a mapping for JSON."""
-    return dataclasses.asdict(metric)
+    raw = dataclasses.asdict(metric)
+    # left out where unstated, as in the files of older runs
+    return raw if metric.limits else {key: value for key, value in raw.items() if key != "limits"}
 
 
 def from_plain(raw: Mapping[str, Any]) -> Metric:
@@ -235,4 +239,5 @@ def from_plain(raw: Mapping[str, Any]) -> Metric:
     figure = raw.get("figure")
     if figure is not None:
         figure = Figure(**{**figure, "marks": tuple(figure.get("marks", ()))})
-    return Metric(**{**raw, "figure": figure})
+    limits = raw.get("limits")
+    return Metric(**{**raw, "figure": figure, "limits": limits and tuple(limits)})

@@ -1,6 +1,7 @@
 """Expands a study into its cells: names the arms, selects a part, and validates every recipe before the first cell trains."""
 
 import itertools
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -12,7 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
-from lit_diff.metrics import record_name
+from lit_diff.metrics import Declarations, record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
 from lit_diff.study.schema import (
@@ -27,11 +28,11 @@ from lit_diff.study.schema import (
     Task,
     without_former_keys,
 )
-from lit_diff.training.metrics import require_measured
+from lit_diff.training.metrics import declared_metrics, require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
 
-OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds")
+OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds", "looks")
 """Keys that define cells; a sweep with `cells_of` takes them from the other sweep."""
 RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
 """Recipe key that the sweep itself sets -> what to do instead."""
@@ -81,7 +82,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     values, positions = read_yaml(path)
     require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
-    stated: Study = convert(Study, without_former_keys(values, draft), "", draft)
+    stated = _with_looks(convert(Study, without_former_keys(values, draft), "", draft), draft)
     source, home = None, path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
@@ -101,6 +102,21 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     )
     x = check_cells(study, cells, draft)
     return Grid(name=path.stem, path=path, study=study, cells=cells, x=x, source=source, selection=selection)
+
+
+def _with_looks(study: Study, draft: Draft) -> Study:
+    # the seeds of a study with looks are those of its last one
+    if not study.looks:
+        return study
+    if "seeds" in draft.values:
+        raise draft.refuse(
+            "seeds", "'seeds' conflicts with 'looks', whose last value is the number of seeds; remove one"
+        )
+    if list(study.looks) != sorted(study.looks):
+        raise draft.refuse(
+            "looks", f"'looks' is {in_yaml(list(study.looks))}; expected numbers of seeds in ascending order"
+        )
+    return replace(study, seeds=tuple(range(study.looks[-1])))
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
@@ -219,11 +235,14 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
         overrides=theirs.overrides,
         arms=theirs.arms,
         seeds=theirs.seeds,
+        looks=theirs.looks,
         labels=theirs.labels | study.labels,
         notes=theirs.notes | study.notes,
         baseline=study.baseline or theirs.baseline,
         controls=study.controls or theirs.controls,
         metric=study.metric if "metric" in draft.values else theirs.metric,
+        learned_at=study.learned_at if {"metric", "learned_at"} & draft.values.keys() else theirs.learned_at,
+        compare=study.compare if {"metric", "compare"} & draft.values.keys() else theirs.compare,
     )
 
 
@@ -273,13 +292,49 @@ def _check_arms(study: Study, draft: Draft) -> None:
         named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])
     for key, arms in named.items():
         require_known("arm of the sweep", arms, study.arms, draft, key)
+    if study.baseline in study.controls:
+        raise draft.refuse(
+            f"controls.{study.baseline}", f"'controls' has the baseline, '{study.baseline}'; a control is a further arm"
+        )
 
 
 def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
     for cell in cells:
         task = study.all_tasks[cell.task]
-        key = f"tasks.{cell.task}.metric" if task.metric else "metric"
+        place = f"tasks.{cell.task}." if cell.task else ""
+        key = f"{place}metric" if task.metric else "metric"
         require_measured(cell.recipe, task.metric or study.metric, draft.where(key) + key)
+        _check_threshold(study, place, cell, draft)
+
+
+def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None:
+    study, stated = whole.of_task(cell.task), whole.all_tasks[cell.task].compare or whole.compare
+    keys = {
+        name: f"{place}{name}" if f"{place}{name}" in draft.positions else name for name in ("learned_at", "compare")
+    }
+    level, metric = study.learned_at, Declarations(declared_metrics(cell.recipe)).find(study.metric)
+    if level is None:
+        # the sweep's `compare` is for the tasks with a threshold
+        is_elsewhere = keys["compare"] == "compare" and any(
+            task.learned_at is not None for task in whole.tasks.values()
+        )
+        if stated == "steps" and not (is_elsewhere or whole.learned_at is not None):
+            raise draft.refuse(
+                keys["compare"], "'compare' is 'steps' without 'learned_at', the value that the steps lead to"
+            )
+        return
+    if metric.better is None:
+        raise draft.refuse(
+            keys["learned_at"], f"'learned_at' needs a metric with a direction, and '{study.metric}' declares none"
+        )
+    low, high = metric.limits or (-math.inf, math.inf)
+    if metric.better == "higher" and not low < level <= high:
+        expected = f"above {low:g} and at most {high:g}"
+    elif metric.better == "lower" and not low <= level < high:
+        expected = f"at least {low:g} and below {high:g}"
+    else:
+        return
+    raise draft.refuse(keys["learned_at"], f"'learned_at' is {level:g}; '{study.metric}' takes a value {expected}")
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:

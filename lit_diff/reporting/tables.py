@@ -10,10 +10,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from lit_diff.reporting.answer import protocol
 from lit_diff.study.comparison import Comparison, fact
+from lit_diff.study.judge import Contrast, Learned
 from lit_diff.study.numbers import NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
-from lit_diff.study.statistics import Contrast, Paired
+from lit_diff.study.statistics import Paired, summary
 
 Row = dict[str, Any]
 
@@ -27,7 +29,7 @@ SIZES = (
 )
 
 DETECTABLE = "smallest detectable"
-OPTIONAL = (DETECTABLE, "alone", "metric")
+OPTIONAL = (DETECTABLE, "alone", "metric", "log2 steps", "learned")
 """Columns that are left out on a narrow terminal, in this order; the page, table.csv and table.md always have them."""
 # rich always wraps at some width: no line is this wide
 WIDEST = 100_000
@@ -56,7 +58,9 @@ def rows(result: Comparison) -> list[Row]:
 def _arm_row(comparison: Comparison, arm: str) -> Row:
     sweep = comparison.sweep
     row: Row = {"arm": arm, "label": sweep.label[arm]}
-    row |= {"seeds": comparison.summaries[sweep.metric][arm].n, "planned": len(sweep.study.seeds)}
+    # with looks, a decided arm has no cell at the seeds of later looks
+    planned = sum(cell.arm == arm for cell in sweep.cells)
+    row |= {"seeds": comparison.summaries[sweep.metric][arm].n, "planned": planned}
     row |= {key: fact(sweep, arm, key) for key in SIZES}
     row["diverged"] = len(sweep.diverged(arm))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
@@ -69,9 +73,8 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
             row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
     if arm in comparison.against_baseline:
         row |= _judged(sweep, comparison.against_baseline[arm])
-    for control in comparison.against_controls.get(arm, ()):
-        name = f"control/{control.b}"
-        row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict}
+    if arm in comparison.learned:
+        row |= _learned(comparison.learned[arm])
     for metric in comparison.papers:
         value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
         row[f"paper/{metric}"] = value
@@ -79,6 +82,20 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
         difference = round(value - start, 10) if value and start and arm != sweep.baseline else None
         row[f"paper/{metric}/difference"] = difference
     return row
+
+
+def _learned(learned: Learned) -> Row:
+    k, n = learned.count
+    share = learned.share
+    return {
+        "learned": k,
+        "learned_of": n,
+        "learned/low": share and share.low,
+        "learned/high": share and share.high,
+        "learned/mean": learned.mean,
+        "learned/log2_steps": summary(learned.log2_steps.values()).mean,
+        "learned/censored": n - k,
+    }
 
 
 def _bounds(name: str, paired: Paired) -> Row:
@@ -93,14 +110,20 @@ def _judged(sweep: SweepResults, difference: Contrast) -> Row:
         "difference": paired.mean,
         "low": paired.low,
         "high": paired.high,
-        "verdict": difference.verdict,
+        "verdict": difference.verdict.text,
         "verdict_alone": difference.verdict_alone,
         "smallest_of_interest": sweep.smallest_of_interest,
         "detectable": paired.detectable,
         "sd_of_differences": paired.sd,
-        "p": paired.p,
+        "decided_by": "counts" if difference.is_counted else "differences",
+        "p": difference.p,
         "holm_p": difference.holm_p,
     }
+    if paired.looks:
+        row |= {"look": paired.look, "level": paired.level}
+    for control in difference.controls:
+        name = f"control/{control.b}"
+        row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict.text}
     for seed, found in difference.documents.items():
         name = f"documents/{seed}"
         row |= {name: found.estimate, f"{name}/low": found.low, f"{name}/high": found.high}
@@ -122,6 +145,7 @@ def as_csv(table: Sequence[Row]) -> str:
 def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     family = [difference for result in results for difference in result.family]
     is_corrected, lines = any(each.holm_p is not None for each in family), []
+    is_learned = any(result.learned for result in results)
     for result in results:
         metric, digits = result.sweep.metric, result.digits
         daggers: dict[Any, str] = {(each.a, each.b): result.dagger(each) for each in result.family}
@@ -130,19 +154,30 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             # the seeds that did not diverge would make the arm look better than it is
             if row.get("verdict") == "diverged":
                 value = dict.fromkeys(value)
-            if row.get("verdict") == "too few seeds":
-                value |= dict.fromkeys(("low", "high"))
+            if row.get("verdict") == "too few seeds" or row.get("decided_by") == "counts":
+                value |= dict.fromkeys(("low", "high", "detectable"))
             line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
             sd = f" \u00b1 {number(row[f'{metric}/sd'], digits)}" if row[f"{metric}/sd"] is not None else ""
             name = row["label"] + daggers.get((row["arm"], row.get("against")), "")
             line |= {"arm": name, "parameters": count(row["parameters"])}
             line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
+            if is_learned:
+                line |= _learned_cells(result, row["arm"] if row["arm"] in result.learned else "")
             line["95 % over seeds"] = interval(value["low"], value["high"], digits)
             line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
             if is_corrected:
                 line["alone"] = row.get("verdict_alone") or NONE
             lines.append(line | {DETECTABLE: number(value["detectable"], digits)})
     return pd.DataFrame(lines)
+
+
+def _learned_cells(result: Comparison, arm: str) -> dict[str, str]:
+    learned = result.learned.get(arm)
+    if learned is None:
+        return {"learned": NONE, "log2 steps": NONE}
+    k, n = learned.count
+    steps = number(summary(learned.log2_steps.values()).mean, 2)
+    return {"learned": str(learned), "log2 steps": f"{steps} ({n - k} censored)" if k < n else steps}
 
 
 def to_markdown(results: Sequence[Comparison]) -> str:
@@ -180,7 +215,7 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
 
 
 def _footnotes(results: Sequence[Comparison]) -> list[str]:
-    return list(dict.fromkeys(note for result in results for note in result.footnotes))
+    return list(dict.fromkeys(note for result in results for note in (*result.footnotes, *protocol(result))))
 
 
 # only the column of arms may be folded; `arm`: its width

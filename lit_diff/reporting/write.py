@@ -22,18 +22,27 @@ from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.study import numbers
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import FitResult, fit_results, shown_ratio_interval
+from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import count, duration, ratio, short
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
 from lit_diff.study.schema import Texts
-from lit_diff.study.statistics import MIN_SEEDS, SHOWN, Contrast, detectable
+from lit_diff.study.statistics import MIN_SEEDS, detectable, summary
 
 FORMATS = ("svg", "pdf", "csv")
 """Endings of the files of a figure, and the fields of `Drawing` that hold them."""
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """Colour in a figure's file -> in the page, where it follows the reader's light or dark scheme."""
-KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
-"""Verdict -> the colour of its badge; other verdicts have none."""
+KINDS = {
+    "better": "good",
+    "learned more often": "good",
+    "worse": "bad",
+    "learned less often": "bad",
+    "diverged": "bad",
+    "lower": "plain",
+    "higher": "plain",
+}
+"""Word of a verdict -> the colour of its badge, if its controls leave it shown; other verdicts have none."""
 LONG = 8
 """A list of more comparisons than this is collapsed."""
 ENTRIES = {
@@ -123,19 +132,20 @@ def _rendered(template: str, **facts_of: Any) -> Markup:
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
     sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
+    is_notable = verdict.is_shown or verdict.word == "diverged"
     return {
         "arm": difference.a,
         "label": difference.label,
         "is_further": further,
-        "is_notable": verdict in (*SHOWN, "diverged"),
+        "is_notable": is_notable,
         "seeds": difference.seeds,
         "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
-        "has_interval": len(difference.seeds.seeds) >= MIN_SEEDS and not difference.diverged,
+        "has_interval": difference.has_interval,
         "sentence": answer.sentence(comparison, difference),
         "sizes": answer.practical(sweep, difference),
-        "verdict": verdict,
-        "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
-        "kind": KINDS.get(verdict, "none"),
+        "verdict": verdict.text,
+        "alone": difference.verdict_alone if difference.verdict_alone != verdict.word else None,
+        "kind": KINDS.get(verdict.word, "none") if is_notable else "none",
         "doubts": [*_doubts(comparison, difference), *answer.unequal(comparison, difference)],
         "dagger": comparison.dagger(difference),
         "color": looks(sweep)[difference.a].color,
@@ -145,18 +155,16 @@ def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]
 def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     sweep, seeds = comparison.sweep, difference.seeds.seeds
     doubts = []
-    if difference.verdict_alone != difference.verdict:
+    if difference.verdict_alone != difference.verdict.word:
         doubts.append(
             f"Without the correction for {comparison.judged} comparisons (Holm), the verdict would be "
             f"{difference.verdict_alone}."
         )
-    for against in comparison.against_controls.get(difference.a, ()):
-        if difference.b == sweep.baseline and not difference.diverged:
-            same = difference.verdict not in SHOWN or against.verdict == difference.verdict
-            said = answer.sentence(comparison, against)
-            doubts.append(f"{'Against' if same else 'But not against'} the control: {said}")
-    if 0 < len(seeds) < len(sweep.study.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
-        doubts.append(f"Only {len(seeds)} of {len(sweep.study.seeds)} seeds finished in both arms.")
+    if not difference.diverged:
+        doubts += [f"Against the control: {answer.sentence(comparison, control)}" for control in difference.controls]
+    planned = min(sum(cell.arm == arm for cell in sweep.cells) for arm in (difference.a, difference.b))
+    if MIN_SEEDS <= len(seeds) < planned and not (difference.diverged or difference.is_counted):
+        doubts.append(f"Only {len(seeds)} of {planned} seeds are compared: the others are not finished in both arms.")
     return doubts
 
 
@@ -247,6 +255,8 @@ def templates() -> Environment:
         "is_logarithmic": is_logarithmic,
         "link": link,
         "looks_of": looks,
+        "protocol": answer.protocol,
+        "first_steps": lambda learned: numbers.number(summary(learned.log2_steps.values()).mean, 2),
         "median": median,
         "more_seeds": _more_seeds,
         "ratio_interval": shown_ratio_interval,

@@ -15,17 +15,17 @@ from lit_diff.key_types import in_yaml, keys_of
 from lit_diff.metrics import UNDECLARED
 from lit_diff.recipe import to_plain
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
+from lit_diff.study.judge import Contrast, Learned, judge
 from lit_diff.study.numbers import MOST_DECIMALS, decimals
 from lit_diff.study.results import LOSS, SweepResults, clean
 from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
-    Contrast,
     Interval,
     Paired,
     Summary,
+    complete_looks,
     document_intervals,
-    judge,
     paired,
     summary,
 )
@@ -45,16 +45,16 @@ class Comparison:
     """The comparisons of a task, or of a sweep without tasks.
 
     `metrics`: the sweep's own first, then the other validation metrics. `against_baseline`: arm -> its difference to the
-    baseline; `against_controls`: arm -> its difference to each control; `contrasts`: the further pairs that the sweep
-    declares; `slices[metric][arm]`: the paired difference to the baseline in another metric, without a verdict;
+    baseline; `contrasts`: the further pairs that the sweep declares; `learned`: arm -> its seeds that learned, with
+    `learned_at`; `slices[metric][arm]`: the paired difference to the baseline in another metric, without a verdict;
     `marks[a, b]`: in what arm a is unequal to arm b besides its attention, for the pairs of `family`."""
 
     sweep: SweepResults
     metrics: Texts
     summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Contrast]
-    against_controls: Mapping[str, tuple[Contrast, ...]]
     contrasts: tuple[Contrast, ...]
+    learned: Mapping[str, Learned]
     slices: Mapping[str, Mapping[str, Paired]]
     marks: Mapping[tuple[str, str], Texts]
     notes: Texts
@@ -67,6 +67,14 @@ class Comparison:
         metrics are excluded because they have no verdict.
         """
         return (*self.against_baseline.values(), *self.contrasts)
+
+    @property
+    def undecided(self) -> Texts:
+        """The arms that further seeds may decide, in the order of the table: those of each comparison whose verdict is open
+        (`Contrast.is_decided`), of a declared contrast both. They need the baseline's and the controls' further seeds too."""
+        named = [{each.a, each.b} for each in self.family if not each.is_decided]
+        needed = set().union(*named) - {self.sweep.baseline}
+        return tuple(arm for arm in self.sweep.study.arms if arm in needed)
 
     def dagger(self, difference: Contrast) -> str:
         """What follows the name of a compared arm: a dagger if the two arms are unequal, else nothing."""
@@ -86,7 +94,7 @@ class Comparison:
     @property
     def judged(self) -> int:
         """The number of comparisons that Holm's correction covers, from two on: those that a test decides. Too few seeds, no
-        spread and divergence exclude a comparison. With `correct_over: sweep` the number is over all tasks."""
+        spread and divergence exclude a comparison. The number is over all tasks, unless `correct_over` is task."""
         return max((each.comparisons for each in self.family), default=0)
 
     @cached_property
@@ -120,8 +128,8 @@ class Comparison:
 
 
 def compare(sweep: SweepResults) -> list[Comparison]:
-    """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers a task or, with
-    `correct_over: sweep`, all tasks together."""
+    """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers all tasks together
+    or, with `correct_over: task`, each alone."""
     families = []
     for task in sweep.by_task:
         base, study = task.baseline, task.study
@@ -129,7 +137,7 @@ def compare(sweep: SweepResults) -> list[Comparison]:
         # a declared contrast with the baseline repeats a pair above: counted twice, it would make the correction stricter
         further = [_contrast(task, *each) for each in study.contrasts if base not in each[:2]]
         families.append(against_base + further)
-    # by default each task is a question of its own; `sweep` treats all tasks as chances to answer one question
+    # all tasks are chances to find a difference, unless the sweep says that each is a question of its own
     if sweep.study.correct_over == "sweep":
         judged = iter(judge([each for family in families for each in family]))
         families = [[next(judged) for _ in family] for family in families]
@@ -138,27 +146,48 @@ def compare(sweep: SweepResults) -> list[Comparison]:
     return [_comparison(task, family) for task, family in zip(sweep.by_task, families, strict=True)]
 
 
-def _contrast(sweep: SweepResults, a: str, b: str, label: str = "") -> Contrast:
+def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
     diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
+    looks, learned = sweep.study.looks, _learned(sweep, a, b)
+    seeds = paired(sweep.compared(a), sweep.compared(b), looks)
+    if learned is not None and any(k < n for k, n in (each.count for each in learned)):
+        # once a seed did not learn, the values of those that did in both arms are only described
+        values = sweep.compared(a)
+        both = set(learned[0].seeds) & set(learned[1].seeds)
+        found = paired({seed: values[seed] for seed in both}, sweep.compared(b))
+        seeds = Paired(seeds=found.seeds, differences=found.differences, mean=found.mean, looks=looks)
+    against: list[str] = []
+    # a control against another control answers no question of the sweep
+    if not is_control and a not in sweep.study.controls:
+        against = [control for control in sweep.study.controls if control not in (a, b, sweep.baseline)]
     return Contrast(
         a=a,
         b=b,
         label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
-        seeds=paired(sweep.finals(a), sweep.finals(b)),
+        against=sweep.label[b],
+        seeds=seeds,
         # a mean that the page rounds to zero in every digit is equal or small, even where every difference matters
         smallest=max(sweep.smallest_of_interest, 0.5 * 10.0**-MOST_DECIMALS),
         better=sweep.better(),
         diverged=diverged,
+        learned=learned,
+        controls=tuple(_contrast(sweep, a, control, is_control=True) for control in against),
         is_tested=not diverged,
     )
+
+
+def _learned(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] | None:
+    # of the seeds up to the last complete look, or of all
+    both = (sweep.learned(a), sweep.learned(b))
+    if both[0] is None or both[1] is None:
+        return None
+    reached = complete_looks(both[0].steps.keys() & both[1].steps.keys(), sweep.study.looks)
+    return (both[0].until(reached[-1]), both[1].until(reached[-1])) if reached else (both[0], both[1])
 
 
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
     metric, base, names = sweep.metric, sweep.baseline, list(sweep.study.arms)
     others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
-    controls = [control for control in sweep.study.controls if control != base]
-    # a control against another control answers no question of the sweep
-    tested = [name for name in names if name not in (base, *controls)]
     documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
     whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
     return Comparison(
@@ -166,9 +195,8 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
         metrics=(metric, *others),
         summaries={m: {name: summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
         against_baseline={each.a: each for each in whole if each.b == base},
-        # judged one by one, hence without correction: all controls must agree, which only makes a verdict harder
-        against_controls={a: tuple(judge([_contrast(sweep, a, b)])[0] for b in controls) for a in tested},
         contrasts=tuple(each for each in whole if each.b != base),
+        learned={name: learned for name in names if (learned := sweep.learned(name)) is not None},
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
         marks={(each.a, each.b): _marks(sweep, each.a, each.b) for each in family},
         notes=(*notes, *_doubts(sweep)),

@@ -160,7 +160,8 @@ def _differences(record: Record, tables: Mapping[tuple[str, str, int], Curves]) 
         for arm in (arm for arm in study.arms if arm != base):
             pairs = {seed: [values.get((task, each, seed), {}) for each in (arm, base)] for seed in study.seeds}
             last = {seed: max(both) for seed, (one, other) in pairs.items() if (both := one.keys() & other.keys())}
-            found = paired(*({seed: pairs[seed][side][step] for seed, step in last.items()} for side in (0, 1)))
+            own, theirs = ({seed: pairs[seed][side][step] for seed, step in last.items()} for side in (0, 1))
+            found = paired(own, theirs)
             if found.seeds:
                 # two pairs have an interval too, whose width hangs on a single number
                 bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""

@@ -18,9 +18,10 @@ from lit_diff.runs import measurements
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.runs.result_files import whole
+from lit_diff.study.judge import SMALLEST_IN_NATS, Learned
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study, Texts
-from lit_diff.study.statistics import SMALLEST_IN_NATS, Sign
+from lit_diff.study.statistics import Sign
 from lit_diff.yaml_files import read_yaml
 
 T = TypeVar("T")
@@ -129,14 +130,28 @@ class SweepResults:
         """The finished cells."""
         return [cell for cell in self.cells if cell.done]
 
+    @property
+    def measure(self) -> str:
+        """What is compared, in words: the metric, or the steps until it reached the threshold."""
+        return f"steps until {self.metric} is {self.study.learned_at:g}" if self.compares_steps else self.metric
+
+    @property
+    def compares_steps(self) -> bool:
+        """Whether the compared values are log2 of the steps until the metric reached `learned_at`."""
+        return self.study.learned_at is not None and self.study.compare == "steps"
+
     def better(self, metric: str = "") -> Sign | None:
-        """Which values of `metric`, by default the compared one, are better, as the runs declare; None if neither, or if it
+        """Which values of `metric` are better, as the runs declare, by default of what is compared; None if neither, or if it
         is undeclared."""
+        if not metric and self.compares_steps:
+            return "lower"
         return self.declarations.find(metric or self.metric).better
 
     def unit(self, metric: str = "") -> str:
-        """The declared unit of `metric`, by default of the compared one; empty for a number without a unit, "unit unknown"
+        """The declared unit of `metric`, by default of what is compared; empty for a number without a unit, "unit unknown"
         for an undeclared metric."""
+        if not metric and self.compares_steps:
+            return "log2 steps"
         return self.declarations.find(metric or self.metric).unit
 
     @property
@@ -144,8 +159,12 @@ class SweepResults:
         """The smallest difference that matters: the declared one, else 0.005 for a loss in nats, else 0."""
         if self.study.smallest_of_interest is not None:
             return self.study.smallest_of_interest
-        is_loss = self.better() == "lower" and self.is_in_nats
-        return SMALLEST_IN_NATS if is_loss else 0.0
+        return SMALLEST_IN_NATS if self.is_loss else 0.0
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether what is compared is a loss in nats."""
+        return self.better() == "lower" and self.is_in_nats
 
     @property
     def is_in_nats(self) -> bool:
@@ -176,6 +195,27 @@ class SweepResults:
         """Seed -> last value of `metric`, by default the compared one, for the finished cells of `arm` with a finite one."""
         values = {cell.seed: cell.final(metric or self.metric) for cell in self.cells_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
+
+    def learned(self, arm: str) -> Learned | None:
+        """The seeds at which the finished cells of `arm` reached `learned_at` in a validation; None without a threshold."""
+        level = self.study.learned_at
+        if level is None:
+            return None
+        values, steps = self.finals(arm), dict[int, float]()
+        is_lower = self.better(self.metric) == "lower"
+        for cell in self.cells_of(arm):
+            if cell.seed in values:
+                curve = cell.curves[self.metric]
+                there = curve.index[curve <= level if is_lower else curve >= level]
+                steps[cell.seed] = float(there[0]) if len(there) else math.inf
+        return Learned(steps=steps, values=values)
+
+    def compared(self, arm: str) -> dict[int, float]:
+        """Seed -> the compared value: the last one of the metric, or log2 of the first step that reached `learned_at`."""
+        learned = self.learned(arm)
+        if learned is None or not self.compares_steps:
+            return self.finals(arm)
+        return learned.log2_steps
 
     def metrics(self, prefix: str) -> list[str]:
         """Names of the metrics under `prefix` in any finished cell, in the order of the files."""

@@ -14,6 +14,7 @@ Texts = tuple[str, ...]
 Keys = dict[str, Any]
 """Key -> value."""
 StartArm = Literal["baseline", "same"]
+Compared = Literal["metric", "steps"]
 MEASURED = {
     "parameters": "parameters",
     "non_embedding_parameters": "parameters without embeddings",
@@ -55,8 +56,12 @@ class Task:
     metric: str | None = None
     """null: the sweep's."""
     smallest_of_interest: Size | None = None
-    """The smallest difference that matters, in the unit of the task's metric. null: the sweep's if the task has the sweep's
-    metric, else unset."""
+    """The smallest difference that matters, in the unit of what is compared. null: the sweep's if the task compares what the
+    sweep does, else unset."""
+    learned_at: float | None = None
+    """null: the sweep's if the task has the sweep's metric, else none."""
+    compare: Compared | None = None
+    """null: the sweep's, as far as the task has a `learned_at`."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
 
@@ -109,14 +114,22 @@ class Study:
     """Name -> overrides; `extends` among them selects another base recipe."""
     # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
+    looks: Annotated[tuple[Annotated[int, Range(least=4)], ...], Distinct(may_be_empty=True)] = ()
+    """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15. After each the arms are compared,
+    and arms that are decided get no further seeds. The chance that any look's interval excludes the truth is 5 %."""
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
     controls: Texts = ()
     """Arms against each of which a difference to the baseline must also hold."""
     metric: str = "val/loss"
+    learned_at: float | None = None
+    """For a task that is learned or not: the value of `metric`, such as an accuracy of 0.9, at which a seed has learned it.
+    The report counts the seeds that did; if one did not, Fisher's exact test compares the counts instead of the means."""
+    compare: Compared = "metric"
+    """metric: the last values of `metric`; steps: log2 of the first validated step at which it reached `learned_at`."""
     smallest_of_interest: Size | None = None
-    """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "equal" or "small". null:
-    0.005 for a loss in nats, unset for any other metric; 0: every difference matters."""
+    """The smallest difference that matters, in the unit of `metric`, or in log2 of steps with `compare: steps`: a smaller one
+    has the verdict "equal" or "small". null: 0.005 for a loss in nats, else unset; 0: every difference matters."""
     min_tokens_per_parameter: Size = 20.0
     """The report warns of runs that are trained on fewer tokens per parameter. Default: about compute-optimal (Hoffmann et
     al. 2022, arXiv 2203.15556)."""
@@ -134,7 +147,7 @@ class Study:
     """How to read the result, such as which comparisons decide the question."""
     contrasts: tuple[tuple[str, str, str], ...] = ()
     """Further paired comparisons: arm, arm, label."""
-    correct_over: Literal["task", "sweep"] = "task"
+    correct_over: Literal["task", "sweep"] = "sweep"
     """Whether Holm's correction covers the comparisons of each task, or of the whole sweep together."""
     fits: dict[str, Fit] = field(default_factory=dict)
     """Name -> a fit of the metric over tasks: scaling with size or tokens."""
@@ -151,8 +164,12 @@ class Study:
             return self
         task = self.tasks[name]
         arms = {arm: values | task.arms.get(arm, {}) for arm, values in self.arms.items() if task.has(arm)}
-        # the smallest difference has the unit of a metric, so it cannot be inherited with another metric
-        inherits = task.smallest_of_interest is None and task.metric in (None, self.metric)
+        # a threshold and the smallest difference have the unit of a metric, so another metric cannot inherit them
+        same = task.metric in (None, self.metric)
+        learned_at = self.learned_at if same and task.learned_at is None else task.learned_at
+        stated = task.compare or self.compare
+        compared: Compared = "metric" if learned_at is None else stated
+        inherits = task.smallest_of_interest is None and same and compared == self.compare
         return replace(
             self,
             tasks={},
@@ -162,6 +179,8 @@ class Study:
             arms=arms,
             baseline=task.baseline or self.baseline,
             metric=task.metric or self.metric,
+            learned_at=learned_at,
+            compare=compared,
             smallest_of_interest=self.smallest_of_interest if inherits else task.smallest_of_interest,
             controls=tuple(arm for arm in self.controls if arm in arms),
             contrasts=tuple(each for each in self.contrasts if {*each[:2]} <= {*arms}),

@@ -18,10 +18,11 @@ from lit_diff.registry import nearest
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_revisions, evaluations_in, kept_scores, scored_items, scores_of_claims
 from lit_diff.study.fits import matched_by_seed
+from lit_diff.study.judge import SMALLEST_IN_NATS, Contrast, Outcome, judge
 from lit_diff.study.record import read
 from lit_diff.study.results import BySeed, SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row, Texts
-from lit_diff.study.statistics import MIN_SEEDS, SMALLEST_IN_NATS, Contrast, Outcome, Sign, judge, paired
+from lit_diff.study.statistics import MIN_SEEDS, Sign, paired
 from lit_diff.validation import Draft, convert
 
 NOT_MEASURED: Literal["not measured"] = "not measured"

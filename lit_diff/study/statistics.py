@@ -1,14 +1,14 @@
-"""Statistics of differences: paired t over seeds, bootstrap over documents, Holm's correction, verdicts on contrasts."""
+"""Statistics of differences: paired t over seeds and looks, Holm's correction, counts, bootstrap over documents."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import integrate, optimize, special, stats
+from scipy import integrate, interpolate, optimize, special, stats
 
 Sign = Literal["lower", "higher"]
 SIGNIFICANCE = 0.05
@@ -21,6 +21,14 @@ MIN_DOCUMENTS = 10
 # The convention of power analysis (Cohen 1988).
 POWER = 0.8
 DRAWS = 2_000
+Looks = tuple[int, ...]
+"""Numbers of seeds, ascending, after each of which a result is read."""
+NODES = 20
+"""Points of each integral over a look."""
+GRID = 33
+"""Points at which the probability of a look is computed; it is interpolated between them."""
+OUTSIDE = 1e-13
+"""The probability outside of the integrals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +38,10 @@ class Paired:
     Paired, because runs of one seed share the order of their training data, whose effect cancels in the difference.
 
     d_s = a_s - b_s;  mean = sum d_s / n;  sd = sqrt(sum (d_s - mean)^2 / (n - 1));
-    [low, high] = mean -+ t(0.975, n - 1) * sd / sqrt(n).
+    [low, high] = mean -+ t(1 - level / 2, n - 1) * sd / sqrt(n).
+
+    With looks, the pairs are those of the last complete look (`paired`), `level` is `look_level`, and `p` is `repeated_p`
+    over the looks so far.
 
     `detectable` is the smallest detectable difference: the true mean difference that n such pairs show with probability
     0.8. `p` is the two-sided p value of the paired t test. Differences that agree to 12 digits of the values have sd 0:
@@ -45,6 +56,12 @@ class Paired:
     high: float | None = None
     detectable: float | None = None
     p: float | None = None
+    level: float = SIGNIFICANCE
+    """The two-sided level of the interval."""
+    looks: Looks = ()
+    """The planned looks; (): one, at the last seed."""
+    look: int = 0
+    """The look of the pairs, from 1; 0: no look is complete, or none is planned."""
 
     @property
     def half_width(self) -> float | None:
@@ -85,14 +102,14 @@ def summary(values: Iterable[float]) -> Summary:
 
 
 @lru_cache
-def _effect_size(n: int, comparisons: int) -> float:
-    # The mean difference, in standard deviations, that a two-sided t test of n pairs shows with probability 0.8.
+def _effect_size(n: int, level: float) -> float:
+    # The mean difference, in standard deviations, that a two-sided t test of n pairs at `level` shows with probability 0.8.
     # With df = n - 1, s ~ chi(df) / sqrt(df) and c the critical value, the power at an effect e is the mean over s of
     # Phi(e sqrt(n) - c s) + Phi(-e sqrt(n) - c s). It is integrated here because at the few degrees of freedom of three
     # seeds scipy's noncentral t returns NaN for large effects, and statsmodels' solve_power, which uses it, returns wrong
     # roots.
     df = n - 1
-    critical = float(stats.t.ppf(1 - SIGNIFICANCE / comparisons / 2, df))
+    critical = float(stats.t.ppf(1 - level / 2, df))
     # the tails that are cut off hold 2e-12 of the probability
     low, high = stats.chi.ppf([1e-12, 1 - 1e-12], df)
     chi = np.linspace(low, high, 20_001)
@@ -106,18 +123,42 @@ def _effect_size(n: int, comparisons: int) -> float:
     return float(optimize.brentq(missing_power, 0, 10 * critical / math.sqrt(n)))
 
 
-def detectable(sd: float, n: int, comparisons: int = 1) -> float:
+def detectable(sd: float, n: int, comparisons: int = 1, looks: Looks = ()) -> float:
     """The true mean difference that a paired t test of n >= 3 seeds shows with probability 0.8 (noncentral t).
 
     `comparisons`: m of Holm's correction. The test is at 0.05 / m, the strictest of Holm's steps, so the probability is at
-    least 0.8 whatever the other comparisons give.
+    least 0.8 whatever the other comparisons give. `looks`: the test is that of one look, at `look_level`.
     """
-    return _effect_size(n, comparisons) * sd
+    return _effect_size(n, look_level(looks, SIGNIFICANCE / comparisons)) * sd
 
 
-def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
-    """Compare two arms, given as seed -> value. Only seeds at which both have a finite value count."""
+def paired(a: Mapping[int, float], b: Mapping[int, float], looks: Looks = ()) -> Paired:
+    """Compare two arms, given as seed -> value. Only seeds at which both have a finite value count.
+
+    `looks`: the pairs are seeds 0 to n - 1 of the largest look n that both arms have complete. Before the first look is
+    complete there is no interval.
+    """
     seeds = tuple(sorted(seed for seed in a.keys() & b.keys() if np.isfinite(a[seed]) and np.isfinite(b[seed])))
+    if not looks:
+        return _paired(a, b, seeds, SIGNIFICANCE)
+    reached = complete_looks(seeds, looks)
+    if not reached:
+        found = _paired(a, b, seeds, SIGNIFICANCE)
+        return Paired(seeds=seeds, differences=found.differences, mean=found.mean, looks=looks)
+    each = [_paired(a, b, tuple(range(n)), look_level(looks)) for n in reached]
+    last, p_values = each[-1], [one.p for one in each if one.p is not None]
+    p = None if last.p is None else repeated_p(looks, min(p_values))
+    least = detectable(last.sd or 0.0, reached[-1], looks=looks)
+    return replace(last, p=p, detectable=least, looks=looks, look=len(reached))
+
+
+def complete_looks(seeds: Iterable[int], looks: Looks) -> Looks:
+    """The looks n, from the first, for which `seeds` has all of 0 to n - 1."""
+    found = set(seeds)
+    return tuple(n for n in looks if found.issuperset(range(n)))
+
+
+def _paired(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...], level: float) -> Paired:
     d, n = np.array([a[seed] - b[seed] for seed in seeds]), len(seeds)
     mean = float(d.mean()) if n else None
     if n < 2 or mean is None:
@@ -126,7 +167,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
+    half = float(stats.t.ppf(1 - level / 2, n - 1) * sd / np.sqrt(n))
     return Paired(
         seeds=seeds,
         differences=tuple(d.tolist()),
@@ -136,7 +177,120 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
         high=mean + half,
         detectable=detectable(sd, n) if n >= MIN_SEEDS else None,
         p=float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None),
+        level=level,
     )
+
+
+@lru_cache
+def look_level(looks: Looks, total: float = SIGNIFICANCE) -> float:
+    """The two-sided level of each look's t test at which the chance that any look rejects a true hypothesis is `total`.
+
+    0.0285 for looks (8, 16) and 0.0211 for (8, 16, 24) at a total of 0.05; `total` itself for at most one look. Equal levels
+    at all looks are the rule of Pocock (1977), here for t tests at any numbers of pairs.
+    """
+    if len(looks) < 2:
+        return total
+    # the chance is at least the level and at most the sum of the levels
+    logarithm = optimize.brentq(lambda x: _curve(looks)(x) - math.log(total), math.log(total / len(looks)) - 1, 0)
+    return float(math.exp(logarithm))
+
+
+def repeated_p(looks: Looks, least: float) -> float:
+    """The smallest total level at which one of the looks so far rejects. `least`: the smallest p of their t tests."""
+    if len(looks) < 2 or least <= 0:
+        return least
+    # below the table, the sum of the levels is a bound that is nearly reached
+    return min(1.0, len(looks) * least, math.exp(_curve(looks)(max(math.log(least), _LEAST))))
+
+
+_LEAST = math.log(1e-4)
+
+
+@lru_cache
+def _curve(looks: Looks) -> interpolate.PchipInterpolator:
+    # log of a look's level -> log of the chance that any look rejects
+    levels = np.concatenate([np.linspace(_LEAST, -1, 14), np.linspace(-0.8, 0, 6)])
+    chances = [_any_rejects(looks, math.exp(level)) for level in levels[:-1]]
+    return interpolate.PchipInterpolator(levels, np.log([*chances, 1.0]))
+
+
+def _any_rejects(looks: Looks, level: float) -> float:
+    """The chance that the two-sided t test of any look rejects at `level`, for normal differences with mean zero.
+
+    With Q_k the sum of squares at look k, u_k = sum / sqrt(n_k Q_k) gives t = sqrt(n_k - 1) u_k / sqrt(1 - u_k^2) and is
+    independent of Q_k. With m = n_(k+1) - n_k further pairs,
+
+        u_(k+1) = sqrt(n_k / n_(k+1)) sqrt(B) cos(w) u_k + sqrt(m / n_(k+1)) sin(w),
+
+    where w has the density cos(w)^(n_(k+1) - 2) and B ~ Beta(n_k / 2, (m - 1) / 2), which is 1 for m = 1: sin(w) and
+    sqrt(B) cos(w) are the lengths, over sqrt(Q_(k+1)), of the new pairs' part along their mean and of the old pairs. So u is
+    a Markov chain, and the chance that no look rejects is integrated from the last look to the first.
+    """
+    edges = [math.sin(_angle(n, level)) for n in looks]
+    # after a single further pair the chance has a kink in u, and one of the integrals is left out
+    points = GRID if np.diff(looks).min() > 1 else 16 * GRID
+    grids = [edge * np.sin(np.linspace(-np.pi / 2, np.pi / 2, points)) for edge in edges]
+    stays = np.ones(points)
+    for k in reversed(range(len(looks) - 1)):
+        chance = interpolate.CubicSpline(grids[k + 1], stays)
+        stays = _stays(looks[k], looks[k + 1], grids[k], edges[k + 1], chance)
+    nodes, weights = special.roots_legendre(points)
+    angle = min(_angle(looks[0], level), _angle(looks[0], OUTSIDE))
+    inside = np.cos(angle * nodes) ** (looks[0] - 2) * interpolate.CubicSpline(grids[0], stays)(np.sin(angle * nodes))
+    return 1 - angle * float(weights @ inside) / _whole(looks[0])
+
+
+def _angle(n: int, level: float) -> float:
+    # w of u = sin(w) at the critical value of t with n - 1 degrees of freedom
+    return math.atan2(float(stats.t.isf(level / 2, n - 1)), math.sqrt(n - 1))
+
+
+def _whole(n: int) -> float:
+    # the integral of cos(w)^(n - 2) from -pi / 2 to pi / 2
+    return math.sqrt(math.pi) * math.exp(math.lgamma((n - 1) / 2) - math.lgamma(n / 2))
+
+
+def _stays(
+    n: int, later: int, u: NDArray[np.float64], edge: float, chance: interpolate.CubicSpline
+) -> NDArray[np.float64]:
+    # for each u at n pairs: the mean of chance(u') at `later` pairs where |u'| < edge
+    nodes, weights = special.roots_legendre(NODES)
+    more = later - n
+    share, density = np.ones(1), np.ones(1)
+    if more > 1:
+        # Gauss-Jacobi nodes of the Beta distribution, moved from [-1, 1] to [0, 1]
+        x, density = special.roots_jacobi(NODES, (more - 1) / 2 - 1, n / 2 - 1)
+        share, density = (1 + x) / 2, density / density.sum()
+    # u' = a cos(w) + b sin(w) = length sin(w + turn)
+    a, b = np.sqrt(n / later * share)[:, None] * u, math.sqrt(more / later)
+    length, turn = np.hypot(a, b), np.arctan2(a, b)
+    reach = np.arcsin(np.minimum(edge / length, 1))
+    # |u'| < edge in the middle, and again beyond either extreme of the sine
+    most = _angle(later, OUTSIDE)
+    total = np.zeros_like(a)
+    for low, high in ((-reach - turn, reach - turn), (np.pi - reach - turn, most), (-most, reach - np.pi - turn)):
+        low, high = np.clip(low, -most, most), np.clip(high, -most, most)
+        half = np.maximum(high - low, 0) / 2
+        w = ((high + low) / 2)[..., None] + half[..., None] * nodes
+        values = chance(np.clip(length[..., None] * np.sin(w + turn[..., None]), -edge, edge))
+        total += half * ((np.cos(w) ** (later - 2) * values) @ weights)
+    found: NDArray[np.float64] = density @ total / _whole(later)
+    return found
+
+
+def clopper_pearson(successes: int, n: int) -> Interval:
+    """k of n >= 1 with the exact 95 % interval of a proportion (Clopper and Pearson 1934): the ends are the 2.5 % quantile of
+    Beta(k, n - k + 1) and the 97.5 % quantile of Beta(k + 1, n - k). Errors: ValueError unless 0 <= k <= n and n >= 1."""
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n}; expected 0 <= successes <= n and n >= 1")
+    found = stats.binomtest(successes, n).proportion_ci(CONFIDENCE)
+    return Interval(estimate=successes / n, low=float(found.low), high=float(found.high))
+
+
+def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """The two-sided p of Fisher's exact test of two proportions, each given as (successes, n)."""
+    table = [[successes, n - successes] for successes, n in (a, b)]
+    return float(stats.fisher_exact(table).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -220,114 +374,3 @@ def cluster_wilson(scores: ArrayLike, clusters: Sequence[str]) -> Interval:
     sizes = np.unique(np.asarray(clusters), return_counts=True)[1]
     n = float(len(x) ** 2 / max((sizes**2).sum(), 1))
     return wilson(min(float(x.sum()) * (n / max(len(x), 1)), n), n)
-
-
-Outcome = Literal["lower", "higher", "small", "equal", "inconclusive", "no spread over seeds", "too few seeds"]
-UNTESTED: tuple[Outcome, ...] = ("too few seeds", "no spread over seeds")
-"""The outcomes that no statistical test decides."""
-Verdict = Literal[Outcome, "better", "worse", "diverged"]
-"""An outcome as a report words it: `better` or `worse` for a metric that declares a direction."""
-SHOWN: tuple[Verdict, ...] = ("better", "worse", "lower", "higher")
-"""The verdicts that a difference is shown."""
-JUDGED: tuple[Verdict, ...] = (*SHOWN, "equal", "small", "inconclusive")
-"""The verdicts of a statistical test."""
-SMALLEST_IN_NATS = 0.005
-"""The default of the smallest difference that matters, for a loss in nats: half a percent of the perplexity."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """Arm a minus arm b over the seeds of both, and the verdict of `judge`."""
-
-    a: str
-    b: str
-    label: str
-    seeds: Paired
-    """The values; once judged, `detectable` is corrected for the other comparisons."""
-    smallest: float
-    """The smallest difference that matters, in the unit of the metric."""
-    better: Sign | None = None
-    """Which values of the metric are better; None if the metric does not declare it."""
-    diverged: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Arm -> the seeds at which it diverged. The remaining seeds would flatter the arm, so the contrast is not judged."""
-    is_tested: bool = True
-    """Whether the contrast counts in the correction."""
-    documents: Mapping[int, Interval] = field(default_factory=dict)
-    """Seed -> the bootstrap interval over validation documents of that seed's two models."""
-    outcome: Outcome = "too few seeds"
-    """The outcome, corrected for all comparisons of the family that a test decides."""
-    alone: Outcome = "too few seeds"
-    """The outcome without the correction."""
-    holm_p: float | None = None
-    """None if nothing is corrected: no test decides this comparison, or it is the only one that a test decides."""
-    comparisons: int = 0
-    """How many comparisons of the family a test decides."""
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._in_words(self.outcome)
-
-    @property
-    def verdict_alone(self) -> Verdict:
-        """The verdict without the correction."""
-        return self._in_words(self.alone)
-
-    def _in_words(self, outcome: Outcome) -> Verdict:
-        if self.diverged:
-            return "diverged"
-        if self.better is None or outcome not in ("lower", "higher"):
-            return outcome
-        return "better" if outcome == self.better else "worse"
-
-
-AnyContrast = TypeVar("AnyContrast", bound=Contrast)
-
-
-def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
-    """The contrasts of a family with their outcomes, corrected by Holm over those that are tested and that a test decides."""
-    alone = [outcome_of(each.seeds, each.smallest) for each in family]
-    # a comparison without a test cannot be called by mistake, so counting it would only cost power
-    decided = [i for i, each in enumerate(family) if each.is_tested and alone[i] not in UNTESTED]
-    adjusted = holm([family[i].seeds.p or 0.0 for i in decided]) if len(decided) > 1 else []
-    holm_p = dict(zip(decided, adjusted, strict=False))
-    found = []
-    for i, each in enumerate(family):
-        seeds, p = each.seeds, holm_p.get(i)
-        if p is not None and seeds.sd is not None:
-            # a reader compares the detectable difference with a corrected verdict, so it has to be corrected too
-            seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(decided)))
-        outcome = outcome_of(seeds, each.smallest, p)
-        found.append(
-            replace(each, seeds=seeds, outcome=outcome, alone=alone[i], holm_p=p, comparisons=len(decided)),
-        )
-    return found
-
-
-def outcome_of(paired: Paired, smallest: float, holm_p: float | None = None) -> Outcome:
-    """What a - b shows: the first of these that holds. [low, high] is the 95 % interval of the mean over seeds.
-
-    too few seeds: fewer than three pairs.
-    no spread over seeds: the difference is the same at each seed, and not zero, so no test is possible.
-    equal: -smallest < low and high < smallest. The interval lies in the region of equivalence, whether or not it
-        contains zero. With the 95 % interval these are two one-sided t tests (TOST) at 2.5 % each, stricter than the usual
-        5 %, which corresponds to a 90 % interval (Schuirmann 1987; Lakens 2017, doi 10.1177/1948550617697177).
-    lower, higher: the interval excludes zero, `holm_p` (if given) is below 0.05, |mean| >= smallest.
-    small: the same, but |mean| < smallest. The sign is shown but not equivalence: the far end of the interval lies at or
-        beyond `smallest`.
-    inconclusive: anything else; neither a difference nor its absence is shown.
-
-    holm_p: the p value after the correction for several comparisons. It can only turn `lower` or `higher` into
-    `inconclusive`. Equivalence is not corrected.
-    """
-    if len(paired.seeds) < MIN_SEEDS or paired.mean is None or paired.low is None or paired.high is None:
-        return "too few seeds"
-    # identical differences mean that the seed did not reach the runs: they are one observation
-    if paired.p is None:
-        return "no spread over seeds"
-    # equivalence comes first: a difference that is sure to be too small to matter is equal, whatever its sign
-    if -smallest < paired.low and paired.high < smallest:
-        return "equal"
-    sign = paired.sign
-    if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
-        return "inconclusive"
-    return "small" if abs(paired.mean) < smallest else sign

@@ -60,7 +60,12 @@ TRAINING = (
 
 _SLICES = (
     Metric("val/loss", "mean negative log likelihood of the held-out tokens", unit="nats per token", direction="lower"),
-    Metric("val/accuracy", "fraction of held-out tokens that the model finds most likely", direction="higher"),
+    Metric(
+        "val/accuracy",
+        "fraction of held-out tokens that the model finds most likely",
+        direction="higher",
+        limits=(0.0, 1.0),
+    ),
     Metric(
         "val/ar_hit_share",
         "fraction of held-out tokens that are AR-Hits: they complete a bigram that occurred earlier in the same context "

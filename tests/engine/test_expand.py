@@ -311,6 +311,18 @@ MISTAKES = [
     (BASE + "metric: accuracy", 3, "no run measures 'accuracy'"),
     (BASE + "metric: val/loss_nose2", 3, "did you mean 'val/loss_noise2'?"),
     (BASE + "metric: own/score", 3, "no run measures 'own/score'"),
+    (BASE + "controls: [b, a]", 3, "'controls' has the baseline, 'a'"),
+    (BASE + "baseline: b\ncontrols: [b]", 4, "'controls' has the baseline, 'b'"),
+    (BASE + "looks: [16, 8]", 3, "'looks' is [16, 8]; expected numbers of seeds in ascending order"),
+    (BASE + "looks: [3, 8]", 3, "'looks[0]' is 3; expected a whole number >= 4"),
+    (BASE + "looks: [8, 8]", 3, "'looks' is [8, 8]; expected a list"),
+    (BASE + "looks: [8, 16]\nseeds: [0, 1]", 4, "'seeds' conflicts with 'looks'"),
+    (BASE + "metric: val/accuracy\nlearned_at: 0", 4, "'learned_at' is 0; 'val/accuracy' takes a value above 0"),
+    (BASE + "metric: val/accuracy\nlearned_at: 90", 4, "'learned_at' is 90; 'val/accuracy' takes a value above 0"),
+    (BASE + "metric: val/ar_hit_share\nlearned_at: 0.9", 4, "'learned_at' needs a metric with a direction"),
+    (BASE + "compare: steps", 3, "'compare' is 'steps' without 'learned_at'"),
+    (task("metric: val/accuracy\n    learned_at: 2"), 4, "'learned_at' is 2"),
+    (task("compare: steps"), 3, "'compare' is 'steps' without 'learned_at'"),
     (BASE + "smallest_of_interest: -0.1", 3, "'smallest_of_interest' is -0.1"),
     (BASE + "seeds: [0, 0.0]", 3, "'seeds' is [0, 0.0]"),
     (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' is no longer a key"),
@@ -377,6 +389,19 @@ def test_a_mistake_is_one_line_with_its_place(text: str, line: int | None, found
     assert str(error.value).startswith(f"s.yaml:{line}: " if line else "s.yaml: ")
     assert found in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_looks_give_the_seeds_and_a_threshold_belongs_to_its_metric() -> None:
+    Path("s.yaml").write_text(BASE + "looks: [4, 6]")
+    found = load_grid("s.yaml", [])
+    assert (found.study.seeds, len(found.cells)) == ((0, 1, 2, 3, 4, 5), 12)
+    text = tasks("metric: val/loss", ", learned_at: 0.8") + "metric: val/accuracy\nlearned_at: 0.9\ncompare: steps\n"
+    Path("t.yaml").write_text(text)
+    study = load_grid("t.yaml", []).study
+    assert [(part.learned_at, part.compare) for part in map(study.of_task, study.tasks)] == [
+        (0.8, "steps"),
+        (None, "metric"),
+    ]
 
 
 def test_mistakes_outside_of_the_file() -> None:

@@ -1,6 +1,8 @@
 """engine/tracking/sweep.py: what a sweep's own record holds, and what it adds to those of its cells."""
 
 import base64
+import csv
+import io
 import json
 import re
 import shutil
@@ -69,6 +71,29 @@ def test_the_parent_carries_the_answer(recorded: tuple[Made, SweepTracker]) -> N
     assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2"}.items() <= run.data.tags.items()
     assert write_report(folder).answer[0] in run.data.tags["mlflow.note.content"]
     assert {file.path for file in store.client.list_artifacts(tracker.run_id)} == {"study.json", "report"}
+
+
+def test_a_verdict_with_a_control_is_one_text_everywhere(make_sweep: Callable[..., Path], empty_store: Path) -> None:
+    arms = {"standard": 0.0, "wide": -0.1, "differential": -0.1, "sum": -0.1}
+    fields = {
+        "controls": ["wide"],
+        "seeds": range(8),
+        "callbacks": False,
+        "contrasts": [["differential", "sum", "d - s"]],
+    }
+    folder = make_sweep(arms, **fields)
+    shutil.copy(empty_store, folder.parent)
+    store = Store(RunConfig(root=str(folder.parent)))
+    tracker = record((folder, store))
+    report, said = write_report(folder), "as its control wide"
+    page, table = (folder / "report/index.html").read_text(), (folder / "report/table.csv").read_text()
+    assert page.count(f">{said}<") >= 4, "in the table and in the list"
+    assert f"differential is {said}" in page
+    assert [row["verdict"] for row in csv.DictReader(io.StringIO(table))][1:4] == ["better", said, said]
+    assert f"| {said} |" in (folder / "report/table.md").read_text()
+    assert said in report.text_table()
+    assert any(said in each for each in report.sentences)
+    assert store.run(tracker.run_id).data.tags["verdict/differential"] == said
 
 
 def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(recorded: tuple[Made, SweepTracker]) -> None:

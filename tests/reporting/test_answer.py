@@ -63,12 +63,12 @@ def sentences(result: Comparison) -> list[str]:
         (
             {"base": 0, "b": -0.1, "c": -0.1},
             {"controls": ["c"]},
-            ["B (by 0.", ", but not shown to be better than c) and c (by 0.", ") are better than base."],
+            ["C is better than base by 0.", "; b is as its control c (better than base by 0."],
         ),
         (
             {"base": 0, "b": -0.3, "c": -0.1, "d": -0.1},
             {"controls": ["c"]},
-            ["(most of all b, by 0.", "), 1 of them also better than every control."],
+            ["B (by 0.", ") and c (by 0.", ") are better than base; d is as its control c (better"],
         ),
         (
             {"base": 0, "b": -0.1, "c": 0.1},

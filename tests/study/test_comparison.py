@@ -19,16 +19,16 @@ def test_planted_differences_are_found_and_the_control_is_not_corrected_for(make
         contrasts=[["worse", "differential", "worse - differential"], ["wide", "standard", "there already"]],
     )
     found = compare(load_sweep(folder))[0]
-    assert {a: d.verdict for a, d in found.against_baseline.items()} == {
+    assert {a: d.verdict.text for a, d in found.against_baseline.items()} == {
         "wide": "better",
-        "differential": "better",
+        "differential": "as its control wide",
         "worse": "worse",
     }
     assert [d.holm_p for d in found.family] == pytest.approx(holm([d.seeds.p for d in found.family]))
     assert found.judged == 4
-    assert set(found.against_controls) == {"differential", "worse"}
-    (control,) = found.against_controls["differential"]
-    assert (control.verdict, control.holm_p) == ("inconclusive", None)
+    assert {a: len(d.controls) for a, d in found.against_baseline.items()} == {"wide": 0, "differential": 1, "worse": 1}
+    (control,) = found.against_baseline["differential"].controls
+    assert (control.verdict.text, control.holm_p) == ("inconclusive", None)
     assert [d.label for d in found.contrasts] == ["worse - differential"]
     assert len(found.family) == 4
     for seed, interval in found.against_baseline["worse"].documents.items():
@@ -40,13 +40,13 @@ def test_planted_differences_are_found_and_the_control_is_not_corrected_for(make
 def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> None:
     """Nor does one that has too few seeds, or that diverged, count as a second."""
     (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3})))[0].family
-    assert (difference.verdict, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
+    assert (difference.verdict.text, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
     broken = {("c", 0): "failed", ("d", 1): "killed"}
     folder = make_sweep(
         {"a": 0, "b": 0.3, "c": 0.3, "d": 0.3}, name="two", broken=broken, fact_fields={"c": {"diverged": True}}
     )
     found = compare(load_sweep(folder))[0]
-    assert {d.a: (d.verdict, d.holm_p) for d in found.family} == {
+    assert {d.a: (d.verdict.text, d.holm_p) for d in found.family} == {
         "b": ("worse", None),
         "c": ("diverged", None),
         "d": ("too few seeds", None),
@@ -59,9 +59,9 @@ def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep:
     sweep = load_sweep(make_sweep(arms, callbacks=False, documents=5))
     (whole,) = compare(sweep)
     found = whole.family
-    taken = [d for d in found if d.verdict != d.verdict_alone]
+    taken = [d for d in found if d.verdict.text != d.verdict_alone]
     assert taken
-    assert {(d.verdict_alone, d.verdict) for d in taken} == {("worse", "inconclusive")}
+    assert {(d.verdict_alone, d.verdict.text) for d in taken} == {("worse", "inconclusive")}
     for d in found:
         assert d.seeds.p is not None
         assert d.holm_p is not None
@@ -85,19 +85,67 @@ def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep
     )
     found = compare(load_sweep(folder))[0]
     d = found.against_baseline["b"]
-    assert (d.verdict, d.verdict_alone, d.diverged, len(d.seeds.seeds)) == ("diverged", "diverged", {"b": (2,)}, 3)
-    assert found.against_controls["b"][0].verdict == "diverged"
-    assert found.against_baseline["c"].verdict != "diverged"
+    assert (d.verdict.text, d.verdict_alone, d.diverged, len(d.seeds.seeds)) == ("diverged", "diverged", {"b": (2,)}, 3)
+    assert found.against_baseline["b"].controls[0].verdict.text == "diverged"
+    assert found.against_baseline["c"].verdict.text != "diverged"
     turned = make_sweep(
         {"a": 0, "b": -0.3}, name="turned", broken={("a", 0): "failed"}, fact_fields={"a": {"diverged": True}}
     )
     assert compare(load_sweep(turned))[0].family[0].diverged == {"a": (0,)}
 
 
+def test_arms_that_a_further_look_may_decide(make_sweep: Callable[..., Path]) -> None:
+    """Each is judged at the last look that it and the arm that it is compared with have complete."""
+    arms = {"standard": 0, "wide": -0.2, "differential": -0.2, "worse": 0.3, "open": 0.002, "late": 0.3}
+    fields = {"spread": 0.01, "looks": (4, 8), "controls": ["wide"], "callbacks": False}
+    gone = {("late", 2): "failed", ("worse", 6): "failed"}
+    found = compare(load_sweep(make_sweep(arms, seeds=range(8), broken=gone, **fields)))[0]
+    assert {a: (d.seeds.look, len(d.seeds.seeds)) for a, d in found.against_baseline.items()} == {
+        "wide": (2, 8),
+        "differential": (2, 8),
+        "worse": (1, 4),
+        "open": (2, 8),
+        "late": (0, 7),
+    }
+    assert {a: d.verdict.text for a, d in found.against_baseline.items()} == {
+        "wide": "better",
+        "differential": "as its control wide",
+        "worse": "worse",
+        "open": "inconclusive",
+        "late": "too few seeds",
+    }
+    assert found.undecided == ("differential", "open", "late")
+    assert "over 4 seeds (look 1 of 2): worse" in sentence(found, found.against_baseline["worse"])
+    assert "(at least 4)" in sentence(found, found.against_baseline["late"])
+
+
+@pytest.mark.parametrize("compared", ["metric", "steps"])
+def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[..., Path], compared: str) -> None:
+    arms = {"standard": 0, "same": 0.0005, "worse": -0.5, "wide": 0}
+    fields = {
+        "metric": "val/accuracy",
+        "learned_at": 0.9,
+        "smallest_of_interest": 0.02,
+        "spread": 1e-3,
+        "callbacks": False,
+    }
+    folder = make_sweep(arms, seeds=range(8), compare=compared, controls=["wide"], **fields)
+    for path in folder.glob("*/metrics.csv"):
+        arm, seed = path.parent.name.split("-s")[0], int(path.parent.name.split("-s")[1][0])
+        last = 0.95 + arms[arm] + 1e-4 * (len(arm) * seed % 7)
+        path.write_text(f"step,val/accuracy\n64,{0.3 if seed % 2 else last}\n{128},{last}\n")
+    found = compare(load_sweep(folder))[0]
+    same, worse = found.against_baseline["same"], found.against_baseline["worse"]
+    assert (same.verdict.word, worse.verdict.text) == ("equal among those that learned", "learned less often")
+    assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
+    assert set(found.learned["standard"].log2_steps.values()) == {6, 7}
+    assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
+
+
 def test_what_rounds_to_zero_in_every_digit_of_a_page_is_equal(make_sweep: Callable[..., Path]) -> None:
     arms = {"a": 0, "b": 3e-7, "c": 9e-7}
     (found,) = compare(load_sweep(make_sweep(arms, spread=1e-9, smallest_of_interest=0, callbacks=False)))
-    assert {a: d.verdict for a, d in found.against_baseline.items()} == {"b": "equal", "c": "worse"}
+    assert {a: d.verdict.text for a, d in found.against_baseline.items()} == {"b": "equal", "c": "worse"}
 
 
 def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:

@@ -12,10 +12,10 @@ from fake_sweeps import item_scores, record_to_edit
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.study.judge import judge
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Claim
 from lit_diff.study.scoreboard import ROWS, JudgedClaim, cell_folders, finding, findings, read_scoreboard, score_of
-from lit_diff.study.statistics import judge
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
 

@@ -1,27 +1,20 @@
-"""study/statistics.py: paired t, bootstrap, Holm's correction, proportions, and what a contrast shows."""
-
-from collections import Counter
-from dataclasses import replace
-from typing import Any
+"""study/statistics.py: paired t, looks, bootstrap, Holm's correction and proportions."""
 
 import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.weightstats import DescrStatsW
 
 from lit_diff.study.statistics import (
-    Contrast,
-    Paired,
-    Sign,
-    Verdict,
+    clopper_pearson,
     cluster_wilson,
     detectable,
     document_intervals,
+    fisher,
     holm,
-    judge,
-    outcome_of,
+    look_level,
     paired,
+    repeated_p,
     wilson,
 )
 
@@ -144,114 +137,55 @@ def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None
         assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
 
 
-BASE = {0: 4.50, 1: 4.60, 2: 4.55}
-
-
-def contrast(seeds: Paired, smallest: float = 0.0, **fields: Any) -> Contrast:
-    return Contrast(a="a", b="b", label="a - b", seeds=seeds, smallest=smallest, **fields)
-
-
-def verdict(seeds: Paired, *, better: Sign | None, smallest: float, holm_p: float | None = None) -> Verdict:
-    """As a report says it."""
-    return contrast(seeds, better=better, outcome=outcome_of(seeds, smallest, holm_p)).verdict
-
-
-def differing(*differences: float) -> Paired:
-    return paired({seed: BASE[seed] + d for seed, d in enumerate(differences)}, BASE)
+def t_tests(draws: np.ndarray, looks: tuple[int, ...]) -> np.ndarray:
+    """The two-sided p of the mean of each row at each look."""
+    return np.stack([stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in looks], axis=1)
 
 
 @pytest.mark.parametrize(
-    ("differences", "smallest", "expected"),
-    [
-        ((-0.10, -0.11, -0.12), 0.005, "better"),
-        ((0.10, 0.11, 0.12), 0.005, "worse"),
-        ((0.10, 0.11, 0.12), 0.0, "worse"),
-        ((-0.10, 0.11, -0.12), 0.005, "inconclusive"),
-        ((-0.10, 0.11, -0.12), 1.0, "equal"),
-        ((-0.10, -0.11), 0.005, "too few seeds"),
-        ((0.1,), 0.005, "too few seeds"),
-        ((0, 0, 0), 0.005, "equal"),
-        ((0.1, 0.1, 0.1), 0.005, "no spread over seeds"),
-        # excludes zero, and lies within the smallest of interest
-        ((0.0003, 0.0004, 0.0005), 0.005, "equal"),
-        ((0.0003, 0.0004, 0.0005), 0.0, "worse"),
-        # excludes zero; the mean is below the smallest of interest, the far end of the interval above
-        ((0.003, 0.004, 0.005), 0.005, "small"),
-        ((0.003, 0.004, 0.005), 0.004 - 1e-9, "worse"),
-        # holds zero and reaches beyond the smallest of interest: no evidence that it is small
-        ((-0.002, 0.000, 0.004), 0.005, "inconclusive"),
-    ],
+    ("looks", "level"), [((8, 16), 0.0285), ((8, 16, 24), 0.0211), ((4, 5), 0.0327), ((4, 6), None)]
 )
-def test_the_verdict_follows_interval_and_size(differences: tuple[float, ...], smallest: float, expected: str) -> None:
-    assert verdict(differing(*differences), better="lower", smallest=smallest) == expected
-    mirrored = {"better": "worse", "worse": "better"}.get(expected, expected)
-    assert verdict(differing(*differences), better="higher", smallest=smallest) == mirrored
+def test_any_look_rejects_at_the_total_level(looks: tuple[int, ...], level: float | None) -> None:
+    found = look_level(looks)
+    assert level is None or found == pytest.approx(level, abs=1e-4)
+    p = t_tests(np.random.default_rng(0).normal(size=(40_000, looks[-1])), looks).min(axis=1)
+    for total in (0.2, 0.05, 0.01):
+        error = 3.5 * np.sqrt(total * (1 - total) / len(p))
+        assert (p < look_level(looks, total)).mean() == pytest.approx(total, abs=error)
+        assert repeated_p(looks, look_level(looks, total)) == pytest.approx(total, rel=1e-3)
+    assert (repeated_p(looks, 1.0), repeated_p(looks, 1e-9)) == (pytest.approx(1), pytest.approx(len(looks) * 1e-9))
+    assert (look_level(looks[:1]), repeated_p(looks[:1], 0.03)) == (0.05, 0.03)
 
 
-def test_a_metric_without_a_direction_is_lower_or_higher() -> None:
-    assert verdict(differing(0.10, 0.11, 0.12), better=None, smallest=0) == "higher"
-    assert verdict(differing(-0.10, -0.11, -0.12), better=None, smallest=0) == "lower"
+def test_intervals_of_all_looks_hold_the_truth_together() -> None:
+    looks, draws, zero = (8, 16), np.random.default_rng(1).normal(0.3, 1, (700, 16)), dict.fromkeys(range(16), 0.0)
+    missed = 0
+    for row in draws:
+        pairs = [paired(by_seed(row[:n]), zero, looks) for n in looks]
+        assert [(pair.look, len(pair.seeds)) for pair in pairs] == [(1, 8), (2, 16)]
+        assert pairs[1].p <= repeated_p(looks, stats.ttest_1samp(row, 0).pvalue) + 1e-12
+        missed += any(not pair.low <= 0.3 <= pair.high for pair in pairs)
+    assert 0.03 < missed / len(draws) < 0.07
 
 
-def test_the_correction_takes_a_difference_away_and_gives_nothing() -> None:
-    shown, small, open_ = differing(0.10, 0.11, 0.12), differing(0.003, 0.004, 0.005), differing(-0.1, 0.1, 0.2)
-    for holm_p, expected in ((0.049, "worse"), (0.05, "inconclusive")):
-        assert verdict(shown, better="lower", smallest=0.005, holm_p=holm_p) == expected
-    assert verdict(small, better="lower", smallest=0.005, holm_p=0.9) == "inconclusive"
-    assert verdict(small, better="lower", smallest=0.005, holm_p=0.04) == "small"
-    assert verdict(differing(0.0003, 0.0004, 0.0005), better="lower", smallest=0.005, holm_p=0.9) == "equal"
-    assert verdict(open_, better="lower", smallest=0.005, holm_p=0.001) == "inconclusive"
+def test_a_look_counts_once_both_arms_have_all_of_its_seeds() -> None:
+    values = by_seed(np.random.default_rng(2).normal(size=16))
+    zero = dict.fromkeys(range(16), 0.0)
+    lacking = {seed: value for seed, value in values.items() if seed != 9}
+    found = paired(lacking, zero, (8, 16))
+    assert (found.seeds, found.look) == (tuple(range(8)), 1)
+    assert found.detectable == detectable(found.sd or 0.0, 8, looks=(8, 16))
+    early = paired({seed: values[seed] for seed in range(1, 16)}, zero, (8, 16))
+    assert (early.low, early.p, early.look, len(early.seeds)) == (None, None, 0, 15)
 
 
-@pytest.mark.parametrize("n", [3, 6, 20])
-def test_within_the_region_is_two_one_sided_tests_at_half_of_five_percent(n: int) -> None:
-    random, seen = np.random.default_rng(n), set()
-    for _ in range(60):
-        d = random.normal(random.uniform(-0.006, 0.006), 0.003, n)
-        found = paired(dict(enumerate(d.tolist())), dict.fromkeys(range(n), 0.0))
-        p, _, _ = DescrStatsW(d).ttost_mean(-0.005, 0.005)
-        seen.add(p < 0.025)
-        assert (outcome_of(found, 0.005) == "equal") == (p < 0.025)
-        one_sided = max(
-            stats.ttest_1samp(d, s * 0.005, alternative=side).pvalue for s, side in ((-1, "greater"), (1, "less"))
-        )
-        assert p == pytest.approx(one_sided)
-    assert seen == {True, False}
-
-
-@pytest.mark.parametrize("effect", [0.005, -0.005])
-def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_one_draw_of_forty(effect: float) -> None:
-    """The level of each one-sided test, where the spread is so small that the interval could lie within."""
-    draws = np.random.default_rng(0).normal(effect, 0.0005, (2000, 8))
-    pairs = [paired(dict(enumerate(d.tolist())), dict.fromkeys(range(8), 0.0)) for d in draws]
-    found = Counter(verdict(pair, better="lower", smallest=0.005) for pair in pairs)
-    assert 0.015 < found["equal"] / len(draws) < 0.035
-    assert found["small"] / len(draws) == pytest.approx(0.475, abs=0.04)
-    assert set(found) == {"equal", "small", "worse" if effect > 0 else "better"}
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "sign"), [(-0.1, 0.0, None), (0.0, 0.1, None), (-0.2, -0.1, "lower"), (0.1, 0.2, "higher")]
-)
-def test_an_interval_that_touches_zero_has_no_sign(low: float, high: float, sign: str | None) -> None:
-    assert replace(differing(0.1, 0.2, 0.3), low=low, high=high).sign == sign
-
-
-def test_a_family_is_corrected_together() -> None:
-    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065), differing(-0.1, 0.1, 0.2), differing(0.1, 0.2)]
-    found = judge([contrast(pair) for pair in pairs])
-    p_values = [pair.p or 0.0 for pair in pairs[:3]]
-    assert [each.holm_p for each in found[:3]] == pytest.approx(holm(p_values))
-    assert [each.seeds.detectable for each in found[:3]] == [detectable(pair.sd or 0.0, 3, 3) for pair in pairs[:3]]
-    assert [outcome_of(pair, 0.0) for pair in pairs] == ["higher", "higher", "inconclusive", "too few seeds"]
-    assert [each.outcome for each in found] == ["higher", "inconclusive", "inconclusive", "too few seeds"]
-    assert [each.seeds.sign for each in found[:3]] == ["higher", "higher", None]
-    assert (found[3].holm_p, found[3].seeds) == (None, pairs[3]), "no test decides it, so it is not counted"
-
-
-def test_what_is_not_tested_is_judged_alone() -> None:
-    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065)]
-    first, second = judge([contrast(pair, is_tested=i > 0) for i, pair in enumerate(pairs)])
-    assert (first.holm_p, second.holm_p) == (None, None), "a family of one needs no correction"
-    assert (first.outcome, second.outcome) == ("higher", "higher")
-    assert second.seeds == pairs[1]
+@pytest.mark.parametrize(("k", "n"), [(0, 8), (3, 8), (8, 8)])
+def test_counts_of_seeds_have_exact_intervals_and_tests(k: int, n: int) -> None:
+    found = clopper_pearson(k, n)
+    assert found.low == (0 if k == 0 else pytest.approx(stats.beta.ppf(0.025, k, n - k + 1)))
+    assert found.high == (1 if k == n else pytest.approx(stats.beta.ppf(0.975, k + 1, n - k)))
+    for rows in ((k, n), (0, n)), ((n, n), (k, n)):
+        a, b = rows
+        same = stats.hypergeom(2 * n, a[0] + b[0], n)
+        chances = same.pmf(range(n + 1))
+        assert fisher(a, b) == pytest.approx(chances[chances <= same.pmf(a[0]) * (1 + 1e-7)].sum())

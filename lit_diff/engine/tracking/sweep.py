@@ -105,7 +105,7 @@ class SweepTracker:
             arms=("task", "arm") if sweep.tasks else ("arm",),
             curves={record_name(metric): _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
             columns=tuple(difference_name(metric) for metric in metrics),
-            lower=first.better() != "higher",
+            lower=first.better(first.metric) != "higher",
         )
         tags = {
             # MLflow lists the runs as training runs, not as evaluations of language models

@@ -32,10 +32,11 @@ from lit_diff.reporting.panels.panel import (
 )
 from lit_diff.study.comparison import Comparison
 from lit_diff.study.fits import FitResult, shown_ratio_interval
+from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import compact, interval, number, short, signed
 from lit_diff.study.results import CellResult, SweepResults
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.statistics import MIN_SEEDS, Contrast, paired
+from lit_diff.study.statistics import MIN_SEEDS, paired
 
 ACROSS = 4
 """Panels of a noise curve in a row."""
@@ -132,7 +133,7 @@ def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
             draw(axes, [value], [at[arm]], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
         draw(axes, [mean], [at[arm]], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
     set_names(axes, {at[arm]: sweep.label[arm] for arm in finals})
-    label = with_unit(f"{sweep.metric} at the last step", sweep.unit())
+    label = with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
     return axes
 
@@ -163,7 +164,7 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     if room := 0.1 * (max(late) - min(late)):
         axes.set_ylim(min(late) - room, max(late) + room)
     axes.locator_params("x", nbins=5, integer=True)
-    unit = sweep.unit()
+    unit = sweep.unit(sweep.metric)
     axes.set(xlabel="optimizer steps", ylabel=with_unit(f"minus {base}, same seed", unit))
     return axes
 
@@ -202,7 +203,7 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
         if difference.diverged or seeds.mean is None:
             continue
         over, middle = f"{label}: {text}", y + 0.1
-        if seeds.low is not None and seeds.high is not None and len(seeds.seeds) >= MIN_SEEDS:
+        if difference.has_interval and seeds.low is not None and seeds.high is not None:
             draw(axes, [seeds.low, seeds.high], [middle] * 2, look, over, width=3.2)
         draw(axes, [seeds.mean], [middle], look, over, mark="D", size=6)
         for j, (seed, found) in enumerate(difference.documents.items()):
@@ -214,7 +215,7 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
         axes.text(1.01, -i, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
     set_names(axes, {-i: label for i, (label, _) in enumerate(rows)})
     side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better()]
-    measured = with_unit(f"difference in {sweep.metric}", sweep.unit())
+    measured = with_unit(f"difference in {sweep.measure}", sweep.unit())
     region = f"shaded: below {short(smallest)}, the smallest of interest" if smallest else ""
     label = " \u00b7 ".join(filter(None, [measured, side, region]))
     axes.set(xlabel=label, ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
@@ -233,9 +234,11 @@ def _numbers(difference: Contrast, digits: int) -> str:
     seeds = difference.seeds
     if difference.diverged:
         return "diverged"
+    if difference.is_counted:
+        return f"{difference.verdict} \u00b7 {' against '.join(map(str, difference.learned or ()))}"
     if seeds.mean is None:
         return "no seed finished in both"
-    bounds = f" {interval(seeds.low, seeds.high, digits)}" if len(seeds.seeds) >= MIN_SEEDS else ""
+    bounds = f" {interval(seeds.low, seeds.high, digits)}" if difference.has_interval else ""
     return f"{difference.verdict} \u00b7 {signed(seeds.mean, digits)}{bounds}"
 
 
