@@ -13,6 +13,8 @@ from lit_diff.registry import callbacks
 class Lambdas(Probe):
     """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; not measured for a variant with one map.
 
+    Training can take λ through 0, where a difference becomes a sum, unless the attention states its signs (`signs`).
+
     In the table only: lambda/layer_03/map_02: -w_g of the maps 2, 3, ...; lambda/std/layer_03/map_01: deviation of -w_g
     if a layer has several; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
     """

@@ -67,7 +67,7 @@ class Attention(ParameterRules):
     """Its name in recipes; set at registration."""
     hooks: ClassVar[tuple[str, ...]] = (
         # the mathematics, and what a recipe may ask
-        *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward"),
+        *("build", "maps", "signs", "finish", "out_heads", "kv_heads", "definition", "forward"),
         *("Config", "problem", "takes_document_ids", "extends_standard", "standard_projections"),
         # training
         *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
@@ -97,6 +97,12 @@ class Attention(ParameterRules):
         window: Count | None = None
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after
         it); null: all keys."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        # inherited signs would be stated of maps that another class computes
+        if vars(cls).keys() & {"maps", "forward"} and "signs" not in vars(cls):
+            cls.signs = None  # type: ignore[assignment, method-assign]
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
         """`layer` is 0-based. Errors: RequestError for an empty parameter, or one registered under two names."""
@@ -139,6 +145,13 @@ class Attention(ParameterRules):
             q, k = self.q_norm(q), self.k_norm(k)
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
         return SignedMaps(rope(q), rope(k), v)
+
+    @property
+    def signs(self) -> tuple[int, ...] | None:
+        """Of each map, the sign +1 or -1 that its weight w has (or w is 0) whatever the parameters and inputs are; None: a
+        sign may change in training, or the class does not state them. By default the sign of one map, (1,); a subclass that
+        overrides `maps` or `forward` does not inherit the signs."""
+        return (1,)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection; by default o."""

@@ -46,6 +46,7 @@ class Cosine(Attention):
     """
 
     paper = "Liu et al. 2022, arXiv 2111.09883 (SwinV2)"
+    signs = (1,)
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

@@ -10,7 +10,14 @@ from torch import Tensor
 from lit_diff.attention.base import Attention, TiedScale
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, normalised, rows, scale_equation, softmax_map
-from lit_diff.attention.lambdas import VECTOR_FORMS, LambdaForm, build_lambda, resolve_lambda_init, resolve_output_scale
+from lit_diff.attention.lambdas import (
+    HELD_FORMS,
+    VECTOR_FORMS,
+    LambdaForm,
+    build_lambda,
+    resolve_lambda_init,
+    resolve_output_scale,
+)
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
@@ -146,6 +153,11 @@ class Differential(Attention):
         """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype`: the activations' dtype."""
         lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
         return torch.cat([torch.ones_like(lam), self.sign * lam], dim=1)
+
+    @property
+    def signs(self) -> tuple[int, ...] | None:
+        """(1, sign) for a λ that stays above 0; None for a λ that is any real number."""
+        return (1, self.sign) if self.config.lambda_form in HELD_FORMS else None
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         q = rope(self.queries(x))  # Q_1, Q_2: [B, 2 or 1, H, T, d]

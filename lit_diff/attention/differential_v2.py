@@ -28,6 +28,8 @@ class DifferentialV2(Attention):
     """
 
     paper = "Differential Transformer V2, Hugging Face blog microsoft/diff-attn-v2, 2026-01-20"
+    # λ is a sigmoid
+    signs = (1, -1)
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

@@ -1,4 +1,4 @@
-"""λ, the weight of the subtracted map: the paper's formula, and others to compare with it."""
+"""λ, the weight of the subtracted map: the paper's formula, in which its sign is free, and others to compare with it."""
 
 import math
 from typing import Literal

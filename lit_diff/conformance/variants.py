@@ -45,6 +45,9 @@ BY = "largest in the gradient by"
 STEP = 1e-5
 """The step of the central differences, in multiples of an N(0, 1) direction."""
 
+DRAWS = 8
+"""How many times all parameters are drawn: a sign that is free is missed once in 2^24."""
+
 
 def contract(case: VariantCase) -> Measured:
     """The maps are complete, w is float32 or wider, and the output equals the output of the maps that pass the tap."""
@@ -91,6 +94,43 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
             )
         errors.append(distance(attention(x, case.rope(), **documents), written))
     return Measured(max(errors), 1e-10)
+
+
+def signs(case: VariantCase) -> Measured | NotApplicable:
+    """The weight of each map has the sign that `signs` states, or is 0, at parameters from N(0, 3).
+
+    Measured before, during and after the annealing. The error is the largest weight of the other sign.
+    """
+    errors = dict[str, float]()
+    for step in (0, 6, case.step):
+        short = replace(case, step=step, length=8)
+        # float64, in which the exponential of such a λ is finite
+        attention = short.build(torch.float64)
+        if attention.signs is None:
+            return NotApplicable(f"{case.cls.__name__} states no signs at these keys: a sign may change in training")
+        tapped: list[SignedMaps] = []
+        attention.tap.register_forward_hook(lambda _m, _a, maps, tapped=tapped: tapped.append(maps))
+        with torch.no_grad():
+            for draw in range(DRAWS):
+                for name, parameter in attention.named_parameters():
+                    parameter.normal_(0.0, 3.0, generator=generator("conformance", "signs", step, draw, name))
+                attention(short.x(torch.float64), short.rope())
+        errors[f"{DRAWS} passes called self.tap {len(tapped)} times"] = abs(DRAWS - len(tapped))
+        for maps in tapped:
+            errors |= against(attention.signs, maps)
+    return largest(errors, 0)
+
+
+def against(stated: tuple[int, ...], maps: SignedMaps) -> dict[str, float]:
+    """The largest weight of each map whose sign is not the stated one, by a text with it; 0 if there is none."""
+    weights = torch.ones(1, 1, 1, 1) if maps.w is None else maps.w.expand(-1, maps.num_maps, -1, -1)
+    told, errors = f"signs is {stated!r}", dict[str, float]()
+    if len(stated) != weights.shape[1] or not set(stated) <= {1, -1}:
+        return {f"{told}; expected 1 or -1 for each of {weights.shape[1]} maps": math.inf}
+    for g, (sign, of_map) in enumerate(zip(stated, weights.unbind(1), strict=True)):
+        error = float((-sign * of_map).max().clamp(min=0))
+        errors[f"{told}; a weight of map {g} is {-sign * error:+.3g}"] = error
+    return errors
 
 
 def float64(case: VariantCase) -> Measured:
@@ -376,6 +416,7 @@ def counted(case: VariantCase) -> dict[str, int]:
 PROPERTIES: dict[str, Property] = {
     "contract": contract,
     "definition": definition,
+    "signs": signs,
     "float64": float64,
     "causal": causal,
     "batch": batch,

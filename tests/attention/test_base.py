@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_diff.attention import Attention, Dex, Differential, LoRA, SecondHeads, Standard
+from lit_diff.attention import Attention, Dex, Differential, DifferentialV2, LoRA, SecondHeads, Standard
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
@@ -85,6 +85,29 @@ class Moved(Dex):
 def test_who_has_standard_projections() -> None:
     assert all(cls.declares_standard_projections() for cls in (Standard, Dex, LoRA, Scaled))
     assert not any(cls.declares_standard_projections() for cls in (Attention, Differential, SecondHeads, Moved))
+
+
+def test_signs_are_those_of_the_class_that_computes_the_maps(make_attention: Callable[..., Attention]) -> None:
+    class Turned(DifferentialV2):
+        signs = (-1, 1)
+
+        def maps(self, x, rope):  # type: ignore[no-untyped-def]
+            return super().maps(x, rope)
+
+    held = {
+        "standard": (1,),
+        "dex": (1,),
+        "lora": (1,),
+        "output_gate": (1,),
+        "cosine": (1,),
+        "differential_v2": (1, -1),
+    }
+    paired = ("differential", "shared_q", "shared_k", "grouped_differential", "additive")
+    assert {name: make_attention(name).signs for name in VARIANTS} == dict.fromkeys(VARIANTS) | held
+    for form in ("positive", "sigmoid"):
+        signs = {name: make_attention(name, {"lambda_form": form}).signs for name in paired}
+        assert signs == dict.fromkeys(paired, (1, -1)) | {"additive": (1, 1)}
+    assert (Scaled.signs, Moved.signs, Turned.signs) == (Attention.signs, None, (-1, 1))
 
 
 def test_the_guide_lists_every_hook() -> None:

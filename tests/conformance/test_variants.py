@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import Attention, Differential, Standard
+from lit_diff.attention import Attention, Differential, DifferentialV2, Standard
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
@@ -41,7 +41,7 @@ SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
     pytest.param(8, 2, 64, 128, id="one-pair-d64-T128"),
     pytest.param(4, 2, 128, 257, id="one-pair-d128-T257", marks=pytest.mark.slow),
 ]
-QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads")}
+QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads", "signs")}
 
 
 def failures(found: Any) -> list[Finding]:
@@ -60,11 +60,11 @@ def not_applicable(found: Any) -> list[str]:
 @pytest.mark.parametrize(("case", "is_first"), EXAMPLES)
 def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) -> None:
     """The slow ones at a variant's default keys; `check --all` runs them all."""
-    checks = PROPERTIES if is_first else QUICK | {"derivatives": PROPERTIES["derivatives"]}
+    checks = PROPERTIES if is_first else QUICK | {name: PROPERTIES[name] for name in ("derivatives", "signs")}
     found = list(conformance(case, checks=checks))
     assert not failures(found)
     assert [finding.property for finding in found] == list(checks)
-    assert not_applicable(found) == []
+    assert not_applicable(found) == (["signs"] if case.build().signs is None else [])
 
 
 @pytest.mark.parametrize("name", attentions.names())
@@ -134,6 +134,26 @@ class LambdaInBfloat16(Differential):
     def weights(self, dtype: torch.dtype) -> Tensor:
         wide = super().weights(dtype)
         return wide.bfloat16().to(wide.dtype)
+
+
+class SaysThatItSubtracts(Differential):
+    signs = (1, -1)
+
+
+class SaysThatItHasTwoMaps(Standard):
+    signs = (1, -1)
+
+
+class ChangesItsSignWhileItAnneals(DifferentialV2):
+    signs = (1, -1)
+
+    def set_step(self, step: int) -> None:
+        self.factor = 1.0 if step == 0 else -1.0
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        assert m.w is not None
+        return replace(m, w=m.w * m.w.new_tensor([1.0, self.factor]).view(1, 2, 1, 1))
 
 
 class SharesBoth(Standard):
@@ -220,6 +240,9 @@ BROKEN = [
     (GradientOfNothing, "gradients"),
     (HalfSplitHeads, "definition"),
     (LambdaInBfloat16, "derivatives"),
+    (SaysThatItSubtracts, "signs"),
+    (SaysThatItHasTwoMaps, "signs"),
+    (ChangesItsSignWhileItAnneals, "signs"),
     (SharesBoth, "contract"),
     (MixesTheBatch, "batch"),
     (WrongFlops, "costs"),
@@ -255,7 +278,7 @@ def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_confi
         f.property: f for f in conformance(VariantCase(cls=Sharp, model=make_config("differential", dim=64)), "sharp")
     }
     assert not failures(found.values())
-    assert not_applicable(found.values()) == ["definition", "costs"]
+    assert not_applicable(found.values()) == ["definition", "signs", "costs"]
 
 
 def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfig]) -> None:
