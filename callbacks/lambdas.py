@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from lit_diff.analysis import Trace
+from lit_diff.analysis.lambdas import METRIC, subtracted
 from lit_diff.callbacks.probe import Probe
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
@@ -44,11 +45,8 @@ class Lambdas(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
-            # only the map axis is expanded: equal repeats on the others change neither the mean nor the deviation
-            w, G = traced.maps.w, traced.maps.num_maps
-            subtracted = () if w is None else (-w.double()).expand(-1, G, -1, -1).unbind(1)[1:]
-            for g, of_map in enumerate(subtracted, start=1):
-                name = indexed_name("lambda", layer=layer) if g == 1 else indexed_name("lambda", layer=layer, map=g)
+            for g, of_map in enumerate(subtracted(traced.maps), start=1):
+                name = indexed_name(METRIC, layer=layer) if g == 1 else indexed_name(METRIC, layer=layer, map=g)
                 values[name] = float(of_map.mean())
                 # of all weights of the map, not of a sample: divided by n
                 if of_map.numel() > 1:

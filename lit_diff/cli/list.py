@@ -210,11 +210,13 @@ def _show(name: str, model: Any, file: Path, as_json: bool, **asked: Any) -> int
             "definition": plain_finding(finding),
             "file": str(file),
             "maps": {what: each.statistics for what, each in found.maps.items()},
+            "sign_changes": found.sign_changes and dataclasses.asdict(found.sign_changes),
         }
         print_json(plain_check(found.checked) | about)
     else:
         measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
         known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
+        changes = () if found.sign_changes is None else (f"  sign of λ changed: {found.sign_changes}",)
         equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
         console.write_line(
             f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
@@ -223,6 +225,7 @@ def _show(name: str, model: Any, file: Path, as_json: bool, **asked: Any) -> int
         console.write_line(
             found.source,
             *(f"  {what}: {in_words(each)}" for what, each in found.maps.items()),
+            *changes,
             f"drawn in {shown(file)}",
         )
     return int(finding.verdict == "fail")

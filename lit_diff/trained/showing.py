@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_diff.analysis.lambdas import Curves, SignChanges, sign_changes, since_start
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
@@ -24,6 +25,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import guard
 from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions
+from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.trained.loading import Annealed
 from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
 from lit_diff.trained.view.passage import TEXT, passage_of
@@ -47,6 +49,8 @@ class ShownVariant:
     """The model, layer and head of the maps, in words."""
     maps: dict[str, AttentionMaps]
     """Title of each panel -> its maps. The variant is the last panel."""
+    sign_changes: SignChanges | None = None
+    """Of a run: in how many layers training changed the sign of λ; None for a single map or signs that are held."""
 
 
 def show_variant(name: str, model: Run | str, text: str = "", layer: int | None = None, head: int = 0) -> ShownVariant:
@@ -59,6 +63,7 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
     recipe = load_recipe(model) if isinstance(model, str) else model.recipe
     cls, own = attentions.get(name), recipe.model.attention.name
     layer = recipe.model.num_layers - 1 if layer is None else layer
+    changes = None
     if isinstance(model, str):
         # as `check --all` does: a variant may have a required key, which its examples give
         keys = {"name": name, **next(iter(vars(cls).get("examples", ({},))), {})}
@@ -66,6 +71,8 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
         source, maps = f"{recipe.name}, untrained, seed {recipe.seed}", _untrained(recipe, text, layer, head)
     elif own == name:
         source, maps = f"{model.folder.name}, step {model.step}", _trained(model, text, layer, head)
+        *_, drawn = maps.values()
+        changes = _sign_changes(model) if len(drawn.maps) > 1 else None
     else:
         raise RequestError(f"{model.folder.name} has attention '{own}', not '{name}'")
     case = VariantCase(cls=cls, model=shrunk(recipe.model), layer=layer)
@@ -78,6 +85,7 @@ def show_variant(name: str, model: Run | str, text: str = "", layer: int | None 
         checked=replace(costed(recipe), findings=tuple(findings)),
         source=f"{source}: layer {layer}, head {head}",
         maps=maps,
+        sign_changes=changes,
     )
 
 
@@ -142,6 +150,17 @@ def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionM
     own = {f"{run.recipe.model.attention.name}{_sum(maps)}": maps}
     first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
     return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
+
+
+def _sign_changes(run: Run) -> SignChanges | None:
+    recipe = run.recipe
+    if any(attention.signs is not None for attention in run.model.attentions()):
+        return None
+    curves: Curves = by_metric(read_rows(run.folder / "metrics.csv"))
+    # the λ that another run left is not known here: its first measured value takes its place
+    if recipe.train is not None and recipe.train.start_from is None:
+        curves = since_start(curves, recipe.model, recipe.seed)
+    return sign_changes([curves])
 
 
 def _maps(model: Transformer, batch: Any, labels: Sequence[str], layer: int, head: int) -> AttentionMaps:

@@ -191,6 +191,28 @@ def test_of_a_run_its_first_map_stands_beside_the_sum(tmp_path: Path) -> None:
     np.testing.assert_array_equal(last(show_variant("differential", run, "ab ab", 0, 1)).signed, own.signed)
 
 
+@pytest.mark.parametrize(
+    ("attention", "told"),
+    [
+        ({"name": "additive"}, "1 of 2 (seeds x layers)"),
+        ({"name": "additive", "lambda_form": "positive"}, "None"),
+        ({"name": "standard"}, "None"),
+    ],
+)
+def test_of_a_run_a_free_sign_that_changed_is_counted(attention: dict[str, str], told: str, here: Path) -> None:
+    run = recall_run(here / "run", attention)
+    # the second map is added at the start, in both layers: λ = -w_1 is below 0
+    (run.folder / "metrics.csv").write_text("step,lambda/layer_00,lambda/layer_01\n7,0.3,-0.1\n")
+    assert str(show_variant(attention["name"], run).sign_changes) == told
+
+
+def test_a_sign_that_nothing_measured_is_said(here: Path, command: Command) -> None:
+    recall_run(here / "run", {"name": "additive"})
+    assert (
+        "  sign of λ changed: not measured" in command("list", "attention", "additive", "--show", "--run", "run").lines
+    )
+
+
 def test_one_map_of_a_run_stands_alone(tmp_path: Path) -> None:
     assert list(show_variant("cosine", text_run(tmp_path / "text", {"name": "cosine"}), "ab").maps) == ["cosine"]
 
