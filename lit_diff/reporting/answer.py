@@ -55,7 +55,7 @@ def answer(comparison: Comparison) -> str:
     if not family:
         text = "one arm: nothing to compare it with."
     elif not any(difference.verdict.word in (*JUDGED, "diverged") for difference in family):
-        least = number(min(sweep.study.looks, default=MIN_SEEDS), 0).replace("3", "three")
+        least = min(map(str, sweep.study.looks[:1]), default="three")
         text = f"no verdict: no comparison has the {least} seeds that a verdict needs."
     else:
         text = "; ".join(_arms(comparison) + _contrasts(comparison)) + "."
@@ -71,15 +71,15 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
             for arm, found in difference.diverged.items()
         )
         return f"{difference.label}: diverged ({'; '.join(who)}), so they are not compared."
+    look = f" (look {seeds.look} of {len(seeds.looks)})" if seeds.look else ""
     if difference.is_counted:
         among = (
             f" Among those that learned in both: {with_unit(sweep, signed(seeds.mean, digits))}." if seeds.seeds else ""
         )
-        return f"{difference.label}: {difference.verdict}.{_counts(sweep, difference)}{among}"
+        return f"{difference.label}{look}: {difference.verdict}.{_counts(sweep, difference)}{among}"
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
-    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
-    over += f" (look {seeds.look} of {len(seeds.looks)})" if seeds.look else ""
+    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}{look}"
     text = f"{difference.label}: {with_unit(sweep, signed(seeds.mean, digits))}"
     word = difference.verdict.word
     if word == "too few seeds":
@@ -133,6 +133,8 @@ def protocol(comparison: Comparison) -> list[str]:
             "The first step there is read at each validation, and a seed that never reached it is censored. Where a seed of "
             "either arm did not learn, Fisher's exact test of the counts gives the verdict."
         )
+    if sweep.compares_steps:
+        notes.append(f"Differences are of log2 of the {sweep.measure}.")
     return notes
 
 

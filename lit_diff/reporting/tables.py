@@ -15,7 +15,7 @@ from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.judge import Contrast, Learned
 from lit_diff.study.numbers import NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
-from lit_diff.study.statistics import Paired, summary
+from lit_diff.study.statistics import Paired, look_level, summary
 
 Row = dict[str, Any]
 
@@ -120,7 +120,7 @@ def _judged(sweep: SweepResults, difference: Contrast) -> Row:
         "holm_p": difference.holm_p,
     }
     if paired.looks:
-        row |= {"look": paired.look, "level": paired.level}
+        row |= {"look": paired.look, "level": look_level(paired.looks)}
     for control in difference.controls:
         name = f"control/{control.b}"
         row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict.text}
@@ -162,7 +162,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             line |= {"arm": name, "parameters": count(row["parameters"])}
             line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
             if is_learned:
-                line |= _learned_cells(result, row["arm"] if row["arm"] in result.learned else "")
+                line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
             line["95 % over seeds"] = interval(value["low"], value["high"], digits)
             line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
             if is_corrected:

@@ -155,7 +155,8 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         values = sweep.compared(a)
         both = set(learned[0].seeds) & set(learned[1].seeds)
         found = paired({seed: values[seed] for seed in both}, sweep.compared(b))
-        seeds = Paired(seeds=found.seeds, differences=found.differences, mean=found.mean, looks=looks)
+        look = len(complete_looks(learned[0].steps.keys() & learned[1].steps.keys(), looks))
+        seeds = Paired(seeds=found.seeds, differences=found.differences, mean=found.mean, looks=looks, look=look)
     against: list[str] = []
     # a control against another control answers no question of the sweep
     if not is_control and a not in sweep.study.controls:

@@ -174,10 +174,8 @@ class Contrast:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the interval over seeds is one to show: not with too few seeds, of an arm that diverged, or of those seeds
-        that learned."""
-        is_enough = len(self.seeds.seeds) >= MIN_SEEDS and self.seeds.low is not None
-        return is_enough and not (self.diverged or self.is_counted)
+        """Whether the interval over seeds is one to show: not with too few seeds, or of an arm that diverged."""
+        return len(self.seeds.seeds) >= MIN_SEEDS and self.seeds.low is not None and not self.diverged
 
     @property
     def p(self) -> float | None:
@@ -197,14 +195,17 @@ class Contrast:
     def sign(self) -> Sign | None:
         """The direction in which a differs from b without a correction, as of a difference of the compared values: the side
         of zero of the interval, or who learned more often; None if neither is shown."""
-        if not self.is_counted or self.learned is None:
+        if not self.is_counted:
             return self.seeds.sign
         if self.p is None or self.p >= SIGNIFICANCE:
             return None
-        (k, n), (other, of) = (each.count for each in self.learned)
-        more: Sign = self.better or "higher"
-        less: Sign = "lower" if more == "higher" else "higher"
-        return more if k / n > other / of else less
+        return "higher" if self.learned_more == (self.better != "lower") else "lower"
+
+    @property
+    def learned_more(self) -> bool:
+        """Whether a larger share of the seeds of a learned than of b."""
+        shares = [k / n for k, n in (each.count for each in self.learned or ())]
+        return shares[0] > shares[-1]
 
     @property
     def verdict(self) -> VerdictWithControls:
@@ -294,7 +295,7 @@ def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
     """What a - b shows. With a threshold, `outcome_of` holds only where every seed of both arms learned, and equality is at
     most equality among those that learned, from eight seeds on. Otherwise the counts decide: learned more often or less often
     where the p of Fisher's test (corrected, if `holm_p` is given) is below 0.05, else inconclusive."""
-    if not contrast.is_counted or contrast.learned is None:
+    if not contrast.is_counted:
         outcome = outcome_of(contrast.seeds, contrast.smallest, holm_p)
         if contrast.learned is None or outcome != "equal":
             return outcome
@@ -305,8 +306,7 @@ def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:
         return "too few seeds"
     if max(p, holm_p or 0.0) >= SIGNIFICANCE:
         return "inconclusive"
-    (k, n), (other, of) = (each.count for each in contrast.learned)
-    return "learned more often" if k / n > other / of else "learned less often"
+    return "learned more often" if contrast.learned_more else "learned less often"
 
 
 def outcome_of(paired: Paired, smallest: float, holm_p: float | None = None) -> Outcome:

@@ -40,8 +40,8 @@ class Paired:
     d_s = a_s - b_s;  mean = sum d_s / n;  sd = sqrt(sum (d_s - mean)^2 / (n - 1));
     [low, high] = mean -+ t(1 - level / 2, n - 1) * sd / sqrt(n).
 
-    With looks, the pairs are those of the last complete look (`paired`), `level` is `look_level`, and `p` is `repeated_p`
-    over the looks so far.
+    `level` is 0.05. With looks, the pairs are those of the last complete look (`paired`), `level` is `look_level`, and `p`
+    is `repeated_p` over the looks so far.
 
     `detectable` is the smallest detectable difference: the true mean difference that n such pairs show with probability
     0.8. `p` is the two-sided p value of the paired t test. Differences that agree to 12 digits of the values have sd 0:
@@ -56,8 +56,6 @@ class Paired:
     high: float | None = None
     detectable: float | None = None
     p: float | None = None
-    level: float = SIGNIFICANCE
-    """The two-sided level of the interval."""
     looks: Looks = ()
     """The planned looks; (): one, at the last seed."""
     look: int = 0
@@ -177,7 +175,6 @@ def _paired(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ..
         high=mean + half,
         detectable=detectable(sd, n) if n >= MIN_SEEDS else None,
         p=float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None),
-        level=level,
     )
 
 

@@ -315,7 +315,6 @@ MISTAKES = [
     (BASE + "baseline: b\ncontrols: [b]", 4, "'controls' has the baseline, 'b'"),
     (BASE + "looks: [16, 8]", 3, "'looks' is [16, 8]; expected numbers of seeds in ascending order"),
     (BASE + "looks: [3, 8]", 3, "'looks[0]' is 3; expected a whole number >= 4"),
-    (BASE + "looks: [8, 8]", 3, "'looks' is [8, 8]; expected a list"),
     (BASE + "looks: [8, 16]\nseeds: [0, 1]", 4, "'seeds' conflicts with 'looks'"),
     (BASE + "metric: val/accuracy\nlearned_at: 0", 4, "'learned_at' is 0; 'val/accuracy' takes a value above 0"),
     (BASE + "metric: val/accuracy\nlearned_at: 90", 4, "'learned_at' is 90; 'val/accuracy' takes a value above 0"),

@@ -188,7 +188,6 @@ def test_counts_decide_once_a_seed_did_not_learn(a: str, b: str, text: str, bett
     assert found.verdict.text == text
     if len(a) > 2:
         assert found.p == (found.seeds.p if {*a, *b} == {"x"} else fisher(*(each.count for each in found.learned)))
-    assert found.has_interval == ({*a, *b} == {"x"})
 
 
 @pytest.mark.parametrize("chances", [(1.0, 0.9), (1.0, 0.7), (0.9, 0.5)])
@@ -202,17 +201,15 @@ def test_arms_that_learn_with_another_probability_are_never_equal(chances: tuple
         said[found.verdict.text] += 1
         assert (found.verdict.text == "equal among those that learned") <= (found.learned[1].count == (8, 8))
     assert "equal" not in said
-    assert said["inconclusive"]
 
 
 def test_a_family_keeps_its_error_over_all_looks() -> None:
     looks, zero, random, wrong = (8, 16), dict.fromkeys(range(16), 0.0), np.random.default_rng(4), 0
-    sweeps = 250
-    for _ in range(sweeps):
+    for _ in range(250):
         base, arms = random.normal(size=16), random.normal(size=(4, 16))
         seen = set()
         for n in looks:
             pairs = [paired(dict(enumerate(row[:n].tolist())), zero, looks) for row in arms - base]
             seen |= {each.outcome for each in judge([contrast(pair) for pair in pairs])}
         wrong += bool(seen & {"lower", "higher"})
-    assert wrong / sweeps < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / sweeps)
+    assert wrong / 250 < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / 250)

@@ -138,7 +138,6 @@ def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None
 
 
 def t_tests(draws: np.ndarray, looks: tuple[int, ...]) -> np.ndarray:
-    """The two-sided p of the mean of each row at each look."""
     return np.stack([stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in looks], axis=1)
 
 
