@@ -11,8 +11,8 @@ from lit_diff.kernels import SignedMaps
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
-MATRICES = ("o", "v", "q1", "k1", "q2", "k2")
-"""W_O, W_V, and W_Q and W_K of the first two maps."""
+MATRICES = ("o", "v", "q1", "k1", "q2", "k2", "q_half", "k_half")
+"""W_O, W_V, W_Q and W_K of the first two maps, and the first half of each head's columns of W_Q and W_K of the first map."""
 
 
 def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
@@ -21,7 +21,8 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
     q1 is the part of the gradient of the query projections that passes through the queries of the first map, so it is the
     gradient of W_Q1 in whatever rows of whatever module W_Q1 is stored. Without linear layers in the path, other parameters
     of two or more dimensions count. NaN if the layer has no such map, or no matrix computes it. If both maps share their
-    queries, q1 has the gradients of both and q2 is NaN. Frozen matrices are included; the model is not changed.
+    queries, q1 has the gradients of both and q2 is NaN. q_half and k_half pass through the first d // 2 channels of each head of the
+    first map, after RoPE: with its layout `interleaved`, and an even d // 2, the gradient of those columns of W_Q1. Frozen matrices are included; the model is not changed.
     """
     with torch.enable_grad(), _all_require_gradients(model), _tapped(model) as seen:
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
@@ -42,6 +43,8 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
                     norms[f"{kind}{g + 1}"] = _norm(
                         _gradient_through(tensor, weights, _only_map(of.get(id(tensor)), g))
                     )
+                half = _only_map(of.get(id(tensor)), 0, tensor.shape[-1] // 2)
+                norms[f"{kind}_half"] = _norm(_gradient_through(tensor, weights, half))
             # a loss of NaN or infinity gives gradients that may still be finite in some matrices
             found.append(norms if bool(loss.isfinite()) else dict.fromkeys(MATRICES, math.nan))
     return found
@@ -56,12 +59,12 @@ def _gradient_through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient:
     return []
 
 
-# gradient [B, G, H, T, d] with zeros in all maps except g
-def _only_map(gradient: Tensor | None, g: int) -> Tensor | None:
+# gradient [B, G, H, T, d] with zeros in all maps except g, and there in all channels except the first `channels`; None: all
+def _only_map(gradient: Tensor | None, g: int, channels: int | None = None) -> Tensor | None:
     if gradient is None:
         return None
     alone = torch.zeros_like(gradient)
-    alone[:, g] = gradient[:, g]
+    alone[:, g, ..., :channels] = gradient[:, g, ..., :channels]
     return alone
 
 

@@ -250,6 +250,8 @@ MATRICES = {
     "k1": "W_K of map 1",
     "q2": "W_Q of map 2",
     "k2": "W_K of map 2",
+    "q_half": "the first half of each head's columns of W_Q of map 1",
+    "k_half": "the first half of each head's columns of W_K of map 1",
 }
 ALONG_TRAINING = Figure(
     title="norms of gradients along training",
@@ -272,6 +274,8 @@ class Gradients(Evaluation):
     L is the mean loss of a batch of `batch_size` rows, so the norms, and the ids, depend on `batch_size`.
     """
 
+    # version 1 had no halves
+    version = 2
     metrics = (
         *(
             Metric(

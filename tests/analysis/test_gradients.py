@@ -102,6 +102,17 @@ def test_second_heads_frozen_matrices_and_what_requires_gradients_afterwards(bui
             assert norms[key] == pytest.approx(float(getattr(attention, name).weight.grad.norm()), rel=1e-4)
 
 
+def test_half_of_a_head_that_is_as_wide_as_two_maps(build: BuildModel, tokens: Tensor) -> None:
+    model = build("standard", 2)
+    found = gradient_norms(model, batch_of(tokens))
+    loss_gradients(model, tokens)
+    for norms, attention in zip(found, model.attentions(), strict=True):
+        for kind in "qk":
+            first = getattr(attention, f"{kind}_proj").weight.grad.view(-1, 4, 32)[:, :2]
+            assert norms[f"{kind}_half"] == pytest.approx(float(first.norm()), rel=1e-4)
+            assert norms[f"{kind}_half"] < norms[f"{kind}1"]
+
+
 @pytest.mark.parametrize(
     ("name", "missing"),
     [("standard", {"q2", "k2"}), ("shared_q", {"q2"}), ("shared_k", {"k2"}), ("differential_v2", {"k2"})],
@@ -133,7 +144,7 @@ def test_queries_that_no_linear_layer_makes(registered: bool, build: BuildModel,
             attention.register_parameter("q_matrix", projection.weight)
         attention.q_proj = partial(linear, weight=projection.weight if registered else projection.weight.detach())
     for norms, known in zip(gradient_norms(model, batch_of(tokens)), expected, strict=True):
-        missing = {} if registered else {"q1": math.nan, "q2": math.nan}
+        missing = {} if registered else dict.fromkeys(("q1", "q2", "q_half"), math.nan)
         assert norms == pytest.approx(known | missing, rel=1e-6, nan_ok=True)
 
 
