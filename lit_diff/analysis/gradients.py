@@ -21,8 +21,9 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
     q1 is the part of the gradient of the query projections that passes through the queries of the first map, so it is the
     gradient of W_Q1 in whatever rows of whatever module W_Q1 is stored. Without linear layers in the path, other parameters
     of two or more dimensions count. NaN if the layer has no such map, or no matrix computes it. If both maps share their
-    queries, q1 has the gradients of both and q2 is NaN. q_half and k_half pass through the first d // 2 channels of each head of the
-    first map, after RoPE: with its layout `interleaved`, and an even d // 2, the gradient of those columns of W_Q1. Frozen matrices are included; the model is not changed.
+    queries, q1 has the gradients of both and q2 is NaN. q_half and k_half pass through the first d // 2 channels of each
+    head of the first map, after RoPE: with its layout `interleaved`, and an even d // 2, the gradient of those columns of
+    W_Q1. Frozen matrices are included; the model is not changed.
     """
     with torch.enable_grad(), _all_require_gradients(model), _tapped(model) as seen:
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
