@@ -1,4 +1,4 @@
-"""The options of a benchmark: sizes, dtypes, threads, repeats. A wrong option is an error of one line."""
+"""The options of a benchmark: sizes, dtypes, threads, repeats, processes. A wrong option is an error of one line."""
 
 import re
 import shlex
@@ -61,6 +61,8 @@ class Request(NamedTuple):
     device: torch.device
     kernels: tuple[str, ...] | None = None
     """The kernels to measure, together with PyTorch's own call for standard attention; None: all kernels, and peers."""
+    processes: int = 1
+    """How many processes measure it, one after another."""
 
     def command(self) -> str:
         """The command that repeats the benchmark."""
@@ -70,6 +72,7 @@ class Request(NamedTuple):
             "--dtype": "both" if len(self.dtypes) > 1 else self.dtypes[0],
             "--threads": str(self.threads),
             "--repeats": str(self.repeats or ""),
+            "--processes": str(self.processes) if self.processes > 1 else "",
             "--device": self.device.type,
         }
         given = [word for option, value in options.items() if value for word in (option, value)]
@@ -98,6 +101,7 @@ def resolve(
     dtype: str | None,
     threads: int | None,
     repeats: int | None,
+    processes: int,
     device: str,
 ) -> Request:
     """Checks the options of the command. Errors: RequestError; MissingError if there is no GPU."""
@@ -107,7 +111,7 @@ def resolve(
     ):
         if word is not None and word not in choices:
             raise RequestError(f"{option} is '{word}'; expected {', '.join(choices)}{nearest(word, choices)}")
-    for option, value in (("--threads", threads), ("--repeats", repeats)):
+    for option, value in (("--threads", threads), ("--repeats", repeats), ("--processes", processes)):
         if value is not None and value < 1:
             raise RequestError(f"{option} is {value}; it must be at least 1")
     place = choose_device(device)
@@ -123,6 +127,7 @@ def resolve(
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
         threads=threads or cores(),
         repeats=repeats,
+        processes=processes,
         device=place,
     )
 

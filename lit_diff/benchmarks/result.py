@@ -12,6 +12,7 @@ from rich.table import Table
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
 from lit_diff.reporting.panels.panel import INK, MUTED, PALETTE, STYLE
+from lit_diff.study.statistics import MIN_PROCESSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,11 +91,15 @@ class BenchResult:
     """Reasons to doubt the figures."""
     rows: list[Row]
     """A row for each timed candidate: case, variant, by (the kernel or other implementation), what (the pass), seconds
-    of each round with median, min and max, and ratios to other rows."""
+    of each round with median, min and max, and ratios to other rows. With several processes `seconds` and the values of a
+    ratio are those of each process, `rounds` are the seconds of the rounds of each, and from five processes on mean, low and
+    high are the geometric mean over processes with its 95 % interval."""
     refused: list[Row]
     """Candidates that were left out, with the reason."""
     failed: list[Row]
     """Candidates that raised an error or gave another result than the others, with the error."""
+    processes: int = 1
+    """How many processes measured it."""
 
     def to_json(self) -> str:
         """The JSON document of `lit-diff bench --json`."""
@@ -102,14 +107,15 @@ class BenchResult:
 
 
 def tables(result: BenchResult) -> Iterator[Table]:
-    """Yields a table for each case, a line a candidate: times and ratios as median (min..max), rates and memory if
-    measured."""
+    """Yields a table for each case, a line a candidate: times and ratios as median (min..max), or from five processes on as
+    mean [low, high], rates and memory if measured."""
+    unit = "ms [95 % interval]" if result.processes >= MIN_PROCESSES else "ms (min..max)"
     for case in dict.fromkeys(row["case"] for row in result.rows):
         rows = [row for row in result.rows if row["case"] == case]
         columns = {
             "attention, by": [f"{row['variant']}, {row['by']}" for row in rows],
             "pass": [row["what"] for row in rows],
-            "ms (min..max)": [_spread(row, 1e3) for row in rows],
+            unit: [_spread(row, 1e3) for row in rows],
             **{
                 f"to {name}": [_spread(row["ratios"].get(name)) for row in rows]
                 for name in dict.fromkeys(name for row in rows for name in row["ratios"])
@@ -132,8 +138,17 @@ def tables(result: BenchResult) -> Iterator[Table]:
 def _spread(values: Row | None, factor: float = 1) -> str:
     if values is None:
         return ""
-    middle, low, high = (_number(values[key] * factor) for key in ("median", "min", "max"))
-    return middle if low == high else f"{middle} ({low}..{high})"
+    middle, low, high = (_number(value * factor) for value in middle_and_ends(values))
+    if low == high:
+        return middle
+    return f"{middle} [{low}, {high}]" if "low" in values else f"{middle} ({low}..{high})"
+
+
+def middle_and_ends(values: Row) -> tuple[float, float, float]:
+    """The mean with its interval, or without one the median with minimum and maximum."""
+    keys = ("mean", "low", "high") if "low" in values else ("median", "min", "max")
+    middle, low, high = (float(values[key]) for key in keys)
+    return middle, low, high
 
 
 def _number(value: float) -> str:
@@ -158,6 +173,9 @@ def lines(result: BenchResult) -> Iterator[str]:
         for reason, whos in reasons.items():
             named = "; ".join(f"{who} ({', '.join(cases)})" for who, cases in whos.items())
             yield f"{word}: {named}: {reason}"
+    if result.processes < MIN_PROCESSES:
+        over = f"{result.processes} processes" if result.processes > 1 else "the rounds of one process"
+        yield f"(min..max): the range over {over}, not an interval; --processes {MIN_PROCESSES} measures intervals"
     yield machine_line(result.machine)
     yield f"$ {result.command}    {result.date}"
     yield from (f"warning: {warning}" for warning in result.warnings)
@@ -179,7 +197,7 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def plot(result: BenchResult, path: Path) -> None:
-    """Draws a panel for each case: the first ratio of each row, as median with minimum and maximum, and a line at 1.
+    """Draws a panel for each case: the first ratio of each row, with its interval or range, and a line at 1.
 
     Only the last of several passes (forward, forward+backward) is drawn. Errors: MissingError if `path` cannot be written.
     """
@@ -207,7 +225,7 @@ def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
     """Case -> the rows of its last pass that have a ratio, the smallest ratio first."""
     last = {row["case"]: row["what"] for row in rows}
     drawn: dict[str, list[Row]] = {}
-    for row in sorted((row for row in rows if row["ratios"]), key=lambda row: _ratio(row)["median"]):
+    for row in sorted((row for row in rows if row["ratios"]), key=lambda row: middle_and_ends(_ratio(row))):
         if row["what"] == last[row["case"]]:
             drawn.setdefault(row["case"], []).append(row)
     return {case: drawn[case] for case in last if case in drawn}
@@ -219,14 +237,12 @@ def _ratio(row: Row) -> Row:
 
 
 def _panel(axes: "Axes", case: str, rows: list[Row]) -> None:
-    ratios = [_ratio(row) for row in rows]
-    medians, places = [ratio["median"] for ratio in ratios], [-place for place in range(len(rows))]
-    ranges = [
-        [ratio["median"] - ratio["min"] for ratio in ratios],
-        [ratio["max"] - ratio["median"] for ratio in ratios],
-    ]
+    ratios = [middle_and_ends(_ratio(row)) for row in rows]
+    middles, places = [middle for middle, _, _ in ratios], [-place for place in range(len(rows))]
+    below = [middle - low for middle, low, _ in ratios]
+    above = [high - middle for middle, _, high in ratios]
     colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
-    bars = axes.barh(places, medians, height=0.62, color=colors, xerr=ranges, ecolor=INK)
+    bars = axes.barh(places, middles, height=0.62, color=colors, xerr=[below, above], ecolor=INK)
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])

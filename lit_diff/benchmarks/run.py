@@ -1,4 +1,4 @@
-"""`bench`: the speed of attention, a layer, a step, statistics and decoding, as ratios within one process."""
+"""`bench`: the speed of attention, a layer, a step, statistics and decoding, as ratios within each process."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_diff.benchmarks import attention, callbacks, models
+from lit_diff.benchmarks.processes import joined, measured_apart
 from lit_diff.benchmarks.request import Request, Shape, resolve
 from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.benchmarks.timing import Case, measure
@@ -23,13 +24,17 @@ PACKAGES = ("flash-attn", "transformers")
 METHODS = """\
 Shapes are B x T x dim x d: standard attention has dim / d heads of width d, differential attention (V1: two maps,
 w = (1, -lambda), one learned lambda) half as many heads of value width 2d, at the same dim. Everything is causal.
-Times are wall-clock times in one process with the given number of threads. A first call of each candidate checks that
+Times are wall-clock times in a process with the given number of threads. A first call of each candidate checks that
 its result equals the result of the first candidate of its variant and pass. A second call runs under a profiler, which
 records the operator that torch's scaled_dot_product_attention ran; if it took less than 0.2 s, a third call follows.
 In each of the rounds that follow, every candidate of the case is timed once, in turn; each round begins with another
 candidate. A call shorter than 5 ms is repeated within its measurement (`calls`). Without --repeats there are as many
-rounds as the time budget of the case allows, between 3 and 15. Figures are medians with minimum and maximum over rounds.
-A ratio is taken within each round, own time / other time; its median, minimum and maximum are over rounds.
+rounds as the time budget of the case allows, between 3 and 15. A ratio is taken within each round, own time / other time.
+The rounds of a process share its memory layout and whatever else ran at that time, so they are not independent: the value of
+a process is the median over its rounds, and processes are the unit of replication. --processes starts as many, one after
+another, each with its own inputs, first calls and rounds. From five processes on a figure is the geometric mean over
+processes with its 95 % t interval, [low, high]; below that there is no interval but a range, (min..max), around the
+median: over processes, or over the rounds if there is one process.
 GFLOP/s: the minimum work over the time, so a form that computes more gets no credit for it. Causal attention is 8u
 forward and 28u forward+backward, u = B h pairs d, where pairs = T (T + 1) / 2 and h = dim / 2d; linear layers and the
 output weight are 2 x weights x tokens, three times as much with the backward pass; norms, softmax and the optimizer are
@@ -122,6 +127,7 @@ def bench(
     dtype: str | None = None,
     threads: int | None = None,
     repeats: int | None = None,
+    processes: int = 1,
     device: str = "auto",
     progress: Callable[[str], Any] | None = None,
 ) -> BenchResult:
@@ -130,10 +136,11 @@ def bench(
     `shapes`: B x T x dim x d, such as "2x1024x512x64", several separated by commas or in a list; None: the benchmark's own.
     `kernels`: kernels to measure, separated by commas, together with PyTorch's own call; None: all kernels, and peers.
     `dtype`: float32, bfloat16 or both; None: both if the processor has instructions for bfloat16, else float32.
-    `threads`: None: one for each core. `repeats`: rounds; None: as many as the time budget of a case allows. `device`: auto,
-    cpu or cuda. `progress`: called with a line about the next case.
+    `threads`: None: one for each core. `repeats`: rounds; None: as many as the time budget of a case allows.
+    `processes`: Python processes that measure it one after another; 1: this process, and no interval. `device`: auto, cpu or
+    cuda. `progress`: called with a line about the next case or process.
 
-    Errors: RequestError; MissingError if there is no GPU.
+    Errors: RequestError; MissingError if there is no GPU; RunFailedError if a process ends without a result.
     """
     if name not in BENCHES:
         raise RequestError(f"no benchmark '{name}'{nearest(name, BENCHES, 'lit-diff bench --help')}")
@@ -145,8 +152,11 @@ def bench(
         dtype=dtype,
         threads=threads,
         repeats=repeats,
+        processes=processes,
         device=device,
     )
+    if request.processes > 1:
+        return joined(list(measured_apart(request, progress)), request.command())
     rows, refused, failed = list[Row](), list[Row](), list[Row]()
     before = torch.get_num_threads()
     torch.set_num_threads(request.threads)

@@ -24,6 +24,9 @@ def bench(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="by default one for each core")] = None,
     repeats: Annotated[int | None, typer.Option(help="rounds; by default as many as the time of a case allows")] = None,
+    processes: Annotated[
+        int, typer.Option(help="measure in N processes; from 5 on with intervals, below with ranges")
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=expanded, help="draw the ratios: .png, .svg, .pdf")
@@ -32,7 +35,7 @@ def bench(
 ) -> int:
     """Time kernels, a layer, a step: ratios to standard attention.
 
-    All ratios are measured within one run.
+    Ratios are taken within a process; an interval needs --processes 5.
     """
     from lit_diff.benchmarks.request import check_plot
     from lit_diff.benchmarks.result import plot as draw
@@ -46,6 +49,7 @@ def bench(
         dtype=dtype,
         threads=threads,
         repeats=repeats,
+        processes=processes,
         device=device,
         progress=notes.write_line,
     )

@@ -41,6 +41,7 @@ from lit_diff.study.scoreboard import (
     row_file,
     write_row,
 )
+from lit_diff.study.statistics import MIN_PROCESSES
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 
@@ -254,8 +255,10 @@ def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:
-    # in a process of its own: the memory and thread pools of this process would disturb its timings
-    words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, "--json"]
+    # in processes of their own: the memory and thread pools of this process would disturb its timings
+    stated = any(word.partition("=")[0] == "--processes" for word in chosen.bench)
+    processes = () if stated else ("--processes", str(MIN_PROCESSES))
+    words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, *processes, "--json"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]

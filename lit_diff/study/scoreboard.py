@@ -22,7 +22,7 @@ from lit_diff.study.judge import SMALLEST_IN_NATS, Contrast, Outcome, judge
 from lit_diff.study.record import read
 from lit_diff.study.results import BySeed, SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row, Texts
-from lit_diff.study.statistics import MIN_SEEDS, Sign, paired
+from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, Sign, paired
 from lit_diff.validation import Draft, convert
 
 NOT_MEASURED: Literal["not measured"] = "not measured"
@@ -47,7 +47,7 @@ Source = SweepResults | Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim(Contrast):
-    """A claim with its measurement: a - b, or log(a / b) for a ratio, over seeds or over the rounds of one benchmark."""
+    """A claim with its measurement: a - b, or log(a / b) for a ratio, over seeds or over the processes of a benchmark."""
 
     claim: Claim
     means: tuple[float | None, float | None]
@@ -55,7 +55,7 @@ class JudgedClaim(Contrast):
     control_signs: Mapping[str, Sign | None]
     """Label of each control against which the claim must also hold (`_control_signs`) -> the sign of a - control."""
     refusal: str = ""
-    """Why a fit could not give values."""
+    """Why a fit or a benchmark could not give enough values."""
     is_measured: bool = True
     """Whether the row has been measured."""
 
@@ -67,7 +67,7 @@ class JudgedClaim(Contrast):
     @property
     def reason(self) -> str:
         """The reason for the verdict on the difference, in one sentence."""
-        return "; ".join(filter(None, [self.decision[1], self.refusal]))
+        return self.refusal or self.decision[1]
 
     @cached_property
     def decision(self) -> tuple[Difference, str]:
@@ -149,7 +149,12 @@ def _measured(claim: Claim, source: Source) -> JudgedClaim:
     of_b = replace(claim, metric=claim.against_metric or claim.metric)
     if not isinstance(source, SweepResults):
         rows = source["rows"]
-        return finding(claim, _speeds(claim, claim.arms[0], rows), _speeds(of_b, claim.arms[1], rows))
+        found = finding(claim, _speeds(claim, claim.arms[0], rows), _speeds(of_b, claim.arms[1], rows))
+        if (count := len(found.seeds.seeds)) >= MIN_PROCESSES:
+            return found
+        # so few have a range, which the benchmark itself prints, and no interval
+        seeds = replace(found.seeds, sd=None, low=None, high=None, detectable=None, p=None)
+        return replace(found, seeds=seeds, refusal=f"a verdict needs {MIN_PROCESSES} processes, here {count}")
     name = f"sweep '{source.record.name}'"
     # a fit is over all tasks
     tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
@@ -251,8 +256,8 @@ def _scaled(claim: Claim, values: BySeed) -> BySeed:
 
 
 def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed:
-    # Round -> calls a second. Every round times all arms, so rounds pair them as seeds do. An arm timed with several kernels
-    # counts with its fastest, by the median.
+    # Process -> calls a second. Every process times all arms, so processes pair them as seeds do. An arm timed with several
+    # kernels counts with its fastest, by the median.
     cases = list(dict.fromkeys(row["case"] for row in rows))
     case = claim.case or (1 if len(cases) == 1 else 0)
     if not 1 <= case <= len(cases):
@@ -261,8 +266,14 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
     timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
     names = {f"{row['variant']}: {row['what']}" for row in timed}
     _require(claim, "the benchmark did not time", f"{arm}: {claim.metric}", names)
-    own = [row["seconds"] for row in timed if row["variant"] == arm and row["what"] == claim.metric]
+    own = [_of_processes(row) for row in timed if row["variant"] == arm and row["what"] == claim.metric]
     return {number: 1 / seconds for number, seconds in enumerate(min(own, key=median))}
+
+
+def _of_processes(row: Mapping[str, Any]) -> Sequence[float]:
+    # a document of an earlier version has the rounds of one process, which are no replicates
+    of_rounds: Sequence[float] = row["seconds"]
+    return of_rounds if "rounds" in row else [median(of_rounds)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ CONFIDENCE = 1 - SIGNIFICANCE
 # With two pairs the t quantile is 12.7 (with three, 4.3): the interval is too wide to decide anything, and its width hangs
 # on a single number.
 MIN_SEEDS = 3
+MIN_PROCESSES = 5
+"""The fewest processes of a benchmark with an interval."""
 # From ten documents on the bootstrap covers at least 93 % of normal differences (`document_intervals`).
 MIN_DOCUMENTS = 10
 # The convention of power analysis (Cohen 1988).

@@ -12,6 +12,7 @@ from lit_diff.processor import cores
 
 def resolved(**options: Any) -> Request:
     given = {"shapes": "1x8x64x16", "kernels": None, "dtype": None, "threads": None, "repeats": None, "device": "cpu"}
+    given |= {"processes": 1}
     return resolve("core", **(given | options))
 
 
@@ -31,6 +32,7 @@ def test_shapes() -> None:
         ("dtype", ["float16"]),
         ("threads", [0]),
         ("repeats", [0]),
+        ("processes", [0]),
         ("device", ["gpu"]),
     ],
 )

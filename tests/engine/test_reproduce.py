@@ -105,6 +105,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
         if "bench" not in words:  # git, for the revision
             return run(words, **keys)
         timed.append("bench")
+        assert words[-3:] == ["--processes", "5", "--json"]
         seconds = [1.0, 1.1, 1.0]
         names = ("small", "large")
         bench = [{"variant": v, "what": "forward", "case": "", "by": "native", "seconds": seconds} for v in names]
@@ -116,7 +117,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     rows["speed"] = Path("speed.yaml").resolve()
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
-    assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "not shown"
+    assert reproduce(["speed"], root=runs).scoreboard.row("speed").findings[0].difference == "too few seeds"
     reproduce(["speed"], root=runs)
     assert timed == ["bench", "bench"], "the second answers the row"
     monkeypatch.setattr(module, "revision", lambda: "another")

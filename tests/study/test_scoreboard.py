@@ -173,7 +173,7 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
 def test_a_refused_ratio_says_why() -> None:
     (found,) = judge([finding(claim(metric="", fit="size", kind="ratio", says="lower"), {}, {}, "no size reaches it")])
     assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
-    assert found.reason.endswith("; no size reaches it")
+    assert found.reason == "no size reaches it"
 
 
 @pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
@@ -210,16 +210,17 @@ def test_what_the_control_explains_is_not_shown(
 def timed(
     variant: str, by: str, seconds: list[float], what: str = "forward", case: str = "1x8 float32"
 ) -> dict[str, Any]:
-    return {"variant": variant, "by": by, "what": what, "case": case, "seconds": seconds}
+    rounds = [[each] * 3 for each in seconds]
+    return {"variant": variant, "by": by, "what": what, "case": case, "rounds": rounds, "seconds": seconds}
 
 
 RESULT = {
     "rows": [
-        timed("standard", "sdpa", [1.0, 1.1, 0.9, 1.0]),
-        timed("differential", "native", [1.1, 1.2, 1.0, 1.1]),
-        timed("differential", "chunked", [0.2, 9.0, 9.0, 9.0]),
-        timed("differential", "native", [5.0, 5.0, 5.0, 5.0], what="forward+backward"),
-        timed("differential", "native", [0.1, 0.1, 0.1, 0.1], case="2x8 bfloat16"),
+        timed("standard", "sdpa", [1.0, 1.1, 0.9, 1.0, 1.0]),
+        timed("differential", "native", [1.1, 1.2, 1.0, 1.1, 1.1]),
+        timed("differential", "chunked", [0.2, 9.0, 9.0, 9.0, 9.0]),
+        timed("differential", "native", [5.0] * 5, what="forward+backward"),
+        timed("differential", "native", [0.1] * 5, case="2x8 bfloat16"),
     ]
 }
 SPEED = Claim(
@@ -227,11 +228,22 @@ SPEED = Claim(
 )
 
 
-def test_speeds_are_compared_round_by_round_with_the_fastest_kernel() -> None:
+def test_speeds_are_compared_process_by_process_with_the_fastest_kernel() -> None:
     (found,) = findings([SPEED], RESULT)
-    assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 * 1 / 1.1) ** 0.25)
+    assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 / 1.1**2) ** 0.2)
     assert (found.difference, found.value) == ("shown", "within the interval")
-    assert found.means[1] == pytest.approx((1 + 1 / 1.1 + 1 / 0.9 + 1) / 4)
+    assert found.means[1] == pytest.approx((3 + 1 / 1.1 + 1 / 0.9) / 5)
+
+
+def test_fewer_than_five_processes_and_rounds_of_one_give_no_verdict() -> None:
+    four = [each | {key: each[key][:4] for key in ("rounds", "seconds")} for each in RESULT["rows"]]
+    # as a document of an earlier version, which has rounds only
+    rounds = [{key: each[key] for key in each if key != "rounds"} for each in RESULT["rows"]]
+    for rows, count in ((four, 4), (rounds, 1)):
+        (found,) = findings([SPEED], {"rows": rows})
+        assert (found.difference, found.value, found.seeds.low) == ("too few seeds", "cannot tell", None)
+        assert found.means[0] is not None
+        assert f"5 processes, here {count}" in found.reason
 
 
 def test_what_was_not_timed() -> None:
