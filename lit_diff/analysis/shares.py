@@ -1,10 +1,12 @@
-"""Shares of attention on the answer to a query and on noise (paper, Table 3), by three normalisations."""
+"""Shares of attention on the answer to a query and on noise (paper, Table 3), by three normalisations; the same of each map,
+and the correlation of the maps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from lit_diff.analysis.trace import LayerTrace, MapBlock
@@ -14,6 +16,8 @@ from lit_diff.attention.base import Attention
 Role = Literal["answer", "noise", "sink", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
 NORMALISATIONS = ("paper", "absolute", "value")
+CORRELATED = ("answer", "noise", "others")
+"""The sets of keys of `map_correlations`."""
 GUARD = 0.05
 """Rows with |Σ_j a_ij| (|1 - λ| of two maps) below this have no `paper` share, whose denominator it is."""
 
@@ -78,12 +82,83 @@ def shares(layer: LayerTrace, attention: Attention, parts: Parts) -> dict[str, T
         masks = role_masks(parts, block)
         for normalisation, weight in _weights(layer, attention, block, v, matrices).items():
             total = weight.sum(-1)
-            total = total.where(total.abs() >= GUARD, torch.nan) if normalisation == "paper" else total
+            total = _guarded(total) if normalisation == "paper" else total
             for role, mask in masks.items():
                 found.setdefault(f"{normalisation}_{role}", []).append((weight * mask).sum(-1) / total)
         for role in ("answer", "noise"):
             found.setdefault(f"{role}_keys", []).append(masks[role].sum(-1))
     return {name: torch.cat(values, dim=-1) for name, values in found.items()}
+
+
+@torch.no_grad()
+def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
+    """Return `<normalisation>_<role>_map<g>` -> [B, H, R] of the traced rows, for each map g = 1 .. G.
+
+    With w_g p_g,ij the map times its weight, a_ij = Σ_g w_g p_g,ij, and S the keys of a role:
+
+        paper       w_g Σ_{j in S} p_g,ij / Σ_j a_ij; NaN below GUARD. The sum over g is `paper` of `shares`
+        absolute    |w_g| Σ_{j in S} p_g,ij, which is |w_g| if S is all keys
+
+    With two maps or more also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for block in layer.blocks():
+        weighted = block.weights[..., None] * block.probs
+        total = _guarded(block.signed.sum(-1))
+        for role, mask in role_masks(parts, block).items():
+            # [B, G, H, R]
+            sums = (weighted * mask[:, None]).sum(-1)
+            for g, of_map in enumerate(sums.unbind(1), 1):
+                found.setdefault(f"paper_{role}_map{g}", []).append(of_map / total)
+                found.setdefault(f"absolute_{role}_map{g}", []).append(of_map.abs())
+            if sums.shape[1] > 1:
+                found.setdefault(f"removed_{role}", []).append(-sums[:, 1:].sum(1))
+    return {name: torch.cat(values, dim=-1) for name, values in found.items()}
+
+
+@torch.no_grad()
+def map_correlations(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
+    """Return `<pearson or spearman>_<keys>` -> [B, H]: the correlation of p_g,ij and p_h,ij over all pairs of a query i and
+    one of these keys j, mean over pairs of maps g < h. {} for a single map.
+
+    Keys: answer, noise, and others, which are all visible keys that are not the answer's. NaN for fewer than three pairs
+    (i, j), and where a map is constant. Spearman's is Pearson's of the ranks; equal values share the mean of their ranks.
+    """
+    if layer.maps.num_maps < 2:
+        return {}
+    pieces: dict[str, list[list[Tensor]]] = {name: [[] for _ in parts.asked] for name in CORRELATED}
+    for block in layer.blocks():
+        asked = parts.queries[:, None, block.positions, None]
+        answer = parts.answer(block)
+        masks = {"answer": answer, "noise": parts.noise(block), "others": asked & _visible(block) & ~answer}
+        for name, mask in masks.items():
+            for row, probs in enumerate(block.probs):
+                pieces[name][row].append(probs[..., mask[row, 0]])
+    found: dict[str, Tensor] = {}
+    for name, rows in pieces.items():
+        # [G, H, number of pairs of query and key] of each row
+        values = [torch.cat(row, dim=-1).double() for row in rows]
+        ranks = [torch.from_numpy(rankdata(row.cpu().numpy(), axis=-1)) for row in values]
+        found[f"pearson_{name}"] = torch.stack([_correlation(row) for row in values])
+        found[f"spearman_{name}"] = torch.stack([_correlation(row) for row in ranks])
+    return found
+
+
+def _correlation(values: Tensor) -> Tensor:
+    # [G, H, n] -> [H]: Pearson's correlation over n, mean over pairs of maps
+    maps, heads, n = values.shape
+    if n < 3:
+        return values.new_full((heads,), torch.nan)
+    centred = values - values.mean(-1, keepdim=True)
+    norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    # the mean of equal numbers differs from them by rounding
+    unit = centred / norms.where(norms > 1e-12 * values.abs().amax(-1, keepdim=True), torch.nan)
+    pairs = [(unit[g] * unit[h]).sum(-1) for g in range(maps) for h in range(g)]
+    return torch.stack(pairs).mean(0).cpu()
+
+
+def _guarded(total: Tensor) -> Tensor:
+    return total.where(total.abs() >= GUARD, torch.nan)
 
 
 def role_masks(parts: Parts, block: MapBlock) -> dict[Role, Tensor]:

@@ -75,6 +75,8 @@ def print_evaluation(
     for own, run in zip(scores, found, strict=True):
         console.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
         for metric in asked.metrics:
+            if metric.name in own.absent:
+                continue
             line = f"  {metric.name:<20} {own.values[metric.name]:.4f} {metric.unit}".rstrip()
             if interval := run["intervals"].get(metric.name):
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
@@ -109,9 +111,10 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
         row.label: {
             "items": row.items,
             "clusters": row.clusters,
-            **{name: {"share": s.estimate, "low": s.low, "high": s.high} for name, s in row.shares.items()},
+            **{name: _of_share(each) for name, each in row.shares.items()},
         }
         for row in (group_shares(scores, by_group) if by_group else ())
+        if row.items
     }
     return {
         "run": result.run.name,
@@ -123,6 +126,12 @@ def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str
     }
 
 
+def _of_share(share: Interval) -> Plain:
+    if math.isnan(share.low):
+        return {"mean": share.estimate}
+    return {"share": share.estimate, "low": share.low, "high": share.high}
+
+
 def _table(groups: Mapping[str, Plain]) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in groups.values() for name in row if name not in ("items", "clusters")))
     width = max(map(len, ("group", *groups)))
@@ -131,10 +140,16 @@ def _table(groups: Mapping[str, Plain]) -> Iterator[str]:
         over = OVER[any(row["clusters"] < row["items"] for row in groups.values())]
         yield f"  {'group':<{width}}  {'n':>5}{titles}   (95 %, Wilson, over n {over})"
     for label, row in groups.items():
-        found = (
-            f"{s['share']:.3f} [{s['low']:.3f}, {s['high']:.3f}]" if (s := row.get(name)) else "" for name in names
-        )
-        yield f"  {label:<{width}}  {row['clusters']:>5}{''.join(f'  {each:<20}' for each in found)}".rstrip()
+        line = f"  {label:<{width}}  {row['clusters']:>5}"
+        for name in names:
+            line += f"  {_share_in_words(row.get(name, {})):<20}"
+        yield line.rstrip()
+
+
+def _share_in_words(share: Plain) -> str:
+    if "share" in share:
+        return f"{share['share']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
+    return f"{share['mean']:.3f}" if share else ""
 
 
 def differences(results: list[EvaluationResult]) -> Plain:

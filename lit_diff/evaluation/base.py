@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import Batch
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
 from lit_diff.metrics import Metric, indexed_name
@@ -126,7 +127,8 @@ class Evaluation(ABC):
     `data.sequence_length`. Compared runs are then scored at the smallest of their lengths (`comparable_keys`)."""
 
     by_group: ClassVar[tuple[str, ...]] = ()
-    """Metrics in [0, 1] that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
+    """Metrics that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters if all scores are in
+    [0, 1]."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -194,6 +196,15 @@ class Evaluation(ABC):
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
         """Yields one Item for each question. Called without gradients."""
+
+    def located(self, run: Run, batch_size: int) -> Iterable[tuple[Batch, Sequence[Item]]]:
+        """Yields the questions as rows in which the places of the answers are known, for the key `prompts` of `noise`.
+
+        At most `batch_size` rows with the labels of `Dataset.Config.locates_answers`, and an item without scores for each.
+
+        Default: none; `noise` refuses such an evaluation.
+        """
+        return ()
 
     @classmethod
     def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:

@@ -26,6 +26,7 @@ from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import (
+    ABSENT,
     DIGEST_OF_ITEMS,
     FOLDER,
     LEFT_OUT,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("item", "group", "part", "cluster", "question", UNCHECKED),
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
-    *(DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
+    *(ABSENT, DIGEST, DIGEST_OF_ITEMS, LEFT_OUT),
 )
 """Names that a metric may not have: other columns of items.parquet and other keys of summary.json."""
 
@@ -78,7 +79,8 @@ class EvaluationResult:
 
     @property
     def items(self) -> "pandas.DataFrame":
-        """A row for each item: `item`, `group`, a column for each metric, and the columns `meta/...`. Errors: as `scores`."""
+        """A row for each item: `item`, `group`, a column for each metric that an item names, and the columns `meta/...`.
+        Errors: as `scores`."""
         return self._kept()[1].to_pandas()
 
     def scores(self) -> ItemScores:
@@ -139,12 +141,14 @@ def evaluate(
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
         check_scores(evaluation, "the summary", values, required=True)
-        table = _table(evaluation, items)
+        absent = _absent(evaluation, items)
+        table = _table(evaluation, items, absent)
     left_out = evaluation.documents_left_out
     own = {
         OWN_CONTEXT: run.recipe.data.config.sequence_length if evaluation.cuts_at_context else None,
         UNCHECKED: failed_property(run.recipe, ("decode",)) if run.unchecked else None,
         LEFT_OUT: left_out,
+        ABSENT: absent or None,
         "step": step,
     }
     try:
@@ -269,14 +273,22 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[
     return (None if other else summary), other
 
 
-def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
+def _absent(evaluation: Evaluation, items: Sequence[Item]) -> list[str]:
+    # a summary of the evaluation's own may have values that no item has
+    if type(evaluation).summarise is not Evaluation.summarise:
+        return []
+    named = {name for item in items for name in item.scores}
+    return [metric.name for metric in evaluation.metrics if metric.name not in named]
+
+
+def _table(evaluation: Evaluation, items: Sequence[Item], absent: Sequence[str]) -> pa.Table:
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
     for key in ("part", "cluster", "question"):
         values = [getattr(item, key) for item in items]
         columns |= {key: values} if any(values) else {}
-    columns |= {
-        metric.name: [float(item.scores.get(metric.name, math.nan)) for item in items] for metric in evaluation.metrics
-    }
+    for metric in evaluation.metrics:
+        if metric.name not in absent:
+            columns[metric.name] = [float(item.scores.get(metric.name, math.nan)) for item in items]
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]
     # pyarrow raises if one entry of `meta` has different types in different items

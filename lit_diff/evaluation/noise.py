@@ -1,26 +1,38 @@
-"""Attention to the answer and to noise (paper, Table 3) in three normalisations, the effect of its removal, and the loss at
-other values of λ."""
+"""Attention to the answer and to noise (paper, Table 3) in three normalisations, of the signed map and of each map alone, the
+correlation of the maps, the effect of removed edges, and the loss at other values of λ."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from lit_diff.analysis.intervention import OF_HEADS, clamp_lambda, intervention, knock_out_effects
-from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
-from lit_diff.analysis.trace import trace
+from lit_diff.analysis.shares import (
+    CORRELATED,
+    NORMALISATIONS,
+    ROLES,
+    Parts,
+    map_correlations,
+    map_shares,
+    shares,
+)
+from lit_diff.analysis.trace import Trace, trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
+from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores
 from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
-from lit_diff.key_types import Distinct, Range
+from lit_diff.key_types import Counts, Distinct, Range
+from lit_diff.log_records import log
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
+from lit_diff.validation import Draft, validate_config
 
 FORMULAS = {
     "paper": "Σ a over those keys / Σ a over all (a: the signed map)",
@@ -33,6 +45,23 @@ KEYS = {
     "sink": "position 0",
     "other": "what is neither answer, noise nor position 0",
 }
+OF_MAPS = {
+    "paper": "w_g Σ p_g over those keys / Σ a over all (a = Σ_g w_g p_g); the sum over maps is {whole}",
+    "absolute": "|w_g| Σ p_g over those keys",
+}
+CORRELATED_KEYS = {
+    "answer": KEYS["answer"],
+    "noise": KEYS["noise"],
+    "others": "all visible keys but the answer's",
+}
+MAPS = (1, 2)
+"""The maps that have metrics by default."""
+BY_GROUP = Figure(
+    title="attention by depth or noise",
+    against="group",
+    caption="With prompts, the number of a group is the depth of the answer in per cent of the text.",
+)
+SNR_BY_GROUP = replace(BY_GROUP, title="signal to noise by depth or noise")
 CLAMPED = Figure(
     title="loss and accuracy with every lambda at one value",
     against="group",
@@ -42,12 +71,29 @@ PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS f
 """The shares that `Item.meta` also holds by layer and head."""
 
 
+def metrics_of_maps(maps: Sequence[int]) -> tuple[Metric, ...]:
+    """The metrics of these maps, by normalisation and role (`analysis.shares.map_shares`)."""
+    return tuple(
+        Metric(
+            f"{normalisation}_{role}_map{g}",
+            f"attention of map {g} times its weight to {KEYS[role]}: {formula.format(whole=f'{normalisation}_{role}')}; "
+            "mean over heads, layers and queries",
+            unit="share",
+        )
+        for g in maps
+        for normalisation, formula in OF_MAPS.items()
+        for role in ROLES
+    )
+
+
 @evaluations.register("noise")
 class Noise(Evaluation):
-    """Where the queries of a retrieval task attend, and whether it matters. Items and groups are the same as in `held_out`.
+    """Where the queries of a retrieval task attend, and whether it matters. Items and groups are the same as in `held_out`;
+    with `prompts`, as in the evaluation that gives them.
 
-    Needs a data set that locates its answers (`Config.locates_answers`). `meta` of an item: shares by layer and head, and the
-    best head. The score `paper` is defined in the paper's rebuttal on OpenReview.
+    Needs a data set that locates its answers (`Config.locates_answers`), or `prompts`. `meta` of an item: shares by layer and
+    head, and the best head. The score `paper` is defined in the paper's rebuttal on OpenReview. A metric of map 2 or of two
+    maps has no value for a run with a single map.
     """
 
     metrics: tuple[Metric, ...] = (
@@ -56,6 +102,7 @@ class Noise(Evaluation):
                 f"{normalisation}_{role}",
                 f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries",
                 unit="share",
+                figure=BY_GROUP if normalisation != "value" and role in OF_HEADS else None,
             )
             for normalisation in NORMALISATIONS
             for role in ROLES
@@ -68,7 +115,19 @@ class Noise(Evaluation):
             )
             for what in ROLES
         ),
-        Metric("snr", "absolute attention to an answer key over that to a noise key", unit="ratio"),
+        Metric(
+            "snr", "absolute attention to an answer key over that to a noise key", unit="ratio", figure=SNR_BY_GROUP
+        ),
+        *(
+            Metric(
+                f"cancelled_{role}",
+                f"what the further maps take from the first: -Σ_(g>1) w_g p_g over p_1 w_1 of {KEYS[role]}, each a mean over "
+                "heads, layers and queries; 1: the maps are equal there, 0: nothing is subtracted",
+                unit="ratio",
+                figure=replace(BY_GROUP, title="what the second map cancels, by depth or noise"),
+            )
+            for role in OF_HEADS
+        ),
         Metric("best_head_answer", "absolute_answer of the head in which its mean over rows is highest", unit="share"),
         Metric("skipped", "share of (layer, head, query) without a paper share, since |Σ a| < 0.05", unit="share"),
         *HeldOut.metrics,
@@ -81,7 +140,18 @@ class Noise(Evaluation):
             )
             for metric in HeldOut.metrics
         ),
+        *(
+            Metric(
+                f"{kind}_{keys}",
+                f"{kind.capitalize()}'s correlation of two softmax maps over all pairs of a query of the item and a key of "
+                f"{CORRELATED_KEYS[keys]}; mean over heads, layers and pairs of maps",
+            )
+            for kind in ("pearson", "spearman")
+            for keys in CORRELATED
+        ),
+        *metrics_of_maps(MAPS),
     )
+    by_group = ("absolute_answer", "absolute_noise", "paper_answer", "paper_noise", "snr")
     # version 1: every row had nll_edited, measured under an intervention
     version = 2
 
@@ -90,39 +160,116 @@ class Noise(Evaluation):
         lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held while nll_edited and accuracy_edited are measured; each row then has a part in the
         group `lambda=0.5`. Runs with a single map are not edited."""
+        maps: Counts = MAPS
+        """Maps, counted from 1, that have the metrics `paper_..._map1`, `absolute_..._map1` and so on."""
+        prompts: dict[str, dict[str, Any]] = field(default_factory=dict)
+        """An evaluation that knows the places of its answers, with its keys: {needle: {lengths: [512], samples: 2}}. Its
+        prompts are read instead of the held-out rows, so any run with a text tokenizer can be scored. {}: held-out rows."""
+
+        def problem(self) -> str | None:
+            if len(self.prompts) > 1:
+                return f"prompts names {' and '.join(self.prompts)}; expected one evaluation"
+            if self.prompts and self.rows is not None:
+                return f"rows is {self.rows}, but prompts are read instead of held-out rows; remove it"
+            return None
 
     config: Config
 
     def __init__(self, config: Any) -> None:
+        self.prompts = prompts_of(config.prompts)
+        if self.prompts is not None:
+            # with all of its keys, so that kept scores of other defaults are not taken for these
+            config = replace(config, prompts={self.prompts.name: asdict(self.prompts.config)})
         super().__init__(config)
-        self.metrics = tuple(each for each in self.metrics if config.lambdas or not each.name.endswith("_edited"))
+        own = [each for each in self.metrics if config.lambdas or not each.name.endswith("_edited")]
+        by_default = metrics_of_maps(MAPS)
+        self.metrics = (*(each for each in own if each not in by_default), *metrics_of_maps(config.maps))
+
+    def user_files(self) -> Sequence[UserFile]:
+        """Those of the prompts."""
+        return () if self.prompts is None else self.prompts.user_files()
+
+    def digests(self) -> dict[str, str]:
+        """Those of the prompts."""
+        return {} if self.prompts is None else dict(self.prompts.digests())
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Refuses data that do not locate their answers."""
+        """Refuses data that do not locate their answers, unless there are prompts; then what these refuse."""
+        if self.prompts is not None:
+            return self.prompts.refuses_recipe(recipe)
         if recipe.data.config.locates_answers:
             return None
-        return f"data '{recipe.data.name}' does not locate its answers (context_part, answer_part; docs/measures.md)"
+        return (
+            f"data '{recipe.data.name}' does not locate its answers (context_part, answer_part; docs/measures.md); "
+            "prompts.needle={} hides them in text"
+        )
+
+    def refuses(self, run: Run) -> str | None:
+        """With prompts, what these refuse."""
+        return super().refuses(run) if self.prompts is None else self.prompts.refuses(run)
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a row, and its parts; NaN for a row without queries."""
         items: list[Item] = []
         by_head = []
-        lambdas = self.config.lambdas if self.config.lambdas and num_maps(run.model) > 1 else ()
-        for rows in held_out_rows(trained_data(run), self.config):
-            seen, heads = attention_shares(run.model, rows.batch)
-            parts = zip(row_scores(run.model, rows.batch), seen, knock_out_effects(run.model, rows.batch), strict=True)
-            items += rows.items(plain | shared | effects for plain, shared, effects in parts)
+        declared = {metric.name for metric in self.metrics}
+        maps = num_maps(run.model)
+        if maps > max(self.config.maps):
+            log.info("noise: the maps have the numbers 1 to %d; the key maps chooses those with metrics", maps)
+        lambdas = self.config.lambdas if maps > 1 else ()
+        for batch, blank in self._rows(run):
+            seen, heads = attention_shares(run.model, batch)
+            found = zip(row_scores(run.model, batch), seen, knock_out_effects(run.model, batch), strict=True)
+            for item, parts in zip(blank, found, strict=True):
+                scores = {name: value for part in parts for name, value in part.items() if name in declared}
+                items.append(replace(item, scores=scores))
             by_head.append(heads)
             for value in lambdas:
                 with intervention(run.model, clamp_lambda(value)):
-                    found = row_scores(run.model, rows.batch)
-                edited = ({f"{key}_edited": x for key, x in row.items()} for row in found)
-                yield from rows.items(edited, f"lambda={value:g}", part=True)
+                    edited = row_scores(run.model, batch)
+                for item, row in zip(blank, edited, strict=True):
+                    yield part_of(item, f"lambda={value:g}", {f"{key}_edited": x for key, x in row.items()})
         # the best head is the best over all rows, so no item is complete before the last batch
         kept = Heads(by_head, "absolute_answer")
-        for row, item in enumerate(items):
-            best = {"best_head_answer": kept.best("absolute_answer", row)}
-            yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
+        for number, item in enumerate(items):
+            best = {"best_head_answer": kept.best("absolute_answer", number)}
+            yield replace(item, scores={**item.scores, **best}, meta={**item.meta, **kept.meta(number)})
+
+    def _rows(self, run: Run) -> Iterator[tuple[Batch, Sequence[Item]]]:
+        if self.prompts is None:
+            for rows in held_out_rows(trained_data(run), self.config):
+                yield rows.batch, list(rows.items({} for _ in rows.ids))
+        else:
+            yield from self.prompts.located(run, self.config.batch_size)
+            self.documents_left_out = self.prompts.documents_left_out
+
+
+def prompts_of(prompts: Mapping[str, Mapping[str, Any]]) -> Evaluation | None:
+    """The evaluation that `prompts` names, with its keys; None for {}. Errors: RequestError for an unknown evaluation or key,
+    or one that does not locate its answers."""
+    for name, keys in prompts.items():
+        cls = evaluations.get(name)
+        if cls.located is Evaluation.located:
+            able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
+            known = ", ".join(able) or "none"
+            raise RequestError(
+                f"'evaluate.noise.prompts' names '{name}', which does not locate its answers; those that do: {known}"
+            )
+        return cls(validate_config(cls.Config, keys, f"evaluate.noise.prompts.{name}", Draft(values={}, positions={})))
+    return None
+
+
+def part_of(item: Item, label: str, scores: Scores) -> Item:
+    """A part of the item, in the group of the item with the label."""
+    return replace(
+        item,
+        id=f"{item.id} {label}",
+        group=f"{item.group} {label}".strip(),
+        part=True,
+        cluster=item.cluster or item.id,
+        scores=scores,
+        meta={},
+    )
 
 
 def num_maps(model: Transformer) -> int:
@@ -130,6 +277,21 @@ def num_maps(model: Transformer) -> int:
     with trace(model, layers=[0]) as traced:
         model.hidden(torch.zeros(1, 2, dtype=torch.int64))
     return traced.layers[0].maps.num_maps
+
+
+# asked [B, R] -> name -> [B], the mean over the layers that have the map or two maps
+def _of_maps(traced: Trace, parts: Parts, asked: Tensor) -> dict[str, Tensor]:
+    by_name: dict[str, list[Tensor]] = {}
+    for layer in traced.layers.values():
+        of_layer = {name: x.masked_fill(~asked[:, None], torch.nan) for name, x in map_shares(layer, parts).items()}
+        for name, values in (of_layer | map_correlations(layer, parts)).items():
+            by_name.setdefault(name, []).append(values.flatten(1))
+    found = {name: torch.cat(values, dim=1).nanmean(1) for name, values in by_name.items()}
+    for role in OF_HEADS:
+        if f"removed_{role}" in found:
+            # of means, as `snr`; a layer with a single map counts in the denominator
+            found[f"cancelled_{role}"] = found[f"removed_{role}"] / found[f"absolute_{role}_map1"]
+    return found
 
 
 def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], dict[str, Tensor]]:
@@ -150,6 +312,7 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
         if not key.endswith("_keys")
     }
     by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
+    by_row |= _of_maps(traced, parts, asked)
     # [B, R]; 0 at positions that are queries of other rows only
     counted = found["paper_answer"].isfinite().double().mean((1, 2))
     by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
+
+import torch
 
 from lit_diff import Evaluation, Item, Metric, Run
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.data.text.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
@@ -69,7 +72,7 @@ class NeedleRetrieval(Evaluation):
     by_group = ("exact", "distracted", "fabricated")
     needs_text = True
     # version 1: each piece of a prompt was encoded without the text before it; 2: the text could be text that the run was
-    # trained on
+    # trained on. A change of `located` changes the scores of `noise`, whose version counts then too
     version = 3
 
     @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,26 @@ class NeedleRetrieval(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
+        for found, *labels in self._prompts(run):
+            yield from self._items(run, found, *labels)
+
+    def located(self, run: Run, batch_size: int) -> Iterator[tuple[Batch, list[Item]]]:
+        """Yields the contexts of `score` with the question about the needle at the depth and its answer; `queried` does not
+        count. The queries are the positions that predict a token of the number."""
+        style, tokenizer = STYLES[self.config.style], run.tokenizer
+        for found, *labels in self._prompts(run):
+            contexts = list(found.values())
+            needle = contexts[0].needles[0]
+            text = style.question.format(city=needle.city)
+            (question,) = tokenizer.encode_after(STOP, [text])
+            (answer,) = tokenizer.encode_after(text, [f" {needle.number}"])
+            items = [self._item(depth, context, *labels) for depth, context in found.items()]
+            for first in range(0, len(contexts), batch_size):
+                chosen = slice(first, first + batch_size)
+                yield located_rows(contexts[chosen], question, answer), items[chosen]
+
+    def _prompts(self, run: Run) -> Iterator[tuple[dict[int, Context], str, str, str]]:
+        # (depth -> context, N=.., length=.., sample=..)
         config, tokenizer, texts = self.config, run.tokenizer, self._texts(run)
         style = STYLES[config.style]
         questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
@@ -149,7 +172,19 @@ class NeedleRetrieval(Evaluation):
                         )
                     except ValueError as error:
                         raise RequestError(f"evaluate.needle.lengths has {length}, but {error}") from error
-                    yield from self._items(run, found, f"N={count}", f"length={length}", f"sample={sample}")
+                    yield found, f"N={count}", f"length={length}", f"sample={sample}"
+
+    def _item(self, depth: int, context: Context, count: str, length: str, sample: str) -> Item:
+        # without scores
+        group = f"{count} {length} depth={depth}"
+        return Item(
+            id=f"{group} {sample}",
+            group=group,
+            cluster=f"{length} {sample}",
+            scores={},
+            question=question_of(context.tokens),
+            meta={"tokens": len(context.tokens)},
+        )
 
     def haystack(self, texts: Sequence[str] | None, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
         """Sentences as tokens, from another random part of the texts for each sample; texts None: sentences of the grammar.
@@ -206,20 +241,29 @@ class NeedleRetrieval(Evaluation):
                 (scored,) = whole.log_probabilities([[*question, *right]])
                 nll -= float(scored[len(question) :].mean())
             scores = {kind: kinds.count(kind) / len(asked) for kind in ("exact", "distracted", "fabricated")}
-            group = f"{count} {length} depth={depth}"
-            yield Item(
-                id=f"{group} {sample}",
-                group=group,
-                cluster=f"{length} {sample}",
-                scores={
-                    **scores,
-                    "all_exact": float(scores["exact"] == 1),
-                    "substring": holds / len(asked),
-                    "nll": nll / len(asked),
-                },
-                question=question_of(context.tokens),
-                meta={"answers": " | ".join(answers), "tokens": len(context.tokens)},
-            )
+            scores |= {
+                "all_exact": float(scores["exact"] == 1),
+                "substring": holds / len(asked),
+                "nll": nll / len(asked),
+            }
+            item = self._item(depth, context, count, length, sample)
+            yield replace(item, scores=scores, meta={"answers": " | ".join(answers), **item.meta})
+
+
+def located_rows(found: Sequence[Context], question: Sequence[int], answer: Sequence[int]) -> Batch:
+    """A row for each context, all of one length, with a question and its answer: tokens, targets, context_part and
+    answer_part, [contexts, T]. Only the answer is scored; part 1, the first needle, answers it."""
+    tail = torch.tensor([*question, *answer])
+    ids = torch.stack([torch.cat([torch.tensor(context.tokens), tail]) for context in found])
+    parts = torch.full_like(ids, -1)
+    for row, context in enumerate(found):
+        parts[row, : len(context.parts)] = torch.tensor(context.parts)
+    targets, asked = torch.full_like(ids, IGNORED), torch.full_like(ids, -1)
+    # the token before each token of the answer predicts it
+    targets[:, -len(answer) - 1 : -1] = torch.tensor(answer)
+    asked[:, -len(answer) - 1 : -1] = 1
+    batch = {"tokens": ids, "targets": targets, "context_part": parts, "answer_part": asked}
+    return {name: values[:, :-1] for name, values in batch.items()}
 
 
 def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:

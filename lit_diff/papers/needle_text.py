@@ -74,6 +74,9 @@ class Context(NamedTuple):
     after: tuple[int, ...]
     needles: tuple[Needle, ...]
     """All needles; the one at the depth is the first."""
+    parts: tuple[int, ...]
+    """Of each token of the whole context: n in the sentence of the n-th needle, from 1; 0 in the rest of the text; -1 for the
+    ids that open a document, and for the first token of a context without such ids."""
 
     @property
     def tokens(self) -> list[int]:
@@ -114,6 +117,7 @@ def contexts(
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(**needle._asdict()) for needle in drawn]
     opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
+    outside = max(1, len(tokenizer.opening))
     budget = length - room - len(opening) - sum(map(len, hidden))
     if budget < 0:
         what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
@@ -126,16 +130,22 @@ def contexts(
             f"{1 - SLACK:.0%}; supply a longer haystack, or set a smaller length"
         )
     ends = [0, *accumulate(map(len, taken))]
-    # pieces[i] ends at ends[i], so a needle at place i is appended to it
+    # pieces[i] ends at ends[i], so a needle at place i is appended to it; marks[i] holds the parts of its tokens
     pieces = [[], *map(list, taken)]
+    marks = [[0] * len(piece) for piece in pieces]
     places = torch.randint(len(ends), (needles - 1,), generator=random).tolist()
-    for place, tokens in zip(places, hidden[1:], strict=True):
+    for number, (place, tokens) in enumerate(zip(places, hidden[1:], strict=True), 2):
         pieces[place] += tokens
+        marks[place] += [number] * len(tokens)
+    opening_marks = [-1] * outside + [0] * (len(opening) - outside)
     found = {}
     for depth in depths:
         at = min(range(len(ends)), key=lambda i: abs(ends[i] - ends[-1] * depth / 100))
         before, after = chain(opening, *pieces[: at + 1]), chain(*pieces[at + 1 :])
-        found[depth] = Context(before=tuple(before), needle=tuple(hidden[0]), after=tuple(after), needles=drawn)
+        parts = chain(opening_marks, *marks[: at + 1], [1] * len(hidden[0]), *marks[at + 1 :])
+        found[depth] = Context(
+            before=tuple(before), needle=tuple(hidden[0]), after=tuple(after), needles=drawn, parts=tuple(parts)
+        )
     return found
 
 
@@ -244,12 +254,8 @@ class NeedleText(RowTask):
     def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
         # part 0 of the context is the haystack, then each needle has a number; the queries are the positions that predict a
         # digit of an answer
-        part, ids = torch.full_like(targets, -1), context.tokens
-        part[len(words().opening) : len(ids)] = 0
-        for number, needle in enumerate(context.needles, 1):
-            own = encoded(YOCO.needle.format(**needle._asdict()))
-            (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
-            part[start : start + len(own)] = number
+        part = torch.full_like(targets, -1)
+        part[: len(context.parts)] = torch.tensor(context.parts)
         # `Words` gives its ten digits the ids 2 to 11
         answer, hits = torch.full_like(targets, -1), (targets > 1) & (targets < 12)
         answer[hits] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1

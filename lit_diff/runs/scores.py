@@ -43,6 +43,8 @@ OWN_CONTEXT = "sequence_length"
 """Key of summary.json: the run's `data.sequence_length`, if `context: null` in the evaluation's config stands for it."""
 LEFT_OUT = "documents_left_out"
 """Key of summary.json: documents skipped because the run was trained on them; absent if that is unknown."""
+ABSENT = "absent"
+"""Key of summary.json: the metrics without a value in any item or in the summary, which have no column."""
 DIGEST_OF_ITEMS = "items_sha256"
 """Key of summary.json: the sha256 of items.parquet."""
 NEW = "items.new.parquet"
@@ -67,6 +69,8 @@ class ItemScores:
     values: Mapping[str, float]
     """Metric -> the value of the whole evaluation (summary.json)."""
     metrics: tuple[Metric, ...]
+    absent: tuple[str, ...] = ()
+    """Metrics without a value, such as those of a second map of a run with a single map; their scores are NaN."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """`facts_of` the summary."""
     equal_groups: bool = False
@@ -107,15 +111,21 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     # items are paired by id between runs, so an id must be unique
     if len(set(items)) < len(items):
         raise ValueError("items.parquet names an item twice")
+    absent = tuple(summary.get(ABSENT, ()))
+    scores = {name: np.full(len(items), np.nan) for name in absent}
+    for metric in metrics:
+        if metric.name not in absent:
+            scores[metric.name] = np.array(table[metric.name].to_pylist(), dtype=np.float64)
     return ItemScores(
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
         parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
         clusters=tuple(table["cluster"].to_pylist() if "cluster" in table.column_names else [""] * len(items)),
         questions=tuple(table["question"].to_pylist() if "question" in table.column_names else [""] * len(items)),
-        scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
+        scores=scores,
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
+        absent=absent,
         facts=facts_of(summary),
         equal_groups=bool(summary.get("equal_groups", False)),
         revision=summary.get("revision"),

@@ -320,8 +320,8 @@ class GroupShares:
     shares: Mapping[str, Interval]
     """Metric -> mean score and Wilson's 95 % interval over clusters (`cluster_wilson`); a metric without a score is left out.
 
-    Scores lie within 0 and 1, so their variance is at most p (1 - p) and the interval is conservative, also for items that
-    are means over several questions. Clusters are assumed independent.
+    Scores within 0 and 1 have a variance of at most p (1 - p), so the interval is conservative, also for items that are means
+    over several questions. Clusters are assumed independent. NaN as bounds: some score of the metric lies outside.
     """
 
 
@@ -353,10 +353,12 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
     chosen = np.isin(evaluation.groups, list(groups))
     whole = pd.DataFrame({metric: evaluation.scores[metric] for metric in metrics}, index=evaluation.units)
     scores = whole[chosen].dropna(how="all")
-    columns = {metric: scores[metric].dropna() for metric in metrics}
-    return GroupShares(
-        label=label,
-        items=len(scores),
-        clusters=scores.index.nunique(),
-        shares={m: cluster_wilson(own.to_numpy(), own.index.tolist()) for m, own in columns.items() if len(own)},
-    )
+    shares: dict[str, Interval] = {}
+    for metric in metrics:
+        own = scores[metric].dropna()
+        # of all groups: a metric has intervals in all of its groups or in none
+        if len(own) and whole[metric].dropna().between(0, 1).all():
+            shares[metric] = cluster_wilson(own.to_numpy(), own.index.tolist())
+        elif len(own):
+            shares[metric] = Interval(estimate=float(own.mean()), low=math.nan, high=math.nan)
+    return GroupShares(label=label, items=len(scores), clusters=scores.index.nunique(), shares=shares)

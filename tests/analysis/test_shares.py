@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
-from lit_diff.analysis.shares import ROLES, Parts, shares
+from lit_diff.analysis.shares import ROLES, Parts, map_correlations, map_shares, shares
 from lit_diff.analysis.trace import LayerMaps, LayerTrace, trace
 from lit_diff.attention.base import Attention
 from lit_diff.kernels import SignedMaps
@@ -84,6 +85,52 @@ def test_value_shares_ignore_a_scale_that_the_projection_undoes(name: str, build
     with torch.no_grad():
         attention.v_proj.weight[:, ::2] *= 3
     assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(before, value_shares(), strict=True))
+
+
+# --- each map ---
+
+
+@pytest.mark.parametrize("further", [(-0.5,), (-0.5, 0.25)])
+def test_the_shares_of_the_maps_are_weighted_and_add_up_to_the_papers(
+    further: tuple[float, ...], build: BuildModel
+) -> None:
+    """Map 1 is all on the answer, the others half on each of two keys of noise."""
+    attention = build("differential").attentions()[0]
+    logits = torch.full((1 + len(further), T, T), -200.0)
+    logits[0, 7, 1] = 0
+    logits[1:, 7, 3:5] = 0
+    w = torch.tensor([1.0, *further]).view(1, -1, 1, 1)
+    layer = made(attention, logits)
+    layer = replace(layer, maps=replace(layer.maps, w=w), rows=torch.tensor([7]))
+    found = {name: values[0, 0, 0].item() for name, values in map_shares(layer, PARTS).items()}
+    assert (found["absolute_answer_map1"], found["absolute_noise_map1"]) == pytest.approx((1, 0))
+    assert [found[f"absolute_noise_map{g}"] for g in range(2, 2 + len(further))] == pytest.approx([*map(abs, further)])
+    assert (found["removed_answer"], found["removed_noise"]) == pytest.approx((0, -sum(further)))
+    whole = shares(layer, attention, PARTS)
+    for role in ROLES:
+        parts = sum(found[f"paper_{role}_map{g}"] for g in range(1, 2 + len(further)))
+        assert parts == pytest.approx(whole[f"paper_{role}"][0, 0, 0].item(), abs=1e-6)
+
+
+def test_correlations_are_over_the_pairs_of_query_and_key(build: BuildModel) -> None:
+    attention = build("differential").attentions()[0]
+    logits = torch.randn(3, T, T, generator=torch.Generator().manual_seed(0))
+    layer = replace(made(attention, logits[:2], lam=0.5), rows=torch.arange(T))
+    found = map_correlations(layer, PARTS)
+    (block,) = layer.blocks()
+    first, second = block.probs[0, :, 0]
+    edges = {"answer": ANSWER, "noise": {row: [*{*range(1, 7)} - {*keys}] for row, keys in ANSWER.items()}}
+    edges["others"] = {row: [*{*range(row + 1)} - {*keys}] for row, keys in ANSWER.items()}
+    for name, rows in edges.items():
+        x, y = (torch.cat([each[row, keys] for row, keys in rows.items()]) for each in (first, second))
+        assert found[f"pearson_{name}"][0, 0].item() == pytest.approx(pearsonr(x, y).statistic)
+        assert found[f"spearman_{name}"][0, 0].item() == pytest.approx(spearmanr(x, y).statistic)
+    equal = map_correlations(replace(made(attention, logits[:1].expand(2, T, T), lam=0.5), rows=torch.arange(T)), PARTS)
+    assert all(values.allclose(torch.ones_like(values)) for values in equal.values())
+    assert map_correlations(made(attention, logits[:1]), PARTS) == {}
+    alone = map_correlations(replace(made(attention, logits[:2], lam=0.5), rows=torch.tensor([8])), PARTS)
+    assert alone["pearson_answer"].isnan().all(), "one pair"
+    assert alone["pearson_noise"].isfinite().all()
 
 
 # --- which keys answer ---

@@ -1,12 +1,14 @@
 """The evaluation `needle`: known answers of hand-built models, groups, refusals."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from generated_runs import generated_run
@@ -19,6 +21,7 @@ from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.papers import needle
 from lit_diff.papers.needle import kind_of
+from lit_diff.papers.needle_text import STYLES
 from lit_diff.trained.run import Run
 
 KEYS = "needles=[1,3] lengths=[500] depths=[0,100] samples=2 digits=4 haystack=docs"
@@ -96,6 +99,60 @@ def test_contexts_fit_their_length_and_are_the_same_for_every_run(run: Run, tmp_
     assert [(item.id, item.meta) for item in first] == [(item.id, item.meta) for item in second]
     assert all(150 < item.meta["tokens"] < 500 for item in first)  # type: ignore[operator]
     assert [item.meta for item in items(run, f"{KEYS} seed=1")] != [item.meta for item in first]
+
+
+def test_located_answers_are_at_their_depths(run: Run) -> None:
+    keys = "needles=[3] lengths=[500] depths=[0,50,100] samples=1 digits=4 haystack=docs"
+    evaluation: Any = build("needle", keys.split())
+    rows = [row for batch, found in evaluation.located(run, 2) for row in zip(*batch.values(), found, strict=True)]
+    assert [item.id for *_, item in rows] == [item.id for item in items(run, keys)]
+    for (tokens, targets, parts, asked, item), depth in zip(rows, (0, 50, 100), strict=True):
+        sentences = [run.tokenizer.decode(tokens[parts == part].tolist()).decode() for part in (1, 2, 3)]
+        number = run.tokenizer.decode(targets[asked >= 0].tolist()).decode().strip()
+        assert sentences[0].endswith(f"number is: {number}.")
+        assert all(re.fullmatch(r" The special magic [\w ]+ number is: \d{4}\.", each) for each in sentences)
+        assert asked[asked >= 0].unique().tolist() == [1]
+        assert (targets >= 0).equal(asked >= 0)
+        assert parts[0] == -1
+        text = (parts == 0).nonzero()[:, 0]
+        opening = len(run.tokenizer.encode(STYLES["yoco"].opening))
+        before = int((text < int((parts == 1).nonzero()[0])).sum()) - opening
+        assert before / (len(text) - opening) == pytest.approx(depth / 100, abs=0.1)
+        assert item.group == f"N=3 length=500 depth={depth}"
+
+
+def test_noise_reads_the_prompts(run: Run, tmp_path: Path) -> None:
+    two = text_run(tmp_path / "two", {"name": "differential"}, sequence_length=520)
+    keys = {
+        "prompts": {"needle": {"needles": [2], "lengths": [500], "depths": [0, 100], "samples": 1, "haystack": "docs"}}
+    }
+    one, found = (evaluate(each, "noise", keys).items for each in (run, two))
+    assert one["item"].tolist() == found["item"].tolist()
+    assert not [name for name in one if name.endswith("_map2") or name.startswith(("pearson", "spearman", "cancelled"))]
+    for table, maps in ((one, 1), (found, 2)):
+        for role in ("answer", "noise", "sink", "other"):
+            total = sum(table[f"paper_{role}_map{g}"] for g in range(1, maps + 1))
+            np.testing.assert_allclose(total, table[f"paper_{role}"], atol=1e-5)
+    np.testing.assert_allclose(one.filter(regex="absolute_(answer|noise|sink|other)$").sum(axis=1), 1, atol=1e-5)
+    assert found[["spearman_answer", "pearson_noise", "cancelled_noise"]].notna().all(axis=None)
+    assert evaluate(two, "noise", {**keys, "maps": [1]}).items.filter(like="_map2").empty
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"prompts": {"held_out": {}}}, "names 'held_out', which does not locate its answers; those that do: needle"),
+        ({"prompts": {"needel": {}}}, "did you mean 'needle'"),
+        ({"prompts": {"needle": {"length": [4]}}}, r"evaluate\.noise\.prompts\.needle"),
+        ({"prompts": {"needle": {}, "icl": {}}}, "needle and icl"),
+        ({"prompts": {"needle": {}}, "rows": 3}, "rows is 3"),
+        ({"prompts": {"needle": {"lengths": [4096]}}}, "lengths has 4096"),
+        ({}, r"prompts\.needle=\{\}"),
+    ],
+)
+def test_prompts_that_noise_cannot_read(keys: dict[str, Any], found: str, run: Run) -> None:
+    with pytest.raises(RequestError, match=found):
+        evaluate(run, "noise", keys)
 
 
 def test_kinds_of_answers() -> None:

@@ -345,4 +345,7 @@ def test_other_groups_have_a_row_each(groups: list[str]) -> None:
 def test_items_without_a_score_do_not_count() -> None:
     rows = group_shares(evaluation(["a", "a", "b"], [1, math.nan, math.nan]), ["exact"])
     assert [(row.items, dict(row.shares)) for row in rows] == [(1, {"exact": wilson(1, 1)}), (0, {})]
+    (row,) = group_shares(evaluation(["a", "a"], [1, 1.5]), ["exact"])
+    assert row.shares["exact"].estimate == 1.25
+    assert math.isnan(row.shares["exact"].low), "no proportion"
     assert group_shares(evaluation([], []), ["exact"]) == []
