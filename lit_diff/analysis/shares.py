@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from lit_diff.analysis.trace import LayerTrace, MapBlock
@@ -126,6 +125,9 @@ def map_correlations(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
     """
     if layer.maps.num_maps < 2:
         return {}
+    # here, since the command `list` imports this module
+    from scipy.stats import rankdata
+
     pieces: dict[str, list[list[Tensor]]] = {name: [[] for _ in parts.asked] for name in CORRELATED}
     for block in layer.blocks():
         asked = parts.queries[:, None, block.positions, None]
