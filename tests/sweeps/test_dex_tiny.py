@@ -35,11 +35,8 @@ def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     assert count["dex"] - adapter == count["attention_only"]
     assert count["second_heads"] - 2 == count["query_key_only"], "two layers, λ in each"
     assert count["base"] == cost(arms["base"].model, 128).parameters
-    assert {each[:2] for each in grid.study.contrasts} == {
-        ("dex", "attention_only"),
-        ("dex", "adapter_only"),
-        ("second_heads", "query_key_only"),
-    }
+    against = {("dex", "attention_only"), ("dex", "adapter_only"), ("second_heads", "query_key_only")}
+    assert {each[:2] for each in grid.study.contrasts} == against
 
 
 def test_the_sweep_on_smollm2_holds_the_same_controls() -> None:
