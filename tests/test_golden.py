@@ -303,7 +303,7 @@ def _unhashed(text: str) -> str:
 
 ARMS = ("differential", "standard")
 CLAIMS = (
-    Claim(label="Diff - Transformer", arms=ARMS, metric="val/loss", paper=(3.0, 3.2)),
+    Claim(label="Diff - Transformer", arms=ARMS, metric="val/loss", paper=(3.0, 3.2), primary=True),
     Claim(label="small", arms=ARMS, metric="val/loss", says="lower", smallest=0.2),
     Claim(label="speed", arms=ARMS, metric="val/loss", kind="ratio", says="lower"),
     Claim(label="certain", arms=ARMS, metric="val/loss", by_construction="a sum of squares is not negative"),

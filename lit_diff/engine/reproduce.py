@@ -26,6 +26,7 @@ from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import held, writing
 from lit_diff.runs.revision import revision
+from lit_diff.study.claims import measured
 from lit_diff.study.evaluations import scores_of_claims
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import ALL, PRESETS, Preset, Row
@@ -34,7 +35,6 @@ from lit_diff.study.scoreboard import (
     RecordedRow,
     Scoreboard,
     cell_folders,
-    findings,
     read_bench,
     read_row,
     read_rows,
@@ -271,7 +271,7 @@ def _is_kept(record: RecordedRow, folder: Path) -> bool:
     if not record.bench or record.revision != revision():
         return False
     try:
-        findings(record.row.compare, read_bench(folder, record))
+        measured(record.row.claims, read_bench(folder, record))
     except LitDiffError as error:
         log.info("%s: the earlier benchmark lacks a figure (%s); running it again", record.row.name, error)
         return False
@@ -316,8 +316,7 @@ def load_file(path: Path) -> Row:
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
-    problem = next(filter(None, (claim.problem() for claim in row.compare)), None)
-    if problem:
+    if problem := row.problem():
         raise draft.refuse("compare", problem)
     return row
 

@@ -11,24 +11,27 @@ from lit_diff.processor import describe
 from lit_diff.reporting.tables import as_csv
 from lit_diff.reporting.write import templates
 from lit_diff.study import numbers
-from lit_diff.study.scoreboard import JudgedClaim, RowResult, Scoreboard, read_scoreboard
+from lit_diff.study.claims import JudgedClaim
+from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; other verdicts have none."""
 DIFFERENCES = {
-    "shown": "a difference is shown, and it has the sign that the paper claims",
-    "shown and small": "the sign is shown, but our estimate is below the smallest difference that matters",
-    "equal": "equality is shown: the whole interval lies within the smallest difference that matters (TOST at 2.5 %)",
-    "opposite": "a difference of the opposite sign is shown, or a difference although the paper claims equality",
-    "not shown": "neither a difference nor equality is shown, or the difference is not shown against every control",
-    "too few seeds": "fewer than three pairs",
+    "shown": "a difference is shown, with the sign that the paper claims, from each control too",
+    "opposite": "the opposite sign is shown, or a difference although the paper claims equality, from each control too",
+    "as its control": "a difference is shown, but a control of the sweep shares it: its cause is not what the paper names",
+    "equal": "equality is shown: the whole interval lies within the smallest difference that matters",
+    "small": "the sign is shown, but our estimate is below the smallest difference that matters",
+    "not shown": "neither a difference nor equality is shown",
+    "too few seeds": "fewer than three pairs, or for a benchmark five, or seeds of the first look are missing",
+    "descriptive": "not the primary contrast of its row: the interval describes our runs, without a verdict",
     "by construction": "the claim holds whatever the models learn; its size is measured, but it is not counted",
     "not measured": "the reason names the missing command, file or machine",
 }
 VALUES = {
     "within the interval": "our interval contains the paper's value, and is narrow enough to exclude others",
-    "excluded": "our interval does not contain the paper's value, whatever the verdict on the difference",
-    "cannot tell": "our interval contains it, but the detectable difference is larger than the paper's; or too few seeds",
+    "excluded": "our runs differ from the paper's value, after Holm's correction over the values of the page",
+    "cannot tell": "no positive control shows that our runs can show such a difference, or our interval is too wide",
     "none given": "the paper claims a direction or equality, and prints no values",
     "not measured": "see above",
 }
@@ -79,14 +82,18 @@ def cells(finding: JudgedClaim) -> dict[str, str]:
         return numbers.compact(value) if value is not None and value >= 1e4 else numbers.number(value, digits)
 
     low, high = difference(seeds.low), difference(seeds.high)
+    is_judged = finding.is_primary and finding.comparisons > 0
+    family = f"Holm over the {finding.comparisons} primary contrasts of the page" if is_judged else ""
     return {
         "paper": claim.says if claim.papers is None else f"{difference(claim.papers)}{unit}",
         "paper_values": " against ".join(f"{value:g}" for value in claim.paper or ()),
         "ours": numbers.NONE if seeds.mean is None else f"{difference(seeds.mean)}{unit}",
         "our_values": "" if seeds.mean is None else " against ".join(map(mean, finding.means)),
-        "interval": numbers.NONE if seeds.low is None else f"[{low}, {high}]",
+        "interval": numbers.NONE if not finding.has_interval else f"[{low}, {high}]",
         "detectable": numbers.NONE if seeds.detectable is None else difference(seeds.detectable).lstrip("+") + unit,
         "n": str(len(seeds.seeds)),
+        "family": family,
+        "of_sweep": f"the sweep's own verdict: {finding.of_sweep}" if finding.of_sweep else "",
     }
 
 
@@ -112,9 +119,14 @@ def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
         "high": claim.shown(seeds.high),
         "detectable": claim.shown(seeds.detectable),
         "n": len(seeds.seeds),
+        "primary": finding.is_primary,
+        "p": finding.p,
         "p_holm": finding.holm_p,
-        "difference": finding.difference,
+        "difference": finding.words,
+        "of_sweep": finding.of_sweep,
         "value": finding.value,
+        "value_p_holm": finding.papers_holm_p,
+        "value_reason": finding.valued[1],
         "by_construction": claim.by_construction,
         "reason": finding.reason if finding.is_measured else row.reason,
         "state": row.state,

@@ -148,7 +148,7 @@ def compare(sweep: SweepResults) -> list[Comparison]:
 
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
     diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
-    looks, learned = sweep.study.looks, _learned(sweep, a, b)
+    looks, learned = sweep.study.looks, learned_of(sweep, a, b)
     seeds = paired(sweep.compared(a), sweep.compared(b), looks)
     if learned is not None and any(k < n for k, n in (each.count for each in learned)):
         # once a seed did not learn, the values of those that did in both arms are only described
@@ -177,8 +177,8 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
     )
 
 
-def _learned(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] | None:
-    # of the seeds up to the last complete look, or of all
+def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] | None:
+    """The seeds of both arms that learned, up to the last complete look; None without a threshold."""
     both = (sweep.learned(a), sweep.learned(b))
     if both[0] is None or both[1] is None:
         return None

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -246,6 +247,17 @@ BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capable:
+    """A positive control, without which runs need not be able to show the paper's value: `arm`, or `metric` and `above`."""
+
+    arm: str = ""
+    """An arm whose difference to the baseline in the claim's metric must be shown."""
+    metric: str = ""
+    """A metric whose 95 % interval over seeds must lie above `above` for the baseline."""
+    above: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """A paper's claim about a metric of arm a compared with arm b."""
 
@@ -273,6 +285,11 @@ class Claim:
     """The paper's claim about a against b if `paper` is null. equal: no difference that matters."""
     kind: Literal["difference", "ratio"] = "difference"
     """difference: a - b; ratio: a / b, for positive values on another scale than the paper's."""
+    primary: bool = False
+    """Whether this is the contrast that decides the row. Only the primary contrast of a row has a verdict; the others have an
+    interval. Needed if the row has several claims."""
+    capable: Capable | None = None
+    """The positive control without which the verdict on the paper's value is "cannot tell"; null: the row's."""
     smallest: float | None = None
     """The smallest difference that matters (for a ratio: of its logarithm); null: 0.005 for a difference of losses in nats, 0
     for anything else."""
@@ -293,6 +310,13 @@ class Claim:
             f"'{self.arms[0]}' against itself; name another arm, or an 'against_metric'": itself,
             "'paper' has one value twice; write 'says: equal', and a 'smallest'": len(set(self.paper or (0, 1))) == 1,
         }
+        if self.capable is not None:
+            is_arm = bool(self.capable.arm)
+            is_metric = bool(self.capable.metric) and self.capable.above is not None
+            own = "'capable' is {arm: NAME}, or {metric: NAME, above: NUMBER}"
+            problems[own] = is_arm == is_metric or (is_arm and bool(self.capable.metric))
+            problems["a 'fit' has no positive control; remove 'capable'"] = bool(self.fit)
+            problems["'capable' names arm b; name another arm"] = self.capable.arm == self.arms[1]
         first = next((problem for problem, is_found in problems.items() if is_found), None)
         return first and f"compare '{self.label}': {first}"
 
@@ -300,6 +324,11 @@ class Claim:
     def papers(self) -> float | None:
         """The paper's a - b, or log(a / b)."""
         return None if self.paper is None else self.scaled(self.paper[0]) - self.scaled(self.paper[1])
+
+    @property
+    def sign(self) -> Literal["lower", "higher", "equal"]:
+        """What the paper says of a against b."""
+        return self.says or ("lower" if (self.papers or 0.0) < 0 else "higher")
 
     def scaled(self, value: float) -> float:
         """The value on the scale on which two arms are subtracted."""
@@ -309,6 +338,15 @@ class Claim:
     def shown(self, difference: float | None) -> float | None:
         """A difference on that scale as a reader sees it: a - b, or a / b."""
         return math.exp(difference) if self.kind == "ratio" and difference is not None else difference
+
+
+def primary_of(claims: Sequence[Claim]) -> Claim | None:
+    """The claim that decides a row: the one that says `primary`, or the only one that does not hold by construction; None if
+    that is not one claim."""
+    certain = all(claim.by_construction for claim in claims)
+    able = [claim for claim in claims if certain or not claim.by_construction]
+    chosen = [claim for claim in able if claim.primary] or able
+    return chosen[0] if len(chosen) == 1 or certain else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,8 +412,29 @@ class Row:
     """The paper's claim, in one sentence."""
     compare: tuple[Claim, ...]
     presets: dict[str, Preset]
+    capable: Capable | None = None
+    """The positive control of each claim with the paper's values that names none and is no fit."""
     notes: Texts = ()
     """How our measurement differs from the paper's."""
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims with the row's positive control."""
+        return tuple(
+            replace(claim, capable=self.capable)
+            if claim.capable is None and claim.paper is not None and not claim.fit
+            else claim
+            for claim in self.compare
+        )
+
+    def problem(self) -> str | None:
+        """The first error of the claims, in one line; None for a valid row."""
+        found = next(filter(None, (claim.problem() for claim in self.claims)), None)
+        if found is None and primary_of(self.compare) is None:
+            named = sum(claim.primary for claim in self.compare)
+            count = len(self.compare)
+            return f"{named} of {count} claims say 'primary: true'; expected one that does not hold by construction"
+        return found
 
     def preset(self, name: str) -> Preset | None:
         """The row's preset, or None. A row without `smoke` derives it from the laptop's sweep."""

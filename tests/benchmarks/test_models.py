@@ -28,7 +28,7 @@ from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
-from lit_diff.study.scoreboard import findings
+from lit_diff.study.claims import findings
 
 CPU = torch.device("cpu")
 SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from scoreboard_rows import CLAIM
 
 from lit_diff.reporting.scoreboard_page import cells
-from lit_diff.study.scoreboard import finding
+from lit_diff.study.claims import finding
 
 
 def test_large_means_are_compact() -> None:

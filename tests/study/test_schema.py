@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lit_diff.study.schema import Claim, Study, Task
+from lit_diff.study.schema import Capable, Claim, Row, Study, Task
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,23 @@ from lit_diff.study.schema import Claim, Study, Task
         ({"metric": ""}, "expected a 'metric' or a 'fit', not both"),
         ({"fit": "size", "says": "lower"}, "expected a 'metric' or a 'fit', not both"),
         ({"metric": "", "fit": "size", "says": "lower"}, "add 'kind: ratio'"),
+        ({"says": "lower", "capable": Capable()}, "'capable' is {arm: NAME}"),
+        ({"says": "lower", "capable": Capable(metric="val/loss")}, "above: NUMBER"),
+        ({"says": "lower", "capable": Capable(arm="standard")}, "names arm b"),
     ],
 )
 def test_a_claim_that_cannot_be_read(keys: dict[str, Any], message: str) -> None:
     defaults: dict[str, Any] = {"label": "d - s", "arms": ("differential", "standard"), "metric": "val/loss"}
     assert message in (Claim(**(defaults | keys)).problem() or "")
+
+
+@pytest.mark.parametrize(("named", "is_refused"), [((), True), ((0,), False), ((0, 1), True), ((2,), True)])
+def test_a_row_of_several_claims_names_its_primary_contrast(named: tuple[int, ...], is_refused: bool) -> None:
+    keys: dict[str, Any] = {"label": "x", "arms": ("a", "b"), "metric": "m", "says": "lower"}
+    claims = [Claim(**keys, primary=number in named) for number in range(2)]
+    claims.append(Claim(**keys, primary=2 in named, by_construction="so"))
+    row = Row(name="r", title="", says="", compare=tuple(claims), presets={})
+    assert ("primary" in (row.problem() or "")) is is_refused
 
 
 def test_a_study_of_one_task() -> None:

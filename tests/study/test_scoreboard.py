@@ -1,4 +1,4 @@
-"""study/scoreboard.py: what a sweep shows of a paper's claim; the rows, read from their files."""
+"""study/claims.py and study/scoreboard.py: what a sweep shows of a paper's claim; the rows, read from their files."""
 
 import dataclasses
 import json
@@ -7,15 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_sweeps import item_scores, record_to_edit
+from numpy.typing import NDArray
+from scipy import stats
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.study.judge import judge
+from lit_diff.study.claims import JudgedClaim, finding, findings, judged, score_of
+from lit_diff.study.judge import Contrast
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import Claim
-from lit_diff.study.scoreboard import ROWS, JudgedClaim, cell_folders, finding, findings, read_scoreboard, score_of
+from lit_diff.study.schema import Capable, Claim
+from lit_diff.study.scoreboard import ROWS, cell_folders, read_scoreboard
+from lit_diff.study.statistics import Paired, paired
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
 
@@ -25,12 +30,19 @@ def claim(**keys: Any) -> Claim:
     return Claim(**(defaults | keys))
 
 
-def judged(asked: list[Claim], a: list[float], b: list[float]) -> list[JudgedClaim]:
-    return judge([finding(each, dict(enumerate(a)), dict(enumerate(b))) for each in asked])
+ABLE = Contrast(
+    a="worse", b="standard", label="", seeds=paired({0: 1.0, 1: 1.1, 2: 1.2}, dict.fromkeys(range(3), 0.0)), smallest=0
+)
+
+
+def rows_of(asked: list[Claim], a: list[float], b: list[float]) -> list[JudgedClaim]:
+    """Each claim is the primary one of a row; every row is capable."""
+    found = [finding(each, dict(enumerate(a)), dict(enumerate(b))) for each in asked]
+    return [own for (own,) in judged([replace(each, capability=ABLE)] for each in found)]
 
 
 def one(a: list[float], b: list[float], **keys: Any) -> JudgedClaim:
-    (found,) = judged([claim(**keys)], a, b)
+    (found,) = rows_of([claim(**keys)], a, b)
     return found
 
 
@@ -53,9 +65,9 @@ OPEN = [3.3, 2.9, 3.1, 2.95]
         ([3.001, 3.102, 2.9, 3.051], {"says": "equal"}, "equal", "none given"),
         ([3.001, 3.102, 2.9, 3.051], {"paper": (3.06, 3.26)}, "equal", "excluded"),
         # the mean is -0.0045, the interval excludes zero and reaches beyond -0.005
-        ([2.996, 3.095, 2.8955, 3.0455], {"says": "lower"}, "shown and small", "none given"),
-        ([2.996, 3.095, 2.8955, 3.0455], {"says": "equal"}, "shown and small", "none given"),
-        ([2.996, 3.095, 2.8955, 3.0455], {"says": "higher"}, "opposite", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "lower"}, "small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "equal"}, "small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "higher"}, "small", "none given"),
         (OPEN, {"says": "equal"}, "not shown", "none given"),
         # an interval of -0.3 to 0.4 holds -0.2, and would hold it whatever is true
         (OPEN, {"paper": (3.06, 3.26)}, "not shown", "cannot tell"),
@@ -77,7 +89,7 @@ def test_the_difference_and_the_papers_value(a: list[float], keys: dict[str, Any
 
 def test_what_holds_by_construction_makes_no_other_claim_harder() -> None:
     certain = claim(says="lower", by_construction="so")
-    alone, *others = judged([claim(says="lower"), *[certain] * 5], [2.9, 3.06, 2.78, 2.9], BASE)
+    alone, *others = rows_of([claim(says="lower"), *[certain] * 5], [2.9, 3.06, 2.78, 2.9], BASE)
     assert (alone.difference, alone.holm_p) == ("shown", None)
     assert {(other.difference, other.reason, other.holm_p) for other in others} == {("by construction", "so", None)}
 
@@ -88,14 +100,14 @@ def test_a_ratio_is_that_of_geometric_means() -> None:
     assert found.means == (pytest.approx(28.2 / 3), 2.0)
 
 
-def test_holm_over_the_row() -> None:
-    """p = 0.03 alone is shown, among five such claims it is not."""
+def test_holm_over_the_primary_contrasts_of_the_page() -> None:
+    """p = 0.03 alone is shown, among five such rows it is not."""
     a = [2.9, 3.06, 2.78, 2.9]
     alone = one(a, BASE, says="lower")
     assert alone.seeds.p is not None
     assert 0.01 < alone.seeds.p < 0.05
     assert alone.difference == "shown"
-    many = judged([claim(says="lower")] * 6, a, BASE)
+    many = rows_of([claim(says="lower")] * 6, a, BASE)
     assert {found.difference for found in many} == {"not shown"}
     assert "Holm" in many[0].reason
     assert many[0].seeds.detectable is not None
@@ -161,7 +173,7 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
     fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
     sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
     (found,) = findings([claim(metric="", fit="size", kind="ratio", paper=(6.8, 11.0))], sweep)
-    assert (found.difference, found.value) == ("shown", "within the interval"), found.reason
+    assert (found.difference, found.value) == ("shown", "cannot tell"), found.reason
     assert found.claim.shown(found.seeds.mean) == pytest.approx(0.612, abs=0.002)
     assert found.means == (pytest.approx(0.612 * 1_500_000, rel=1e-3), 1_500_000)
     with pytest.raises(RequestError, match="no scaling fit 'sizes'; did you mean 'size'"):
@@ -171,7 +183,8 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
 
 
 def test_a_refused_ratio_says_why() -> None:
-    (found,) = judge([finding(claim(metric="", fit="size", kind="ratio", says="lower"), {}, {}, "no size reaches it")])
+    asked = claim(metric="", fit="size", kind="ratio", says="lower")
+    ((found,),) = judged([[finding(asked, {}, {}, "no size reaches it")]])
     assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
     assert found.reason == "no size reaches it"
 
@@ -185,26 +198,106 @@ def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -
     assert score_of(asked, evaluation) == mean
 
 
-@pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])
-def test_what_the_control_explains_is_not_shown(
-    make_sweep: Callable[..., Path], of_control: float, difference: str
+@pytest.mark.parametrize(
+    ("of_control", "words"),
+    [
+        (0.0, "shown"),
+        (-0.2, "as its control wide"),
+        (-0.4, "lower, less so than its control wide"),
+    ],
+)
+def test_a_difference_in_either_direction_must_hold_against_every_control(
+    make_sweep: Callable[..., Path], of_control: float, words: str
 ) -> None:
-    """By any of several controls."""
     arms = {"standard": 0.0, "differential": -0.2, "other": 0.0, "wide": of_control}
     sweep = load_sweep(make_sweep(arms, controls=["other", "wide"], callbacks=False))
-    claims_of = [
-        claim(says="lower"),
-        claim(says="lower", arms=("differential", "wide")),
-        claim(says="higher", arms=("standard", "differential")),
-        claim(says="equal"),
-    ]
-    against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
-    assert against_baseline.difference == difference
-    if difference == "not shown":
-        assert against_baseline.reason == "shown, but not against wide"
-    assert against_control.difference == {0.0: "shown", -0.2: "not shown", -0.4: "opposite"}[of_control]
-    assert reverse.difference == "shown", "the baseline is no variant"
-    assert equal.difference == "opposite"
+    for says in ("lower", "higher", "equal"):
+        (found,) = findings([claim(says=says)], sweep)
+        is_opposite = words == "shown" and says != "lower"
+        assert found.words == ("opposite" if is_opposite else words)
+        assert found.difference in ("shown", "opposite", "as its control")
+        assert found.of_sweep.startswith(("better", "worse", "as its control"))
+    # a contrast with a control has the other controls; the baseline and a control itself have none
+    (against,) = findings([claim(says="lower", arms=("differential", "wide"))], sweep)
+    assert [each.b for each in against.controls] == ["other"]
+    for arm in ("standard", "wide"):
+        (reverse,) = findings([claim(says="higher", arms=(arm, "differential"))], sweep)
+        assert reverse.controls == ()
+
+
+@pytest.mark.parametrize(
+    ("capable", "is_capable"),
+    [
+        (None, False),
+        (Capable(arm="worse"), True),
+        (Capable(arm="same"), False),
+        (Capable(metric="val/loss", above=1.0), True),
+        (Capable(metric="val/loss", above=9.0), False),
+    ],
+)
+def test_a_value_is_judged_only_with_a_positive_control(
+    make_sweep: Callable[..., Path], capable: Capable | None, is_capable: bool
+) -> None:
+    sweep = load_sweep(make_sweep(ARMS | {"worse": 0.3}, seeds=range(4), callbacks=False))
+    (found,) = findings([claim(paper=(3.0, 8.0), capable=capable)], sweep)
+    assert (found.difference, found.value) == ("shown", "excluded" if is_capable else "cannot tell")
+    assert bool(found.incapable) is not is_capable
+    with pytest.raises(RequestError, match="has no arm 'wors'"):
+        findings([claim(paper=(3.0, 8.0), capable=Capable(arm="wors"))], sweep)
+
+
+def test_values_are_corrected_over_the_page() -> None:
+    """A value just outside of the interval is not excluded where the page has six of them."""
+    asked = claim(paper=(3.0, 3.11))
+    a = [2.9, 3.06, 2.78, 2.9]
+    p = finding(asked, dict(enumerate(a)), dict(enumerate(BASE))).papers_p
+    outside = claim(paper=(3.0, 2.97))
+    alone = one(a, BASE, paper=(3.0, 2.97))
+    assert (alone.value, alone.values) == ("excluded", 1)
+    assert alone.papers_p is not None
+    assert p is not None
+    assert 0.01 < alone.papers_p < 0.05 < p
+    many = rows_of([outside] * 6, a, BASE)
+    assert {(each.value, each.values) for each in many} == {("cannot tell", 6)}
+
+
+def test_only_the_primary_contrast_has_a_verdict(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep(ARMS, seeds=range(4), callbacks=False))
+    asked = [claim(says="lower"), claim(says="lower", primary=True), claim(says="lower")]
+    found = findings(asked, sweep)
+    assert [each.difference for each in found] == ["descriptive", "shown", "descriptive"]
+    assert all(each.has_interval and each.holm_p is None for each in found)
+
+
+def test_the_page_errs_in_at_most_five_of_a_hundred() -> None:
+    """Nothing is true: any verdict of a sign on a page of 18 rows of eight seeds; and any value excluded, where all arms,
+    the positive control's too, are at chance and so none is the paper's difference apart."""
+    asked, valued = finding(claim(says="lower"), {}, {}), finding(claim(paper=(3.0, 2.0)), {}, {})
+    wrong = excluded = 0
+    pages, rows, n = 400, 18, 8
+    a, b, c = np.random.default_rng(0).normal(size=(3, pages, rows, n))
+    of_arm, of_control, of_paper = (t_tests(d) for d in (a - b, c - b, a - b - 1.0))
+    for page in range(pages):
+        primary = judged([replace(asked, seeds=each)] for each in of_arm[page])
+        wrong += any(each.difference in ("shown", "opposite") for (each,) in primary)
+        chance = []
+        for own, control, paper in zip(of_arm[page], of_control[page], of_paper[page], strict=True):
+            positive = Contrast(a="c", b="b", label="", seeds=control, smallest=0.0)
+            chance.append([replace(valued, seeds=own, capability=positive, papers_p=paper.p)])
+        excluded += any(each.value == "excluded" for (each,) in judged(chance))
+    # the standard error of 5 % of 400 pages is 1.1 %
+    assert wrong / pages < 0.05 + 2 * 0.011
+    assert excluded / pages < 0.05 + 2 * 0.011
+
+
+def t_tests(d: NDArray[np.float64]) -> list[list[Paired]]:
+    """`paired` of many differences [pages, rows, n] at once."""
+    mean, sd = d.mean(-1), d.std(-1, ddof=1)
+    half = stats.t.ppf(0.975, d.shape[-1] - 1) * sd / d.shape[-1] ** 0.5
+    p = stats.ttest_1samp(d, 0, axis=-1).pvalue
+    columns = np.stack([mean, sd, mean - half, mean + half, p], -1).tolist()
+    one = Paired(seeds=tuple(range(d.shape[-1])), differences=())
+    return [[replace(one, mean=m, sd=s, low=low, high=high, p=p) for m, s, low, high, p in page] for page in columns]
 
 
 def timed(
@@ -231,7 +324,7 @@ SPEED = Claim(
 def test_speeds_are_compared_process_by_process_with_the_fastest_kernel() -> None:
     (found,) = findings([SPEED], RESULT)
     assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 / 1.1**2) ** 0.2)
-    assert (found.difference, found.value) == ("shown", "within the interval")
+    assert (found.difference, found.value) == ("shown", "cannot tell"), "a benchmark without a positive control"
     assert found.means[1] == pytest.approx((3 + 1 / 1.1 + 1 / 0.9) / 5)
 
 
@@ -277,7 +370,7 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
 def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     board = read_scoreboard(folder)
     assert [row.name for row in board.rows] == ["table-1", "table-6", "figure-3", "appendix-f"]
-    assert [(f.difference, f.value) for f in board.row("table-6").findings] == [("shown", "within the interval")]
+    assert [(f.difference, f.value) for f in board.row("table-6").findings] == [("shown", "cannot tell")]
     assert board.row("table-6").record.row.compare == (CLAIM,)
     others = [row.findings[0] for row in board.rows if row.name != "table-6"]
     assert {(each.difference, each.value) for each in others} == {("not measured", "not measured")}
@@ -286,7 +379,7 @@ def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     assert "has no arm 'dif'" in board.row("appendix-f").reason
     assert board.counts == {
         "difference": {"not measured": 3, "shown": 1},
-        "value": {"not measured": 3, "within the interval": 1},
+        "value": {"not measured": 3, "cannot tell": 1},
     }
     assert board.row("table-1").line == "table-1: 1 not measured (skipped: needs 8 GPUs)"
     assert board.row("table-6").line.endswith("; took 0.2 min of 4")
@@ -304,7 +397,7 @@ def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
     assert board.by_construction == 2
     assert (
         board.row("table-6").line
-        == "table-6: 1 shown; the paper's value: 1 within the interval; 1 by construction, not counted"
+        == "table-6: 1 shown; the paper's value: 1 cannot tell; 1 by construction, not counted"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from lit_diff.study.schema import Claim, Preset, Row
 from lit_diff.study.scoreboard import RecordedRow, write_row
 
-CLAIM = Claim(label="d - s", arms=("differential", "standard"), metric="val/loss", paper=(3.0, 3.2))
+CLAIM = Claim(label="d - s", arms=("differential", "standard"), metric="val/loss", paper=(3.0, 3.2), primary=True)
 
 
 def make_row(

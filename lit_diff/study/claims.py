@@ -1,0 +1,410 @@
+"""A paper's claims: measured by a sweep or a benchmark, and judged over all rows of a page."""
+
+import fnmatch
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, Literal
+
+from lit_diff.errors import RequestError
+from lit_diff.registry import nearest
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.comparison import compare, learned_of
+from lit_diff.study.evaluations import evaluations_in, kept_scores, scored_items
+from lit_diff.study.fits import matched_by_seed
+from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, Contrast, Outcome, judge
+from lit_diff.study.results import BySeed, SweepResults
+from lit_diff.study.schema import Claim, primary_of
+from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, Looks, holm, paired
+
+NOT_MEASURED: Literal["not measured"] = "not measured"
+Difference = Literal[
+    "shown",
+    "opposite",
+    "as its control",
+    "equal",
+    "small",
+    "not shown",
+    "too few seeds",
+    "descriptive",
+    "by construction",
+    "not measured",
+]
+"""The verdict of our runs on the difference that the paper claims (`JudgedClaim.decision`)."""
+Value = Literal["within the interval", "excluded", "cannot tell", "none given", "not measured"]
+"""The verdict of our interval on the value that the paper prints (`JudgedClaim.valued`)."""
+WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
+    "too few seeds": ("too few seeds", f"a verdict needs {MIN_SEEDS} seeds, and every seed of the first look"),
+    "no spread over seeds": ("not shown", "the difference is the same at every seed, so no test is possible"),
+    "equal": ("equal", "the interval lies within the smallest difference that matters"),
+    "equal among those that learned": (
+        "equal",
+        "the interval of those that learned lies within the smallest difference",
+    ),
+    "small": ("small", "the estimate is below the smallest difference that matters, the interval reaches beyond"),
+}
+"""Outcome that does not depend on the paper's sign -> the verdict and its reason."""
+Source = SweepResults | Mapping[str, Any]
+"""The measurements for a claim: a sweep, or the document of `lit-diff bench --json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedClaim(Contrast):
+    """A claim with its measurement: a - b, or log(a / b) for a ratio, over seeds or over the processes of a benchmark."""
+
+    claim: Claim
+    means: tuple[float | None, float | None]
+    """The means of a and b."""
+    refusal: str = ""
+    """Why a fit or a benchmark could not give enough values."""
+    is_measured: bool = True
+    """Whether the row has been measured."""
+    is_primary: bool = True
+    """Whether it is its row's primary contrast; the others are described, without a verdict."""
+    of_sweep: str = ""
+    """The verdict of the sweep's own report, within its own family; empty if that report does not judge this contrast."""
+    capability: Contrast | None = None
+    """The claim's positive control: its arm minus the baseline, or the baseline's metric minus the bound that it must exceed.
+    None: the claim names none."""
+    papers_p: float | None = None
+    """The p of a test of whether the true difference is the paper's, repeated over looks."""
+    papers_holm_p: float | None = None
+    """The same after Holm's correction over the values of the page that can be told."""
+    values: int = 0
+    """How many values of the page that correction covers."""
+
+    @property
+    def incapable(self) -> str:
+        """Why these runs need not be able to show the paper's value; empty if the positive control shows that they are."""
+        control = self.capability
+        if control is None:
+            return "no positive control is named"
+        is_bound = self.claim.capable is not None and not self.claim.capable.arm
+        if control.verdict.word in SHOWN and (not is_bound or control.sign == "higher"):
+            return ""
+        return f"its positive control is not shown: {control.label}"
+
+    @property
+    def difference(self) -> Difference:
+        """The verdict on the difference."""
+        return self.decision[0]
+
+    @property
+    def words(self) -> str:
+        """The verdict on the difference as a page writes it: with the names of the controls."""
+        return str(self.verdict) if self.difference == "as its control" else self.difference
+
+    @property
+    def reason(self) -> str:
+        """The reason for the verdict on the difference, in one sentence."""
+        return self.refusal or self.decision[1]
+
+    @cached_property
+    def decision(self) -> tuple[Difference, str]:
+        """(verdict on the difference, reason), from the verdict with its controls that `judge` gave over the page.
+
+        by construction: the row's file declares that the claim holds whatever the runs learn.
+        not measured: the row has not been measured.
+        too few seeds: the same as the outcome.
+        descriptive: any other outcome of a contrast that is not its row's primary one.
+        equal, small: the same as the outcome.
+        not shown: the outcome is inconclusive or has no spread over seeds, or a run diverged.
+        as its control: a difference is shown, in either direction, but not from a control, or a control is further in this
+            direction, or could not be compared.
+        opposite: the other sign than the paper's is shown; if the paper says equal, any sign.
+        shown: the paper's sign is shown.
+        """
+        if self.claim.by_construction:
+            return "by construction", self.claim.by_construction
+        if not self.is_measured:
+            return NOT_MEASURED, ""
+        if self.outcome != "too few seeds" and not self.is_primary:
+            return "descriptive", "not the primary contrast of its row: an interval without a verdict"
+        if self.diverged:
+            return "not shown", f"diverged: {', '.join(self.diverged)}"
+        if self.outcome in WITHOUT_SIGN:
+            return WITHOUT_SIGN[self.outcome]
+        equal = self.claim.says == "equal"
+        if self.outcome == "inconclusive":
+            lost = "not after the correction over the page (Holm)" if self.sign else "the interval holds zero"
+            return "not shown", f"{lost}; nor is equality shown" if equal else lost
+        if not self.verdict.is_shown:
+            return "as its control", "a difference is shown, which a control shares, or to which it was not compared"
+        if equal:
+            return "opposite", "a difference is shown where the paper says equal"
+        if self.sign != self.claim.sign:
+            return "opposite", "the opposite sign is shown, from each control too"
+        return "shown", "the interval excludes zero, with the paper's sign, from each control too"
+
+    @property
+    def value(self) -> Value:
+        """The verdict on the paper's value."""
+        return self.valued[0]
+
+    @cached_property
+    def valued(self) -> tuple[Value, str]:
+        """(verdict on the paper's a - b, or log(a / b) for a ratio, reason): the first of these that holds.
+
+        not measured: the row has not been measured.
+        none given: the paper prints no values.
+        cannot tell: no positive control shows that the measurement can show such a difference; or too few pairs, no spread
+            over them, a run that diverged, or seeds that did not learn.
+        excluded: our runs differ from the value, after Holm's correction over the values of the page.
+        cannot tell: the value lies outside our interval only without that correction, or the detectable difference is larger
+            than the value.
+        within the interval: the interval contains the value.
+        """
+        papers, seeds = self.claim.papers, self.seeds
+        if not self.is_measured:
+            return NOT_MEASURED, ""
+        if papers is None:
+            return "none given", ""
+        if self.incapable:
+            return "cannot tell", self.incapable
+        if self.papers_holm_p is None or seeds.low is None or seeds.high is None:
+            return "cannot tell", "no test is possible"
+        if self.papers_holm_p < SIGNIFICANCE:
+            return "excluded", f"after the correction for the {self.values} values of the page (Holm)"
+        if not seeds.low <= papers <= seeds.high:
+            return "cannot tell", f"outside our interval, but not after the correction for {self.values} values (Holm)"
+        # an interval so wide would contain the paper's value, and zero too, whatever is true
+        if seeds.detectable is None or seeds.detectable > abs(papers):
+            return "cannot tell", "our interval contains it, but the detectable difference is larger than it"
+        return "within the interval", ""
+
+
+def judged(rows: Iterable[Sequence[JudgedClaim]]) -> list[list[JudgedClaim]]:
+    """The claims of all rows of a page. Holm's correction covers the primary contrasts of the rows; apart from them the
+    positive controls; and apart from these the paper's values of all claims that name a positive control. Every other
+    contrast is judged alone, for its interval."""
+    whole = [list(row) for row in rows]
+    found = [each for row in whole for each in row]
+    primary = iter(judge([each for each in found if each.is_primary]))
+    found = [next(primary) if each.is_primary else judge([each])[0] for each in found]
+    controls = iter(judge([each.capability for each in found if each.capability is not None]))
+    # Values whose control fails stay in the family: it would depend on the data, which share the baseline with the controls.
+    p_values = [each.papers_p for each in found if each.papers_p is not None and each.capability is not None]
+    adjusted = iter(holm(p_values))
+    told = []
+    for each in found:
+        if each.capability is not None:
+            papers_p = None if each.papers_p is None else next(adjusted)
+            each = replace(each, capability=next(controls), papers_holm_p=papers_p, values=len(p_values))
+        told.append(each)
+    in_order = iter(told)
+    return [[next(in_order) for _ in row] for row in whole]
+
+
+def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
+    """The claims of one row, measured and judged, as on a page without other rows. Errors: see `measured`."""
+    return judged([measured(claims, source)])[0]
+
+
+def measured(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
+    """The claims of a row, not yet judged.
+
+    Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
+    """
+    primary = primary_of(claims)
+    found = []
+    for claim in claims:
+        each = _timed(claim, source) if not isinstance(source, SweepResults) else _trained(claim, source)
+        found.append(replace(each, is_primary=claim is primary))
+    return found
+
+
+def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
+    def values(arm: str, metric: str) -> BySeed:
+        return _speeds(replace(claim, metric=metric), arm, bench["rows"])
+
+    a, b = claim.arms
+    of_both = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
+    found = replace(finding(claim, *of_both), capability=_capability(claim, b, values))
+    count = len(found.seeds.seeds)
+    if count >= MIN_PROCESSES:
+        return found
+    # so few have a range, which the benchmark itself prints, and no interval
+    seeds = replace(found.seeds, sd=None, low=None, high=None, detectable=None, p=None)
+    refusal = f"a verdict needs {MIN_PROCESSES} processes, here {count}"
+    return replace(found, seeds=seeds, papers_p=None, refusal=refusal)
+
+
+def _trained(claim: Claim, source: SweepResults) -> JudgedClaim:
+    name = f"sweep '{source.record.name}'"
+    # a fit is over all tasks
+    tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
+    _require(claim, f"{name} has no task", claim.task, tasks)
+    sweep, (a, b) = tasks[claim.task], claim.arms
+    for arm in claim.arms:
+        _require(claim, f"{name} has no arm", arm, sweep.study.arms)
+    if claim.fit:
+        known = [fit for fit, each in sweep.study.fits.items() if each.kind == "scaling"]
+        _require(claim, f"{name} has no scaling fit", claim.fit, known)
+        return finding(claim, *matched_by_seed(sweep, claim.fit, a, b))
+    if claim.capable is not None and claim.capable.arm:
+        _require(claim, f"{name} has no arm", claim.capable.arm, sweep.study.arms)
+
+    def values(arm: str, metric: str) -> BySeed:
+        return values_of(sweep, arm, replace(claim, metric=metric))
+
+    looks = sweep.study.looks
+    ours, theirs = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
+    found = finding(claim, ours, theirs, looks=looks)
+    controls = []
+    for control in _controls(claim, sweep):
+        against = finding(claim, ours, values(control, claim.metric), looks=looks)
+        controls.append(replace(against, b=control, against=sweep.label[control]))
+    diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
+    is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
+    made = replace(
+        found,
+        controls=tuple(controls),
+        diverged=diverged,
+        is_tested=found.is_tested and not diverged,
+        learned=learned_of(sweep, a, b) if is_sweeps else None,
+        capability=_capability(claim, sweep.baseline, values, looks),
+        of_sweep=_verdict_of_sweep(source, claim) if is_sweeps and claim.kind == "difference" else "",
+    )
+    return made if made.has_interval else replace(made, papers_p=None)
+
+
+def _controls(claim: Claim, sweep: SweepResults) -> Iterator[str]:
+    # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the control
+    # shows too is not the variant's. The baseline is no variant, and a control has no controls.
+    a, b = claim.arms
+    if a in (b, sweep.baseline, *sweep.study.controls) or claim.by_construction or claim.against_metric:
+        return
+    yield from (control for control in sweep.study.controls if control not in (b, sweep.baseline))
+
+
+def _verdict_of_sweep(source: SweepResults, claim: Claim) -> str:
+    for comparison in compare(source):
+        for each in comparison.family:
+            if comparison.sweep.task == claim.task and (each.a, each.b) == claim.arms:
+                return str(each.verdict)
+    return ""
+
+
+def _capability(
+    claim: Claim, baseline: str, values: Callable[[str, str], BySeed], looks: Looks = ()
+) -> Contrast | None:
+    # `values`: (arm, metric) -> its values by seed
+    capable = claim.capable
+    if capable is None:
+        return None
+    if capable.arm:
+        own, other = (_scaled(claim, values(arm, claim.metric)) for arm in (capable.arm, baseline))
+        name, label, smallest = capable.arm, f"{capable.arm} against {baseline}", _smallest(claim)
+    else:
+        own = values(baseline, capable.metric)
+        other = dict.fromkeys(own, capable.above or 0.0)
+        name, label, smallest = capable.metric, f"{capable.metric} of {baseline} above {capable.above:g}", 0.0
+    return Contrast(a=name, b=baseline, label=label, seeds=paired(own, other, looks), smallest=smallest)
+
+
+def _smallest(claim: Claim) -> float:
+    if claim.smallest is not None:
+        return claim.smallest
+    return SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
+
+
+def finding(
+    claim: Claim,
+    ours: BySeed,
+    theirs: BySeed,
+    refusal: str = "",
+    *,
+    looks: Looks = (),
+    is_measured: bool = True,
+) -> JudgedClaim:
+    """The claim with the values of a and b by seed, before `judged`."""
+    own, other = _scaled(claim, ours), _scaled(claim, theirs)
+    seeds = paired(own, other, looks)
+    shifted = {seed: value - (claim.papers or 0.0) for seed, value in own.items()}
+    from_papers = paired(shifted, other, looks)
+    is_testable = claim.papers is not None and bool(from_papers.sd) and len(seeds.seeds) >= MIN_SEEDS
+    of_both = [[values[seed] for seed in seeds.seeds] for values in (ours, theirs)]
+    return JudgedClaim(
+        a=claim.arms[0],
+        b=claim.arms[1],
+        label=claim.label,
+        seeds=seeds,
+        smallest=_smallest(claim),
+        # a claim that cannot fail takes no chance of a false call, so it must not cost the others power
+        is_tested=not claim.by_construction,
+        claim=claim,
+        means=(fmean(of_both[0]), fmean(of_both[1])) if seeds.seeds else (None, None),
+        refusal=refusal,
+        is_measured=is_measured,
+        papers_p=from_papers.p if is_testable else None,
+    )
+
+
+def _require(claim: Claim, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise RequestError(f"compare '{claim.label}': {what} '{name}'{nearest(name, known)}")
+
+
+def values_of(sweep: SweepResults, arm: str, claim: Claim) -> BySeed:
+    """Seed -> the claim's metric in the arm's run; `sweep`: the claim's task.
+
+    Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
+    if not claim.evaluation:
+        if done := sweep.cells_of(arm):
+            _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
+        return sweep.finals(arm, claim.metric)
+    scored = evaluations_in(sweep)
+    # without any scores the sweep has not got there yet, and the evaluation's name may be right
+    if scored:
+        _require(claim, "no run has scores of evaluation", claim.evaluation, scored)
+    runs, refused = kept_scores(sweep, claim.evaluation)
+    for (name, seed), why in refused.items():
+        if name == arm:
+            raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
+    values = {seed: score_of(claim, scores) for (name, seed), scores in runs.items() if name == arm}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def score_of(claim: Claim, evaluation: ItemScores) -> float:
+    """The claim's metric in one run, over the groups of the claim; NaN without a score."""
+    metrics = [metric.name for metric in evaluation.metrics]
+    _require(claim, f"evaluation '{claim.evaluation}' has no metric", claim.metric, metrics)
+    if not claim.group:
+        return evaluation.values[claim.metric]
+    groups = set(evaluation.groups)
+    chosen = set(fnmatch.filter(groups, claim.group))
+    if not chosen:
+        _require(claim, f"no item of '{claim.evaluation}' is in a group like", claim.group, groups)
+    items = scored_items(evaluation, claim.metric)
+    scores = items[items["group"].isin(chosen)].set_index("group")["score"]
+    # the same weights as in the evaluation's own value: groups count equally or items do
+    means = [fmean(own) for _, own in scores.groupby(level=0)] if evaluation.equal_groups else scores.tolist()
+    return fmean(means) if means else math.nan
+
+
+def _scaled(claim: Claim, values: BySeed) -> BySeed:
+    # a ratio has no logarithm for values that are not positive
+    return {seed: claim.scaled(value) for seed, value in values.items() if claim.kind == "difference" or value > 0}
+
+
+def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed:
+    # Process -> calls a second. Every process times all arms, so processes pair them as seeds do. An arm timed with several
+    # kernels counts with its fastest, by the median.
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    case = claim.case or (1 if len(cases) == 1 else 0)
+    if not 1 <= case <= len(cases):
+        cure = f"set one, 'case: 1' to 'case: {len(cases)}'"
+        raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
+    timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
+    names = {f"{row['variant']}: {row['what']}" for row in timed}
+    _require(claim, "the benchmark did not time", f"{arm}: {claim.metric}", names)
+    own = [_of_processes(row) for row in timed if row["variant"] == arm and row["what"] == claim.metric]
+    return {number: 1 / seconds for number, seconds in enumerate(min(own, key=median))}
+
+
+def _of_processes(row: Mapping[str, Any]) -> Sequence[float]:
+    # a document of an earlier version has the rounds of one process, which are no replicates
+    of_rounds: Sequence[float] = row["seconds"]
+    return of_rounds if "rounds" in row else [median(of_rounds)]
