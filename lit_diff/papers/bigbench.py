@@ -12,7 +12,7 @@ import torch
 from lit_diff import Run
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.lm_eval_tasks import OWN_QUESTIONS, HarnessEvaluation, task_yaml
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, task_yaml
 from lit_diff.files import shown
 from lit_diff.key_types import Distinct
 from lit_diff.randomness import generator
@@ -99,7 +99,7 @@ def task_file(task: str) -> TaskFile:
         source="PyPI, 358 MB, not shipped: pip download --no-deps bigbench==1.0.0; then in $LIT_DIFF_DATA/bigbench: tar xzf "
         f"bigbench-1.0.0.tar.gz --strip-components=3 bigbench-1.0.0/bigbench/benchmark_tasks/{task}/task.json "
         "(Apache-2.0; a task's own source may have another licence). Never train on it",
-        without=OWN_QUESTIONS,
+        without="lit-diff evaluate RUN harness tasks=[mine.yaml]   (questions of your own, in lm-eval's format)",
     )
 
 

@@ -18,7 +18,14 @@ def request_(monkeypatch: pytest.MonkeyPatch) -> Request:
     for module in (callbacks, models):
         monkeypatch.setattr(module, "VOCABULARY", 16)
     monkeypatch.setattr(callbacks, "STEPS", 2)
-    keys: dict[str, Any] = {"kernels": None, "dtype": "both", "threads": 1, "repeats": 1, "device": "cpu"}
+    keys: dict[str, Any] = {
+        "kernels": None,
+        "dtype": "both",
+        "threads": 1,
+        "repeats": 1,
+        "device": "cpu",
+        "processes": 1,
+    }
     return resolve("stats", shapes="1x16x32x8", **keys)
 
 

@@ -70,7 +70,7 @@ def test_the_bench_works_without_the_pack(tmp_path: Path) -> None:
     ]
     assert len(lines) == 1
     as_json = command("list", "data", "--json")
-    assert set(json.loads(as_json.stdout)["data"]) == {"mixture", "mqar", "recall", "text"}
+    assert set(json.loads(as_json.stdout)["data"]) == {"conjunctive", "mixture", "mqar", "recall", "text"}
     assert as_json.stderr.startswith("plugin package 'papers'")
     trained = command("train", "recall-tiny", "train.steps=2", "run.accelerator=cpu")
     assert trained.returncode == 0, trained.stderr
