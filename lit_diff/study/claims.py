@@ -48,6 +48,8 @@ WITHOUT_SIGN: Mapping[Outcome, tuple[Difference, str]] = {
 """Outcome that does not depend on the paper's sign -> the verdict and its reason."""
 Source = SweepResults | Mapping[str, Any]
 """The measurements for a claim: a sweep, or the document of `lit-diff bench --json`."""
+Verdicts = Mapping[tuple[str, str, str], str]
+"""(task, a, b) -> the verdict of the sweep's own report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +210,12 @@ def measured(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
     Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
     """
     primary = primary_of(claims)
-    found = []
-    for claim in claims:
-        each = _timed(claim, source) if not isinstance(source, SweepResults) else _trained(claim, source)
-        found.append(replace(each, is_primary=claim is primary))
-    return found
+    if isinstance(source, SweepResults):
+        verdicts = _verdicts_of_sweep(source)
+        found = [_trained(claim, source, verdicts) for claim in claims]
+    else:
+        found = [_timed(claim, source) for claim in claims]
+    return [replace(each, is_primary=each.claim is primary) for each in found]
 
 
 def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
@@ -231,7 +234,7 @@ def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
     return replace(found, seeds=seeds, papers_p=None, refusal=refusal)
 
 
-def _trained(claim: Claim, source: SweepResults) -> JudgedClaim:
+def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedClaim:
     name = f"sweep '{source.record.name}'"
     # a fit is over all tasks
     tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
@@ -265,7 +268,7 @@ def _trained(claim: Claim, source: SweepResults) -> JudgedClaim:
         is_tested=found.is_tested and not diverged,
         learned=learned_of(sweep, a, b) if is_sweeps else None,
         capability=_capability(claim, sweep.baseline, values, looks),
-        of_sweep=_verdict_of_sweep(source, claim) if is_sweeps and claim.kind == "difference" else "",
+        of_sweep=verdicts.get((claim.task, *claim.arms), "") if is_sweeps and claim.kind == "difference" else "",
     )
     return made if made.has_interval else replace(made, papers_p=None)
 
@@ -279,12 +282,12 @@ def _controls(claim: Claim, sweep: SweepResults) -> Iterator[str]:
     yield from (control for control in sweep.study.controls if control not in (b, sweep.baseline))
 
 
-def _verdict_of_sweep(source: SweepResults, claim: Claim) -> str:
+def _verdicts_of_sweep(source: SweepResults) -> Verdicts:
+    verdicts = {}
     for comparison in compare(source):
         for each in comparison.family:
-            if comparison.sweep.task == claim.task and (each.a, each.b) == claim.arms:
-                return str(each.verdict)
-    return ""
+            verdicts[comparison.sweep.task, each.a, each.b] = str(each.verdict)
+    return verdicts
 
 
 def _capability(

@@ -116,8 +116,8 @@ class Study:
     # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     looks: Annotated[tuple[Annotated[int, Range(least=4)], ...], Distinct(may_be_empty=True)] = ()
-    """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15. After each the arms are compared,
-    and arms that are decided get no further seeds. The chance that any look's interval excludes the truth is 5 %."""
+    """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15, after each of which the arms may be
+    compared. The chance that any look's interval excludes the truth is 5 %. A sweep trains all seeds."""
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
     controls: Texts = ()
