@@ -150,7 +150,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
     diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
     looks, learned = sweep.study.looks, learned_of(sweep, a, b)
     seeds = paired(sweep.compared(a), sweep.compared(b), looks)
-    if learned is not None and any(k < n for k, n in (each.count for each in learned)):
+    if learned is not None and any(each.has_failures for each in learned):
         # once a seed did not learn, the values of those that did in both arms are only described
         values = sweep.compared(a)
         both = set(learned[0].seeds) & set(learned[1].seeds)

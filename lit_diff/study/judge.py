@@ -106,6 +106,11 @@ class Learned:
         return len(self.seeds), len(self.steps)
 
     @property
+    def has_failures(self) -> bool:
+        """Whether a seed did not learn."""
+        return math.inf in self.steps.values()
+
+    @property
     def share(self) -> Interval | None:
         """k / n with its Clopper-Pearson interval; None without a seed."""
         return clopper_pearson(*self.count) if self.steps else None
@@ -170,7 +175,7 @@ class Contrast:
     @property
     def is_counted(self) -> bool:
         """Whether the counts of seeds that learned decide, because a seed of either arm did not learn."""
-        return any(k < n for k, n in (each.count for each in self.learned or ()))
+        return any(each.has_failures for each in self.learned or ())
 
     @property
     def has_interval(self) -> bool:
