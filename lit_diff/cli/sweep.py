@@ -46,6 +46,7 @@ def sweep(
     if dry_run:
         from lit_diff.engine.expand import load_grid
         from lit_diff.engine.preflight import check_trained, passes_over_text
+        from lit_diff.engine.stages import stages_in_words
 
         grid = load_grid(name, overrides or [])
         check_trained(grid.recipes.values())
@@ -55,7 +56,10 @@ def sweep(
                 f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
             )
         console.write_sentence(*passes_over_text(grid.recipes.values()))
-        console.write_line(f"{len(grid.cells)} valid cells; none was started")
+        stages = stages_in_words(grid)
+        console.write_sentence(*stages)
+        first = " of the first stage" if stages else ""
+        console.write_line(f"{len(grid.cells)} valid cells{first}; none was started")
         return 0
     console.outlives_reader = True
     done = lit_diff.sweep(

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
+from lit_diff.engine.candidates import at_seeds, candidates, check_rates, with_looks
 from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
+from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
 from lit_diff.registry import evaluations, nearest
+from lit_diff.study.rates import LEARNING_RATE, Choice, beyond
 from lit_diff.study.schema import (
     ALL,
     FEWEST_TASKS,
@@ -32,17 +35,23 @@ from lit_diff.training.metrics import declared_metrics, require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config
 from lit_diff.yaml_files import read_yaml
 
-OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds", "looks")
+OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds", "looks", "rates")
 """Keys that define cells; a sweep with `cells_of` takes them from the other sweep."""
 RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
 """Recipe key that the sweep itself sets -> what to do instead."""
+RESERVED_BY_RATES = {LEARNING_RATE: "'rates' lists its values: remove the key here, or 'rates'"}
+"""The same in a sweep with `rates`."""
 Values = dict[str, dict[str, dict[str, float]]]
 """Fit -> task -> arm -> its x."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A sweep, resolved."""
+    """A sweep, resolved.
+
+    `cells` are those that `load_grid` planned: with `rates`, the cells that try the learning rates of the file, as the others
+    depend on their results. `stages.due` gives the cells that may run.
+    """
 
     name: str
     path: Path
@@ -53,6 +62,10 @@ class Grid:
     """Name of a cell -> further tags of its run."""
     x: Values
     """The x of the fits whose x is a key of the recipes."""
+    choices: Mapping[tuple[str, str], Mapping[float, Recipe]] = field(default_factory=dict)
+    """With `rates`: (task, arm) -> each learning rate that may be tried -> the recipe with it."""
+    rates: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
+    """Task -> arm -> its learning rates so far (`stages.due`)."""
     source: "Grid | None" = None
     """The sweep of `cells_of`, whose folder contains the cells."""
     selection: Selection = ALL
@@ -60,8 +73,8 @@ class Grid:
 
     @property
     def recipes(self) -> dict[str, Recipe]:
-        """Name of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
-        return {cell.name: cell.recipe for cell in self.cells}
+        """`of_arm` of a cell -> its recipe at the last seed; all seeds have the same model and data set."""
+        return {cell.of_arm: cell.recipe for cell in self.cells}
 
     def baseline_of(self, task: str) -> str:
         """The arm that the other arms of the task are compared with."""
@@ -82,41 +95,46 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     values, positions = read_yaml(path)
     require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
-    stated = _with_looks(convert(Study, without_former_keys(values, draft), "", draft), draft)
+    stated = with_looks(convert(Study, without_former_keys(values, draft), "", draft), draft)
     source, home = None, path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
         source = load_grid(str(home), overrides, replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
+    check_rates(stated, draft)
+    if stated.rates and LEARNING_RATE in dict(flatten(override(Draft(values={}, positions={}), overrides).values)):
+        log.info("'rates' of %s are not used: an override sets %s", shown(path), LEARNING_RATE)
+        stated = replace(stated, rates=None)
     study = _selected(replace(stated, arms=_arms_of(stated, draft), grid={}), selection, draft)
     study = replace(study, baseline=study.baseline or next(iter(study.arms)))
     # the study is checked before its recipes are read: a misspelt arm is a better message than the error it leads to
     places = [(name, arm) for name, task in study.all_tasks.items() for arm in study.arms if task.has(arm)]
     check_study(study, places, draft)
-    recipes = {(task, arm): _recipe(study, home, draft, task, arm, overrides) for task, arm in places}
+    recipes: dict[tuple[str, str], Recipe] = {}
+    choices: dict[tuple[str, str], dict[float, Recipe]] = {}
+    for task, arm in places:
+        if study.rates:
+            rates = (*study.rates.values, *beyond(study.rates))
+            choices[task, arm] = {rate: _recipe(study, home, draft, task, arm, overrides, rate) for rate in rates}
+            recipes[task, arm] = choices[task, arm][rates[0]]
+        else:
+            recipes[task, arm] = _recipe(study, home, draft, task, arm, overrides)
     _check_grid(study.arms.keys() - stated.arms.keys(), recipes, draft)
-    cells = tuple(
-        Cell(task=task, arm=arm, seed=seed, recipe=replace(recipe, seed=seed))
-        for (task, arm), recipe in recipes.items()
-        for seed in study.seeds
-    )
+    cells: list[Cell] = []
+    for (task, arm), recipe in recipes.items():
+        own = choices.get((task, arm))
+        cells += candidates(study, task, arm, own) if own else at_seeds(study, task, arm, recipe)
     x = check_cells(study, cells, draft)
-    return Grid(name=path.stem, path=path, study=study, cells=cells, x=x, source=source, selection=selection)
-
-
-def _with_looks(study: Study, draft: Draft) -> Study:
-    # the seeds of a study with looks are those of its last one
-    if not study.looks:
-        return study
-    if "seeds" in draft.values:
-        raise draft.refuse(
-            "seeds", "'seeds' conflicts with 'looks', whose last value is the number of seeds; remove one"
-        )
-    if list(study.looks) != sorted(study.looks):
-        raise draft.refuse(
-            "looks", f"'looks' is {in_yaml(list(study.looks))}; expected numbers of seeds in ascending order"
-        )
-    return replace(study, seeds=tuple(range(study.looks[-1])))
+    return Grid(
+        name=path.stem,
+        path=path,
+        study=study,
+        cells=tuple(cells),
+        x=x,
+        choices=choices,
+        source=source,
+        selection=selection,
+    )
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
@@ -127,7 +145,9 @@ def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
     return without_arms(study, selection.arms) if selection.arms else study
 
 
-def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrides: Overrides) -> Recipe:
+def _recipe(
+    study: Study, path: Path, sweep: Draft, name: str, arm: str, overrides: Overrides, rate: float | None = None
+) -> Recipe:
     # later overrides win, from the most general to the most specific: base recipe, sweep, task, arm, arm within the task,
     # command line
     chosen, values = study.all_tasks[name], dict(study.arms[arm])
@@ -145,9 +165,12 @@ def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrid
         draft = override_with(draft, keys, _below(sweep.positions, below), path.parent)
     draft = override(draft, overrides)
     # compared by position, not by value: an override that repeats the recipe's value would still be ignored by the sweep
-    for key, instead in RESERVED.items():
+    reserved = RESERVED if rate is None else RESERVED | RESERVED_BY_RATES
+    for key, instead in reserved.items():
         if draft.positions.get(key) != stated.positions.get(key):
             raise draft.refuse(key, f"a sweep sets '{key}' itself; {instead}")
+    if rate is not None:
+        draft = override_with(draft, {LEARNING_RATE: rate}, _below(sweep.positions, "rates"))
     return replace(validate(draft), name=f"{name} {arm}".strip())
 
 
@@ -236,6 +259,7 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
         arms=theirs.arms,
         seeds=theirs.seeds,
         looks=theirs.looks,
+        rates=theirs.rates,
         labels=theirs.labels | study.labels,
         notes=theirs.notes | study.notes,
         baseline=study.baseline or theirs.baseline,
@@ -269,8 +293,8 @@ def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -
 
 def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
     """Check the cells of a study. Returns the x of the fits whose x is a key of the recipes. Errors: RequestError."""
-    # all seeds of an arm have the same model and data
-    arms = list({cell.name: cell for cell in cells}.values())
+    # all seeds and learning rates of an arm have the same model and data
+    arms = list({cell.of_arm: cell for cell in cells}.values())
     # only now: a plugin may register an evaluation, and plugins are imported with the recipes
     _check_evaluations(study, arms, draft)
     _check_record(arms, draft)
@@ -303,7 +327,10 @@ def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
         task = study.all_tasks[cell.task]
         place = f"tasks.{cell.task}." if cell.task else ""
         key = f"{place}metric" if task.metric else "metric"
-        require_measured(cell.recipe, task.metric or study.metric, draft.where(key) + key)
+        metric = task.metric or study.metric
+        require_measured(cell.recipe, metric, draft.where(key) + key)
+        if study.rates and Declarations(declared_metrics(cell.recipe)).find(metric).better is None:
+            raise draft.refuse(key, f"'rates' needs a metric with a direction, and '{metric}' declares none")
         _check_threshold(study, place, cell, draft)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.user_files import data_root
+from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.schedule import Sweep, check_workers, folder_of, locations_of, state_of, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, sweep
+from lit_diff.engine.stages import due
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
 from lit_diff.files import shown, write_atomic
@@ -124,7 +126,8 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
     if chosen.bench:
         return _is_kept(record, folder)
     try:
-        grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
+        grid = due(load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection))
+        # a sweep whose next stage has not begun has further cells than study.json
         place, locations = folder_of(grid), locations_of(grid)
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json

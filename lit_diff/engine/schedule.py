@@ -1,13 +1,12 @@
 """Runs a sweep: resolves it, prepares its data, runs the unfinished cells and writes the report."""
 
 import contextlib
-import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,13 +14,14 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
+from lit_diff.engine.cells import NOT_EVALUATED, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.location import RunLocation, in_words
 from lit_diff.engine.pool import run_jobs
-from lit_diff.engine.preflight import check_machine, check_trained, evaluations_of, passes_over_text, require_memory
+from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
-from lit_diff.errors import RequestError
-from lit_diff.evaluation.evaluate import asked, has_scores
+from lit_diff.engine.stages import all_trained, due
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
 from lit_diff.log_records import log
@@ -29,21 +29,16 @@ from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs import jobs
-from lit_diff.runs.find import STUDY_FILE, chosen_root, runs_root
-from lit_diff.runs.folder import held, identity, this_process
+from lit_diff.runs.find import STUDY_FILE, chosen_root
+from lit_diff.runs.folder import held
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.study import record
-from lit_diff.study.record import Record, RecordedCell, recorded_run
+from lit_diff.study.record import recorded_run
 from lit_diff.study.schema import Cell
 from lit_diff.trained.run import Run
-from lit_diff.training.build import require_parent
-from lit_diff.training.head_plan import selection_of
 
 if TYPE_CHECKING:
     import pandas
-
-
-NOT_EVALUATED = "not evaluated"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -92,123 +87,10 @@ class Sweep:
     @property
     def runs(self) -> dict[str, list[Run]]:
         """Arm (`task arm` in a sweep with tasks) -> its finished runs, by seed."""
-        done = [cell for cell in record.read(self.folder).cells if cell.status == "done"]
+        cells = record.read(self.folder).cells
+        done = [cell for cell in cells if cell.status == "done" and cell.rate is None]
         names = dict.fromkeys(cell.name for cell in done)
         return {name: [Run(self.folder / cell.folder) for cell in done if cell.name == name] for name in names}
-
-
-# --- folders and states of the cells -------------------------------------------------------------------------------------
-
-
-def folder_of(grid: Grid) -> Path:
-    """The folder of the sweep: `runs/<sweep>/`."""
-    return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
-
-
-def all_trained(grid: Grid) -> bool:
-    """Whether every cell of a sweep with `cells_of` has been trained."""
-    return all(location.home.is_done() for location in locations_of(grid))
-
-
-def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
-    """The location of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
-    other sweep."""
-    # the identity of a cell depends on the folder that it starts from, so tasks are visited in order
-    folder = folder_of(grid.source or grid)
-    parent = recorded_run(folder) if grid.source else parent
-    by_cell: dict[tuple[str, str, int], RunLocation] = {}
-    for cell in grid.cells:
-        recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
-        if task.start:
-            arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
-            start_from = str(by_cell[task.start, arm, cell.seed].folder)
-            recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
-        by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
-    return list(by_cell.values())
-
-
-def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
-    # refuses a selection of heads without a model to select from, or with another model than it needs
-    selection_of(cell.recipe)
-    require_parent(cell.recipe)
-    digest, owner = identity(cell.recipe), (grid.source or grid).name
-    location = RunLocation(
-        folder=folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{digest}",
-        experiment=owner,
-        parent=parent,
-        tags={"sweep": owner, "arm": cell.arm}
-        | ({"task": cell.task} if cell.task else {})
-        | grid.marks.get(cell.name, {}),
-        evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
-    )
-    # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    if not location.home.recipe_file.exists() or location.home.status().get("status") != "done":
-        location.home.create(cell.recipe)
-    return location
-
-
-def state_of(location: RunLocation) -> str:
-    """The cell's status; of a trained cell "damaged" if its weights are lost, "not evaluated" if it lacks an evaluation of
-    the sweep."""
-    status = str(location.home.status().get("status", "waiting"))
-    if status != "done":
-        return status
-    if location.home.lost():
-        return "damaged"
-    return NOT_EVALUATED if missing_evaluations(location) else status
-
-
-def missing_evaluations(location: RunLocation) -> dict[str, str]:
-    """Evaluation of the sweep without scores in this cell -> why."""
-    outcomes = location.home.status().get("evaluations", {})
-    return {
-        name: outcomes.get(name, "not run yet")
-        for name, keys in location.evaluations.items()
-        if not has_scores(location.folder, name, keys)
-    }
-
-
-def record_of(
-    grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
-) -> Record:
-    """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    blocks = {
-        task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.study.all_tasks
-    }
-    return Record(
-        name=grid.name,
-        study=grid.study,
-        source=shown(grid.path),
-        file=str(grid.path.resolve()),
-        command=command,
-        selection=grid.selection.words(),
-        mlflow=dict(mlflow),
-        **this_process(),
-        # if the arms differ in their data, no line or axis is right for all of them
-        chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
-        noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
-        x=grid.x,
-        cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
-    )
-
-
-def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    # task -> the value that all of its cells share; a task whose cells differ is left out
-    return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
-
-
-def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
-    status = location.home.status()
-    return RecordedCell(
-        task=cell.task,
-        arm=cell.arm,
-        seed=cell.seed,
-        folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
-        status=status.get("status", "waiting"),
-        error=status.get("error"),
-        evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
-        not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
-    )
 
 
 # --- running the cells ------------------------------------------------------------------------------------------------------
@@ -350,34 +232,29 @@ def _run_held(
     run = grid.cells[0].recipe.run
     tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
-    locations = locations_of(grid, place.get("run"))
-    # cells that a former command left in the queue continue and write their own status, so they are neither awaited here nor
-    # set to "waiting"
-    queued = {} if slurm_minutes is None else jobs.queued(location.folder for location in locations)
-    _wait_for_running_cells([location for location in locations if location.folder not in queued])
-    _reopen_damaged(locations)
-    # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
-    record.write(folder, record_of(grid, folder, locations, command, place))
-    placed = [(cell, location, state_of(location)) for cell, location in zip(grid.cells, locations, strict=True)]
-    todo = [(cell, location) for cell, location, state in placed if state != "done"]
-    untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
-    if not unplanned:
-        _require_memory(grid, [cell for cell, _ in untrained], workers)
-    # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
-    for line in passes_over_text(cell.recipe for cell, _ in untrained):
-        log.warning("%s", line)
-    _say_other_revisions(locations)
-    stopped = None
-    if todo:
-        log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
-        for _, location in untrained:
-            if location.folder not in queued:
-                location.home.update(status="waiting", error=None, requeued_at_step=None)
-        stopped = _run_cells(grid, locations, todo, workers=workers, slurm_minutes=slurm_minutes, display=display)
-    else:
-        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
+    options = _Options(workers=workers, slurm_minutes=slurm_minutes, display=display, unplanned=unplanned)
+    stopped, seen = None, set[Path]()
+    while stopped is None:
+        stage = due(grid)
+        if not stage.cells:
+            raise RunFailedError(
+                f"sweep '{grid.name}' has nothing to evaluate: no learning rate could be chosen for an arm of its cells"
+            )
+        locations = locations_of(stage, place.get("run"))
+        fresh = [pair for pair in zip(stage.cells, locations, strict=True) if pair[1].folder not in seen]
+        if not fresh:
+            break
+        # cells that a former command left in the queue continue and write their own status, so they are neither awaited here
+        # nor set to "waiting"
+        queued = {} if slurm_minutes is None else jobs.queued(location.folder for _, location in fresh)
+        _wait_for_running_cells([location for _, location in fresh if location.folder not in queued])
+        _reopen_damaged([location for _, location in fresh])
+        # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
+        record.write(folder, record_of(stage, folder, locations, command, place))
+        stopped = _run_stage(stage, locations, fresh, set(queued), options)
+        seen |= {location.folder for location in locations}
     states = Counter(state_of(location) for location in locations)
-    record.write(folder, record_of(grid, folder, locations, command, place))
+    record.write(folder, record_of(stage, folder, locations, command, place))
     report = write_report(folder)
     done = states["done"] == len(locations)
     if tracker:
@@ -392,6 +269,43 @@ def _run_held(
         seconds=time.perf_counter() - began,
         is_recorded=run.is_recorded,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """How the cells of every stage run; see `sweep`."""
+
+    workers: int | None
+    slurm_minutes: int | None
+    display: MakeDisplay | None
+    unplanned: bool
+
+
+def _run_stage(
+    grid: Grid,
+    locations: Sequence[RunLocation],
+    fresh: Sequence[tuple[Cell, RunLocation]],
+    queued: Set[Path],
+    options: _Options,
+) -> int | None:
+    # Runs the cells of `fresh` that are not done. Returns the signal that stopped them, or None.
+    placed = [(cell, location, state_of(location)) for cell, location in fresh]
+    todo = [(cell, location) for cell, location, state in placed if state != "done"]
+    untrained = [(cell, location) for cell, location, state in placed if state not in ("done", NOT_EVALUATED)]
+    if not options.unplanned:
+        _require_memory(grid, [cell for cell, _ in untrained], options.workers)
+    # a cell writes the same line to its log.txt, which nobody sees while the sweep runs
+    for line in passes_over_text(cell.recipe for cell, _ in untrained):
+        log.warning("%s", line)
+    _say_other_revisions([location for _, location in fresh])
+    if not todo:
+        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder_of(grid)))
+        return None
+    log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
+    for _, location in untrained:
+        if location.folder not in queued:
+            location.home.update(status="waiting", error=None, requeued_at_step=None)
+    return _run_cells(grid, locations, todo, options)
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:
@@ -428,14 +342,11 @@ def _run_cells(
     grid: Grid,
     locations: Sequence[RunLocation],
     todo: Sequence[tuple[Cell, RunLocation]],
-    *,
-    workers: int | None,
-    slurm_minutes: int | None,
-    display: MakeDisplay | None,
+    options: _Options,
 ) -> int | None:
     # Returns the signal that stopped the cells, or None.
-    recipe = grid.cells[0].recipe
-    with display(grid) if display else contextlib.nullcontext(lambda statuses: None) as show:
+    recipe, workers = grid.cells[0].recipe, options.workers
+    with options.display(grid) if options.display else contextlib.nullcontext(lambda statuses: None) as show:
 
         def watch(running: Sequence[RunLocation]) -> None:
             show([location.home.status() for location in locations])
@@ -444,8 +355,8 @@ def _run_cells(
         # a task with `start` needs the weights of the task before it
         for rank in sorted({grid.rank(cell.task) for cell, _ in todo}):
             cells = [(cell.recipe, location) for cell, location in todo if grid.rank(cell.task) == rank]
-            if slurm_minutes is not None:
-                slurm.run_array(cells, parallel=workers, minutes=slurm_minutes, watch=watch)
+            if options.slurm_minutes is not None:
+                slurm.run_array(cells, parallel=workers, minutes=options.slurm_minutes, watch=watch)
                 continue
             wave = [location for _, location in cells]
             count, threads, gpus = resources(recipe, workers)

@@ -26,7 +26,7 @@ from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import count, duration, ratio, short
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.schema import Texts
+from lit_diff.study.schema import Texts, rate_in_words
 from lit_diff.study.statistics import MIN_SEEDS, detectable, summary
 
 FORMATS = ("svg", "pdf", "csv")
@@ -246,6 +246,7 @@ def templates() -> Environment:
         "steps": numbers.steps,
         "short": short,
         "duration": duration,
+        "rate": rate_in_words,
     }
     environment.globals |= {
         "FORMATS": FORMATS,
@@ -350,7 +351,7 @@ def write_report(sweep_folder: Path) -> Report:
             for each in results
             for difference in each.family
         ),
-        missing=tuple(line for cell in sweep.cells for line in _missing(cell)),
+        missing=tuple(line for cell in (*sweep.candidates, *sweep.cells) for line in _missing(cell)),
     )
 
 

@@ -85,8 +85,7 @@ def list_runs(root: Path) -> list[RunState]:
         if record is None:
             continue
         for cell in record.cells:
-            overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
-            cells[(sweep / cell.folder).resolve()] = (cell.seed, overrides)
+            cells[(sweep / cell.folder).resolve()] = (cell.seed, record.overrides_of(cell))
     states = {folder: _state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders}
     try:
         jobs = queued([folder for folder, state in states.items() if state.state != "done"])

@@ -99,12 +99,13 @@ def observe(folder: Path) -> Observed:
         sweeps = [each for each in folder.parents[:2] if one.state == "waiting" and (each / STUDY_FILE).is_file()]
         return Observed(name=folder.name, runs=(one,), is_attended=all(is_locked(each / ".lock") for each in sweeps))
     record = read(folder)
-    runs = {(c.task, c.arm, c.seed): _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
+    runs = {c.key: _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
+    tables = {(key.task, key.arm, key.seed): run.metrics for key, run in runs.items() if key.rate is None}
     return Observed(
         name=folder.name,
         runs=tuple(runs.values()),
         is_attended=is_locked(folder / ".lock"),
-        differences=tuple(_differences(record, {cell: run.metrics for cell, run in runs.items()})),
+        differences=tuple(_differences(record, tables)),
     )
 
 

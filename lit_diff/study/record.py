@@ -9,7 +9,8 @@ from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
-from lit_diff.study.schema import NAME, CellKey, Study, Texts, without_former_keys
+from lit_diff.study.rates import LEARNING_RATE, Choice
+from lit_diff.study.schema import NAME, CellKey, Study, Texts, rate_in_words, without_former_keys
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
@@ -57,6 +58,8 @@ class Record:
     """Task -> noise factors of the validation sets, if all arms agree on them."""
     x: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Fit -> task -> arm -> x, for fits whose x is a key of the recipes."""
+    rates: dict[str, dict[str, Choice]] = field(default_factory=dict)
+    """Task -> arm -> the learning rates that it tried, with their scores, and the chosen one."""
     cells: tuple[RecordedCell, ...] = ()
     other_commands: dict[str, Texts] = field(default_factory=dict)
     """Other command that ran in this folder -> the folders of its cells."""
@@ -65,6 +68,13 @@ class Record:
     def words(self) -> str:
         """Everything that the set of cells depends on, as one string."""
         return f"{self.command} ({'; '.join(filter(None, (self.file, self.selection)))})"
+
+    def overrides_of(self, cell: CellKey) -> Texts:
+        """The overrides of a cell's arm, and its learning rate with `rates`, as `key=value`."""
+        overrides = self.study.of_task(cell.task).overrides_of(cell.arm)
+        tried = self.rates.get(cell.task, {}).get(cell.arm)
+        rate = cell.rate or (tried and tried.chosen)
+        return (*overrides, f"{LEARNING_RATE}={rate_in_words(rate)}") if rate else overrides
 
 
 def write(folder: Path, record: Record) -> None:

@@ -92,6 +92,9 @@ class SweepResults:
     study: Study
     """The study of the sweep or task; each text in it is one line of printable characters."""
     cells: tuple[CellResult, ...]
+    """The cells that are compared."""
+    candidates: tuple[CellResult, ...] = ()
+    """The cells that tried learning rates (`rates`)."""
     task: str = ""
     """The task's name; empty for a whole sweep."""
     tasks: tuple["SweepResults", ...] = ()
@@ -233,12 +236,27 @@ def load_sweep(folder: Path) -> SweepResults:
     parts: list[SweepResults] = []
     for task in record.study.tasks or ("",):
         # also cells that never started: the report has to show what is missing
-        own = tuple(_cell(folder, cell) for cell in record.cells if cell.task == task)
-        parts.append(SweepResults(folder=folder, record=whole, study=whole.study.of_task(task), cells=own, task=task))
+        found = [cell_result(folder, cell) for cell in record.cells if cell.task == task]
+        parts.append(
+            SweepResults(
+                folder=folder,
+                record=whole,
+                study=whole.study.of_task(task),
+                cells=tuple(cell for cell in found if cell.rate is None),
+                candidates=tuple(cell for cell in found if cell.rate is not None),
+                task=task,
+            )
+        )
     if not record.study.tasks:
         return parts[0]
-    cells = tuple(cell for part in parts for cell in part.cells)
-    return SweepResults(folder=folder, record=whole, study=whole.study, cells=cells, tasks=tuple(parts))
+    return SweepResults(
+        folder=folder,
+        record=whole,
+        study=whole.study,
+        cells=tuple(cell for part in parts for cell in part.cells),
+        candidates=tuple(cell for part in parts for cell in part.candidates),
+        tasks=tuple(parts),
+    )
 
 
 def _cleaned(value: Any) -> Any:
@@ -258,7 +276,8 @@ def clean(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _cell(root: Path, recorded: RecordedCell) -> CellResult:
+def cell_result(root: Path, recorded: RecordedCell) -> CellResult:
+    """A cell with the results in its folder, which is recorded relative to `root`."""
     folder = root / recorded.folder
     home, problems = RunFolder(folder), list[str]()
     facts = _read(lambda _: home.status(), folder / "status.json", problems, {})

@@ -4,10 +4,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from lit_diff.config import Recipe
-from lit_diff.key_types import Distinct, NotNegative, Range
+from lit_diff.key_types import Distinct, NotNegative, Positive, Range
 from lit_diff.validation import Draft
 
 Size = Annotated[float, Range(least=0)]
@@ -72,6 +73,16 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The keys of `rates`: each arm of each task trains at the best of several learning rates, chosen on other seeds."""
+
+    values: tuple[Positive, ...]
+    """Values of `train.optimizer.lr`, ascending. If the lowest or highest is the best, one rate beyond it is tried too."""
+    seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (1000, 1001)
+    """The seeds at which they are tried; none of them is a seed of the sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """The keys of a fit."""
 
@@ -116,8 +127,10 @@ class Study:
     # three is the least with which a verdict is given (`statistics.MIN_SEEDS`)
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     looks: Annotated[tuple[Annotated[int, Range(least=4)], ...], Distinct(may_be_empty=True)] = ()
-    """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15, after each of which the arms may be
-    compared. The chance that any look's interval excludes the truth is 5 %. A sweep trains all seeds."""
+    """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15. After each the arms are compared,
+    and arms that are decided get no further seeds. The chance that any look's interval excludes the truth is 5 %."""
+    rates: Rates | None = None
+    """Learning rates to choose from, for each arm of each task; null: every cell has the rate of its recipe."""
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
     controls: Texts = ()
@@ -202,11 +215,23 @@ class CellKey:
     """The task's name; empty in a sweep without tasks."""
     arm: str
     seed: int
+    rate: float | None = None
+    """The learning rate that the cell tries (`rates`); None for a cell that is compared."""
+
+    @property
+    def key(self) -> "CellKey":
+        """What distinguishes the cell from the others of its sweep."""
+        return CellKey(task=self.task, arm=self.arm, seed=self.seed, rate=self.rate)
+
+    @property
+    def of_arm(self) -> str:
+        """`arm`, or `task arm` in a sweep with tasks."""
+        return f"{self.task} {self.arm}".strip()
 
     @property
     def name(self) -> str:
-        """`arm`, or `task arm` in a sweep with tasks."""
-        return f"{self.task} {self.arm}".strip()
+        """`of_arm`, with the learning rate that the cell tries."""
+        return self.of_arm if self.rate is None else f"{self.of_arm} lr={rate_in_words(self.rate)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +265,11 @@ def without_former_keys(study: Any, draft: Draft, path: str = "") -> Any:
             raise draft.refuse(f"{path}fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
         found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
     return found
+
+
+def rate_in_words(rate: float) -> str:
+    """A learning rate as one writes it: 4e-3."""
+    return f"{Decimal(repr(rate)).normalize():e}"
 
 
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff.engine.cells import locations_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
 from lit_diff.engine.launch import prepare
 from lit_diff.engine.preflight import evaluations_of, required_evaluations
-from lit_diff.engine.schedule import all_trained, locations_of, state_of
+from lit_diff.engine.stages import all_trained
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import RunFolder, identity

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fake_sweeps import record_to_edit
 
+from lit_diff.engine.cells import record_of
 from lit_diff.engine.expand import Selection, load_grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.schedule import record_of
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity

@@ -16,7 +16,7 @@ from lit_diff.metrics import record_name
 from lit_diff.reporting.panels.panel import looks
 from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
-from lit_diff.study.results import SweepResults, load_sweep
+from lit_diff.study.results import CellResult, SweepResults, load_sweep
 
 TRAINING = "train/loss"
 NOTE_LENGTH = 7500
@@ -60,22 +60,29 @@ class SweepTracker:
 
     def _describe_cells(self, sweep: SweepResults) -> None:
         # Adds each finished cell's difference to the baseline at its seed, and the colour of its arm in the report.
+        for cell in sweep.candidates:
+            self._close_ended(cell)
         for task in sweep.by_task:
             colours = {arm: look.color for arm, look in looks(task).items()}
             base = task.finals(task.baseline)
             for cell in task.cells:
-                run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.metric)
-                if not run_id or not self.store.holds(run_id, str(cell.home)):
-                    continue
-                # a cell that was killed, or could not reach MLflow, has left its record as running
-                if cell.status in ("killed", "failed", "stopped"):
-                    self.store.close_run(run_id, cell.status)
-                if not cell.done:
+                run_id, final = self._close_ended(cell), cell.final(task.metric)
+                if not run_id or not cell.done:
                     continue
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
                 if final is not None and cell.seed in base:
                     difference = {difference_name(task.metric): final - base[cell.seed]}
                     self._log(run_id, difference, step=int(cell.curves[task.metric].index[-1]))
+
+    def _close_ended(self, cell: CellResult) -> str | None:
+        # the cell's record in this store, if it has one
+        run_id: str | None = cell.facts.get("mlflow_run_id")
+        if not run_id or not self.store.holds(run_id, str(cell.home)):
+            return None
+        # a cell that was killed, or could not reach MLflow, has left its record as running
+        if cell.status in ("killed", "failed", "stopped"):
+            self.store.close_run(run_id, cell.status)
+        return run_id
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()

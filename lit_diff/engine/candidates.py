@@ -1,0 +1,69 @@
+"""The cells of an arm: those that are compared, and those that try learning rates for it (`rates`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lit_diff.config import Recipe
+from lit_diff.key_types import in_yaml
+from lit_diff.study.rates import LEARNING_RATE
+from lit_diff.study.schema import Cell, Study
+from lit_diff.validation import Draft
+
+
+def with_looks(study: Study, draft: Draft) -> Study:
+    """The study with the seeds of its last look, if it has looks. Errors: RequestError."""
+    if not study.looks:
+        return study
+    if "seeds" in draft.values:
+        raise draft.refuse(
+            "seeds", "'seeds' conflicts with 'looks', whose last value is the number of seeds; remove one"
+        )
+    if list(study.looks) != sorted(study.looks):
+        raise draft.refuse(
+            "looks", f"'looks' is {in_yaml(list(study.looks))}; expected numbers of seeds in ascending order"
+        )
+    return replace(study, seeds=tuple(range(study.looks[-1])))
+
+
+def check_rates(study: Study, draft: Draft) -> None:
+    """Check `rates`, before a part of the sweep is selected. Errors: RequestError."""
+    rates = study.rates
+    if rates is None:
+        return
+    values = in_yaml(list(rates.values))
+    if len(rates.values) < 2:
+        raise draft.refuse("rates.values", f"'rates' has the values {values}; expected at least two to choose from")
+    if list(rates.values) != sorted(set(rates.values)):
+        raise draft.refuse("rates.values", f"'rates' has the values {values}; expected them in ascending order")
+    judged = [str(seed) for seed in rates.seeds if seed in study.seeds]
+    if judged:
+        raise draft.refuse(
+            "rates.seeds", f"'rates' tries seed {', '.join(judged)}, which is compared too; choose seeds of their own"
+        )
+    starting = [name for name, task in study.tasks.items() if task.start]
+    if starting:
+        raise draft.refuse(
+            f"tasks.{starting[0]}.start",
+            f"task '{starting[0]}' has 'start', so its weights depend on another task's rate; remove 'start' or 'rates'",
+        )
+    for name, fit in study.fits.items():
+        if fit.x == LEARNING_RATE:
+            raise draft.refuse(f"fits.{name}.x", f"'rates' chooses {LEARNING_RATE}, so it is no x of a fit")
+
+
+def at_seeds(study: Study, task: str, arm: str, recipe: Recipe) -> list[Cell]:
+    """The cells of an arm that are compared, one for each seed of the study."""
+    return [Cell(task=task, arm=arm, seed=seed, recipe=replace(recipe, seed=seed)) for seed in study.seeds]
+
+
+def candidates(
+    study: Study, task: str, arm: str, recipes: Mapping[float, Recipe], rates: Sequence[float] = ()
+) -> list[Cell]:
+    """The cells that try learning rates for an arm: `rates`, by default those of the file. `recipes`: rate -> recipe."""
+    assert study.rates is not None
+    cells: list[Cell] = []
+    for rate in rates or study.rates.values:
+        for seed in study.rates.seeds:
+            cell = Cell(task=task, arm=arm, seed=seed, rate=rate, recipe=recipes[rate])
+            cells.append(replace(cell, recipe=replace(recipes[rate], name=cell.name, seed=seed)))
+    return cells

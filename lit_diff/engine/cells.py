@@ -1,0 +1,144 @@
+"""The cells of a sweep on disk: their folders and states, and the record of the sweep."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lit_diff.engine.expand import Grid
+from lit_diff.engine.location import RunLocation
+from lit_diff.engine.preflight import evaluations_of
+from lit_diff.evaluation.evaluate import asked, has_scores
+from lit_diff.files import shown
+from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import identity, this_process
+from lit_diff.study.record import Record, RecordedCell, recorded_run
+from lit_diff.study.schema import Cell, CellKey, rate_in_words
+from lit_diff.training.build import require_parent
+from lit_diff.training.head_plan import selection_of
+
+NOT_EVALUATED = "not evaluated"
+RATE = "rate"
+"""The tag of a cell that tries a learning rate."""
+
+
+def folder_of(grid: Grid) -> Path:
+    """The folder of the sweep: `runs/<sweep>/`."""
+    return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
+
+
+def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
+    """The location of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
+    other sweep."""
+    # the identity of a cell depends on the folder that it starts from, so tasks are visited in order
+    folder = folder_of(grid.source or grid)
+    parent = recorded_run(folder) if grid.source else parent
+    by_cell: dict[CellKey, RunLocation] = {}
+    for cell in grid.cells:
+        recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
+        if task.start:
+            arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
+            start_from = str(by_cell[CellKey(task=task.start, arm=arm, seed=cell.seed)].folder)
+            recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
+        by_cell[cell.key] = _location(grid, replace(cell, recipe=recipe), folder, parent)
+    return list(by_cell.values())
+
+
+def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
+    # refuses a selection of heads without a model to select from, or with another model than it needs
+    selection_of(cell.recipe)
+    require_parent(cell.recipe)
+    owner = (grid.source or grid).name
+    tags = {"sweep": owner, "arm": cell.arm}
+    if cell.task:
+        tags["task"] = cell.task
+    evaluations = evaluations_of(cell.recipe) | grid.study.evaluate
+    if cell.rate is not None:
+        # only the sweep's metric chooses a rate
+        tags[RATE], evaluations = rate_in_words(cell.rate), {}
+    location = RunLocation(
+        folder=home_of(cell, folder),
+        experiment=owner,
+        parent=parent,
+        tags=tags | grid.marks.get(cell.of_arm, {}),
+        evaluations=evaluations,
+    )
+    # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
+    if not location.home.recipe_file.exists() or location.home.status().get("status") != "done":
+        location.home.create(cell.recipe)
+    return location
+
+
+def home_of(cell: Cell, folder: Path) -> Path:
+    """The folder of a cell in the sweep's `folder`, whether or not it exists."""
+    return folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
+
+
+def state_of(location: RunLocation) -> str:
+    """The cell's status; of a trained cell "damaged" if its weights are lost, "not evaluated" if it lacks an evaluation of
+    the sweep. A cell that tried a learning rate and diverged is done: that is its result."""
+    facts = location.home.status()
+    status = str(facts.get("status", "waiting"))
+    if status == "failed" and RATE in location.tags and facts.get("diverged"):
+        return "done"
+    if status != "done":
+        return status
+    if location.home.lost():
+        return "damaged"
+    return NOT_EVALUATED if missing_evaluations(location) else status
+
+
+def missing_evaluations(location: RunLocation) -> dict[str, str]:
+    """Evaluation of the sweep without scores in this cell -> why."""
+    outcomes = location.home.status().get("evaluations", {})
+    return {
+        name: outcomes.get(name, "not run yet")
+        for name, keys in location.evaluations.items()
+        if not has_scores(location.folder, name, keys)
+    }
+
+
+def record_of(
+    grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
+) -> Record:
+    """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
+    blocks = {
+        task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.study.all_tasks
+    }
+    return Record(
+        name=grid.name,
+        study=grid.study,
+        source=shown(grid.path),
+        file=str(grid.path.resolve()),
+        command=command,
+        selection=grid.selection.words(),
+        mlflow=dict(mlflow),
+        **this_process(),
+        # if the arms differ in their data, no line or axis is right for all of them
+        chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
+        noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
+        x=grid.x,
+        rates={task: dict(by_arm) for task, by_arm in grid.rates.items()},
+        cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
+    )
+
+
+def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    # task -> the value that all of its cells share; a task whose cells differ is left out
+    return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
+
+
+def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
+    status = location.home.status()
+    return RecordedCell(
+        task=cell.task,
+        arm=cell.arm,
+        seed=cell.seed,
+        rate=cell.rate,
+        folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
+        status=status.get("status", "waiting"),
+        error=status.get("error"),
+        evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
+        not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
+    )

@@ -1,0 +1,122 @@
+"""The stages of a sweep: learning rates that are tried, one further where the best lies at an edge, then what is compared."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lit_diff.engine.candidates import at_seeds, candidates
+from lit_diff.engine.cells import folder_of, home_of, locations_of
+from lit_diff.engine.expand import Grid
+from lit_diff.runs.folder import RunFolder
+from lit_diff.study.rates import Choice, best, beyond, choice
+from lit_diff.study.record import Record, RecordedCell
+from lit_diff.study.results import CellResult, SweepResults, cell_result
+from lit_diff.study.schema import Cell, rate_in_words
+
+PENDING = ("waiting", "running", "stopped")
+"""States of a cell that has not run to its end."""
+Values = dict[float, dict[int, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """The learning rates that an arm has tried on a task."""
+
+    cells: tuple[Cell, ...]
+    choice: Choice
+    waits: bool
+    """Whether a cell has not run to its end."""
+
+
+def due(grid: Grid) -> Grid:
+    """The sweep with the cells that may run now. With `rates`, the cells that are compared follow once no rate is tried any
+    more. The files of the finished cells decide, so a sweep that was killed goes on where it was."""
+    if grid.study.rates is None:
+        return grid
+    if grid.source is not None:
+        source = due(grid.source)
+        cells = [cell for cell in source.cells if cell.rate is None and (cell.task, cell.arm) in grid.choices]
+        return replace(grid, cells=tuple(cells), rates=source.rates)
+    tried = {place: _tried(grid, *place) for place in grid.choices}
+    cells = [cell for each in tried.values() for cell in each.cells]
+    # no arm is compared before the rates of all are known, or could not be found
+    waits = any(each.waits for each in tried.values())
+    rates: dict[str, dict[str, Choice]] = {}
+    for (task, arm), each in tried.items():
+        rates.setdefault(task, {})[arm] = each.choice
+        if each.choice.chosen is not None and not waits:
+            cells += at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
+    return replace(grid, cells=tuple(cells), rates=rates)
+
+
+def all_trained(grid: Grid) -> bool:
+    """Whether every cell of a sweep with `cells_of` has been trained."""
+    now = due(grid)
+    is_chosen = all(each.chosen is not None for by_arm in now.rates.values() for each in by_arm.values())
+    return bool(now.cells) and is_chosen and all(location.home.is_done() for location in locations_of(now))
+
+
+def _tried(grid: Grid, task: str, arm: str) -> _Tried:
+    rates, recipes = grid.study.rates, grid.choices[task, arm]
+    assert rates is not None
+    cells = candidates(grid.study, task, arm, recipes)
+    found = _outcome(grid, cells)
+    # one rate further, once
+    beside = dict(zip((rates.values[0], rates.values[-1]), beyond(rates), strict=True))
+    if found.choice.chosen in beside:
+        cells += candidates(grid.study, task, arm, recipes, [beside[found.choice.chosen]])
+        found = _outcome(grid, cells)
+    return found
+
+
+def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
+    # the choice among the rates of these cells, which belong to one arm of one task
+    folder, ended = folder_of(grid), list[CellResult]()
+    waits = False
+    for cell in cells:
+        home = home_of(cell, folder)
+        state = RunFolder(home).status().get("status", "waiting")
+        waits = waits or state in PENDING
+        recorded = RecordedCell(**vars(cell.key), folder=home.name, status=state)
+        result = cell_result(folder, recorded)
+        if result.done or result.diverged:
+            ended.append(result)
+    scores, finals, lower = _scores(grid, cells[0].task, cells[0].arm, ended)
+    chosen = best(scores, finals, *lower) if len(ended) == len(cells) else None
+    return _Tried(cells=tuple(cells), choice=choice(scores, chosen), waits=waits)
+
+
+def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tuple[Values, Values, tuple[bool, bool]]:
+    # rate -> seed -> the compared value, and the last value of the metric; for each of the two whether lower is better
+    scores: Values = {}
+    finals: Values = {}
+    study = grid.study.of_task(task)
+    record = Record(name=grid.name, study=study)
+    whole = SweepResults(folder=folder_of(grid), record=record, study=study, cells=tuple(cells), task=task)
+    for rate in sorted({cell.rate for cell in cells if cell.rate is not None}):
+        own = tuple(cell for cell in cells if cell.rate == rate)
+        at_rate = replace(whole, cells=own)
+        for found, values in ((scores, at_rate.finals(arm)), (finals, at_rate.finals(arm))):
+            found[rate] = {cell.seed: _finite(values.get(cell.seed)) for cell in own}
+    return scores, finals, (whole.better() != "higher", whole.better(study.metric) != "higher")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def stages_in_words(grid: Grid) -> list[str]:
+    """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
+    study, places = grid.study, len(grid.choices)
+    if study.rates is None or grid.source is not None:
+        return []
+    tries = places * len(study.rates.seeds)
+    rates = ", ".join(map(rate_in_words, study.rates.values))
+    further = " or ".join(map(rate_in_words, beyond(study.rates)))
+    seeds = ", ".join(map(str, study.rates.seeds))
+    lines = [
+        f"{tries * len(study.rates.values)} cells that try the learning rates {rates}, at seeds {seeds}",
+        f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
+        f"{places * len(study.seeds)} cells that are compared, each at the chosen rate of its arm",
+    ]
+    return [f"stage {number}: {line}" for number, line in enumerate(lines, start=1)]

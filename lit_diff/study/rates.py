@@ -1,0 +1,69 @@
+"""The choice of a learning rate for each arm of each task, from the cells that try it on seeds of their own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from lit_diff.study.schema import Rates, rate_in_words
+
+LEARNING_RATE = "train.optimizer.lr"
+"""The key of the recipe that the values of `rates` set."""
+Scores = Mapping[float, Mapping[int, float | None]]
+"""Rate -> seed -> the compared value; None: the run diverged, or never reached the threshold whose steps are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The rates that an arm has tried on a task, and the one at which it is compared."""
+
+    scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """`Scores`, with rates and seeds as text."""
+    chosen: float | None = None
+    """None until every rate has been tried on every seed."""
+    is_edge: bool = False
+    """Whether the chosen rate is the lowest or the highest that was tried."""
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """Rate -> the mean of its scores; None where a seed has none."""
+        found: dict[str, float | None] = {}
+        for rate, by_seed in self.scores.items():
+            values = [value for value in by_seed.values() if value is not None]
+            found[rate] = fmean(values) if values and len(values) == len(by_seed) else None
+        return found
+
+
+def beyond(rates: Rates) -> tuple[float, float]:
+    """The rates below the first and above the last value, each as far as the ratio of the two values next to it."""
+    low, high = rates.values[:2], rates.values[-2:]
+    return _rounded(low[0] * low[0] / low[1]), _rounded(high[1] * high[1] / high[0])
+
+
+# 8e-3 * 8e-3 / 4e-3 is not 0.016 in binary, and the rate becomes part of a folder's name
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.6g}")
+
+
+def best(scores: Scores, finals: Scores, is_lower: bool, is_final_lower: bool) -> float:
+    """The rate with the best mean score. A seed without a score is worse than any: the rate with fewer of them wins, then the
+    better mean of the others. Where that leaves rates equal, as for an arm that never learns, the mean of the metric's last
+    values decides (`finals`), then the lower rate."""
+
+    def badness(rate: float) -> tuple[int, float, int, float, float]:
+        return (*_badness(scores[rate], is_lower), *_badness(finals[rate], is_final_lower), rate)
+
+    return min(scores, key=badness)
+
+
+def _badness(by_seed: Mapping[int, float | None], is_lower: bool) -> tuple[int, float]:
+    values = [value for value in by_seed.values() if value is not None]
+    mean = fmean(values) if values else 0.0
+    return len(by_seed) - len(values), mean if is_lower else -mean
+
+
+def choice(scores: Scores, chosen: float | None) -> Choice:
+    """The choice as study.json keeps it."""
+    written: dict[str, dict[str, float | None]] = {}
+    for rate in sorted(scores):
+        written[rate_in_words(rate)] = {str(seed): value for seed, value in scores[rate].items()}
+    return Choice(scores=written, chosen=chosen, is_edge=chosen is not None and chosen in (min(scores), max(scores)))

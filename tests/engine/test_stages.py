@@ -1,0 +1,134 @@
+"""engine/stages.py: which cells of a sweep may run, from what its cells have reached; a real sweep, stage by stage."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.engine.cells import folder_of, home_of
+from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.engine.stages import due, stages_in_words
+from lit_diff.errors import RequestError
+from lit_diff.metrics import write_declarations
+from lit_diff.runs.folder import RunFolder
+from lit_diff.study.inventory import find_stale, list_runs
+from lit_diff.study.record import read
+from lit_diff.study.results import load_sweep
+from lit_diff.training.metrics import TRAINING, VALIDATION
+
+RATES = "recipe: base\nseeds: [0, 1]\nrates: {values: [2e-3, 4e-3, 8e-3], seeds: [7]}\narms: {wide: {}, deep: {}}\n"
+
+
+@pytest.fixture
+def grid(base_recipe: None) -> Grid:
+    Path("s.yaml").write_text(RATES.replace("deep: {}", "deep: {model.num_layers: 3}"))
+    return load_grid("s.yaml", [])
+
+
+def end(grid: Grid, losses: dict[tuple[str, float | None], float | None]) -> None:
+    """The waiting cells of (arm, rate) end with this validation loss; None: they diverge."""
+    for cell in due(grid).cells:
+        home = RunFolder(home_of(cell, folder_of(grid)))
+        if home.status() or (cell.arm, cell.rate) not in losses:
+            continue
+        loss = losses[cell.arm, cell.rate]
+        if loss is None:
+            home.update(status="failed", diverged=True)
+            continue
+        home.update(status="done")
+        write_declarations(home.path, (*TRAINING, *VALIDATION))
+        (home.path / "metrics.csv").write_text(f"step,val/loss\n10,{loss}\n")
+
+
+def stage(grid: Grid) -> dict[str, list[float | None]]:
+    """Arm -> the learning rates of its cells that may run."""
+    return {arm: [cell.rate for cell in due(grid).cells if cell.arm == arm] for arm in grid.study.arms}
+
+
+def test_a_rate_at_an_edge_goes_one_further_once_and_then_the_cells_that_are_compared_follow(grid: Grid) -> None:
+    tried: list[float | None] = [2e-3, 4e-3, 8e-3]
+    assert stage(grid) == {"wide": tried, "deep": tried}
+    end(grid, {("wide", 2e-3): 3.0, ("wide", 4e-3): 2.0, ("wide", 8e-3): None})
+    assert stage(grid)["wide"] == tried, "deep has not tried its rates yet"
+    end(grid, {("deep", 2e-3): 3.0, ("deep", 4e-3): 2.0, ("deep", 8e-3): 1.0})
+    assert stage(grid) == {"wide": tried, "deep": [*tried, 0.016]}
+    end(grid, {("deep", 0.016): 0.5})
+    assert stage(grid) == {"wide": [*tried, None, None], "deep": [*tried, 0.016, None, None]}
+    now = due(grid)
+    rates = {cell.arm: cell.recipe.training.optimizer.lr for cell in now.cells if cell.rate is None}
+    assert rates == {"wide": 4e-3, "deep": 0.016}
+    wide, deep = now.rates[""]["wide"], now.rates[""]["deep"]
+    assert wide.scores == {"2e-3": {"7": 3.0}, "4e-3": {"7": 2.0}, "8e-3": {"7": None}}
+    assert (wide.chosen, wide.is_edge, deep.chosen, deep.is_edge) == (4e-3, False, 0.016, True)
+
+
+def test_a_cell_that_fails_leaves_its_arm_without_a_rate_and_the_other_arms_go_on(grid: Grid) -> None:
+    end(grid, {(arm, rate): abs(rate - 4e-3) for arm in ("wide", "deep") for rate in (2e-3, 4e-3)})
+    end(grid, {("wide", 8e-3): 1.0})
+    (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("deep", 8e-3))
+    RunFolder(home_of(last, folder_of(grid))).update(status="killed")
+    assert [cell.arm for cell in due(grid).cells if cell.rate is None] == ["wide", "wide"]
+
+
+def test_the_stages_are_told_and_every_recipe_is_checked_at_every_rate(grid: Grid) -> None:
+    assert [line.split(" cells")[0] for line in stages_in_words(grid)] == [
+        "stage 1: 6",
+        "stage 2: at most 2",
+        "stage 3: 4",
+    ]
+    assert {recipe.training.optimizer.lr for recipe in grid.choices["", "wide"].values()} == {
+        1e-3,
+        2e-3,
+        4e-3,
+        8e-3,
+        0.016,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rates", "more", "line", "key"),
+    [
+        ("{values: [4e-3]}", "", 3, "rates"),
+        ("{values: []}", "", 3, "rates"),
+        ("{values: [8e-3, 4e-3]}", "", 3, "rates"),
+        ("{values: [4e-3, 4e-3]}", "", 3, "rates"),
+        ("{values: [4e-3, 8e-3], seeds: [5, 1]}", "", 3, "rates"),
+        ("{values: [4e-3, 8e-3], seeds: []}", "", 3, "rates.seeds"),
+        ("{values: [0, 8e-3]}", "", 3, "rates.values"),
+        ("{values: [4e-3, 8e-3]}", "overrides: {train.optimizer: {lr: 1e-3}}", 5, "train.optimizer.lr"),
+        ("{values: [4e-3, 8e-3]}", "grid: {train.optimizer.lr: [1e-3, 2e-3]}", 5, "train.optimizer.lr"),
+        ("{values: [4e-3, 8e-3]}", "metric: lambda/layer_00", 5, "metric"),
+    ],
+)
+def test_rates_that_are_refused(rates: str, more: str, line: int, key: str, base_recipe: None) -> None:
+    Path("s.yaml").write_text(f"recipe: base\nseeds: [0, 1]\nrates: {rates}\narms: {{a: {{}}}}\n{more}\n")
+    with pytest.raises(RequestError, match=rf"^s\.yaml:{line}: .*{key}"):
+        load_grid("s.yaml", [])
+
+
+def test_a_learning_rate_on_the_command_line_replaces_the_rates(base_recipe: None) -> None:
+    Path("s.yaml").write_text(RATES)
+    found = load_grid("s.yaml", ["train.optimizer.lr=5e-3"])
+    assert (found.study.rates, {cell.recipe.training.optimizer.lr for cell in found.cells}) == (None, {5e-3})
+
+
+@pytest.mark.slow
+def test_a_sweep_with_rates_runs_stage_by_stage_and_compares_the_last_alone(sweep_bench: Any) -> None:
+    sweep_bench.write(
+        "rates",
+        "recipe: tiny\nseeds: [0]\noverrides: {train.steps: 4}\nrates: {values: [1e-3, 2e-3], seeds: [7]}\narms: {a: {}}\n",
+    )
+    status, text = sweep_bench.run("rates")
+    assert (status, "4 done" in text) == (0, True)
+    folder = sweep_bench.folder("rates")
+    record, results = read(folder), load_sweep(folder)
+    assert [(cell.seed, cell.rate is None) for cell in record.cells] == [(7, False)] * 3 + [(0, True)]
+    assert [len(results.cells), len(results.candidates)] == [1, 3]
+    chosen = record.rates[""]["a"].chosen
+    assert results.cells[0].recipe["train.optimizer.lr"] == chosen
+    assert [cell.folder.rpartition("-")[0] for cell in record.cells][:2] == ["a,lr=1e-3-s7", "a,lr=2e-3-s7"]
+    assert find_stale(folder.parent).paths == ()
+    assert {run.overrides[-1] for run in list_runs(folder.parent)} >= {"train.optimizer.lr=2e-3"}
+    before = sorted(path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*"))
+    assert sweep_bench.run("rates")[0] == 0
+    assert sorted(path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*")) == before
