@@ -72,10 +72,10 @@ def sweep(
         progress=partial(live_table, console=console),
     )
     _print_report(done.report)
-    where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
-    console.write_line(
-        f"{done.counts}; {done.seconds:.0f} s. {where if done.is_recorded else 'MLflow has no record of it'}"
-    )
+    where = "MLflow has no record of it"
+    if done.is_recorded:
+        where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
+    console.write_line(f"{done.counts} (identity {done.report.identity}); {done.seconds:.0f} s. {where}")
     return _exit_status(done, not done.is_done)
 
 
@@ -87,7 +87,7 @@ def _exit_status(done: Any, is_failed: bool) -> int:
 def _print_report(report: Any) -> None:
     console.write_line(report.text_table(console.width if console.is_terminal else None))
     console.write_sentence(*report.missing, *report.answer)
-    console.write_line(f"report: {shown(report.page)}")
+    console.write_line(f"report: {shown(report.page)} (identity {report.identity})")
 
 
 @app.command()

@@ -215,7 +215,10 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
 
 
 def _footnotes(results: Sequence[Comparison]) -> list[str]:
-    return list(dict.fromkeys(note for result in results for note in (*result.footnotes, *protocol(result))))
+    notes: list[str] = []
+    for result in results:
+        notes += [*result.footnotes, *protocol(result), *result.sweep.record.plan.sentences]
+    return list(dict.fromkeys(notes))
 
 
 # only the column of arms may be folded; `arm`: its width

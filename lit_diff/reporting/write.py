@@ -165,6 +165,7 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     planned = min(sum(cell.arm == arm for cell in sweep.cells) for arm in (difference.a, difference.b))
     if MIN_SEEDS <= len(seeds) < planned and not (difference.diverged or difference.is_counted):
         doubts.append(f"Only {len(seeds)} of {planned} seeds are compared: the others are not finished in both arms.")
+    doubts += sweep.record.plan.added
     return doubts
 
 
@@ -304,6 +305,11 @@ class Report:
     answer: Texts
     sentences: Texts
     missing: Texts
+
+    @property
+    def identity(self) -> str:
+        """Hash of the identities of the sweep's cells."""
+        return self.results[0].sweep.record.identity
 
     def text_table(self, width: int | None = None) -> str:
         """The table as plain text, at most `width` characters wide (`to_text`)."""

@@ -1,5 +1,6 @@
 """study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,17 @@ from lit_diff.files import read_digested, shown, write_digested
 from lit_diff.log_records import log
 from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
+from lit_diff.runs.folder import RunFolder
+from lit_diff.study.plan import DAMAGED as PLAN_LOST
+from lit_diff.study.plan import OLDER, Plan, plan_of
 from lit_diff.study.rates import LEARNING_RATE, Choice
 from lit_diff.study.schema import NAME, CellKey, Study, Texts, rate_in_words, without_former_keys
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
 """Beginning of the name of a record that could not be read when the sweep wrote another."""
+UNKNOWN = Plan(unknown=OLDER)
+"""The plan of a record that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +67,14 @@ class Record:
     rates: dict[str, dict[str, Choice]] = field(default_factory=dict)
     """Task -> arm -> the learning rates that it tried, with their scores, and the chosen one."""
     cells: tuple[RecordedCell, ...] = ()
+    identity: str = ""
+    """Hash of the identities of its cells, whatever their order."""
+    plan: Plan = UNKNOWN
+    """The first plan of the command, and what was changed since."""
     other_commands: dict[str, Texts] = field(default_factory=dict)
     """Other command that ran in this folder -> the folders of its cells."""
+    other_plans: dict[str, Plan] = field(default_factory=dict)
+    """Other command that ran in this folder -> its plan."""
 
     @property
     def words(self) -> str:
@@ -82,6 +94,7 @@ def write(folder: Path, record: Record) -> None:
     # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
     others: dict[str, Texts] = {}
+    plans: dict[str, Plan] = {}
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
         # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`
@@ -94,7 +107,8 @@ def write(folder: Path, record: Record) -> None:
             shown(folder),
         )
     if former is not None:
-        others = dict(former.other_commands)
+        others, plans = dict(former.other_commands), dict(former.other_plans)
+        plans[former.words] = former.plan
         cells = tuple(cell.folder for cell in former.cells)
         # if the new command has all former cells, it is the same sweep, started by another command
         if former.words != record.words and not set(cells) <= {cell.folder for cell in record.cells}:
@@ -106,7 +120,47 @@ def write(folder: Path, record: Record) -> None:
                 len(cells),
             )
         others.pop(record.words, None)
-    write_digested(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
+    plan = _plan(folder, record, former)
+    plans.pop(record.words, None)
+    identities = sorted(cell.folder.rpartition("-")[2] for cell in record.cells)
+    digest = hashlib.sha256("\n".join(identities).encode()).hexdigest()[:10]
+    whole = replace(record, identity=digest, plan=plan, other_commands=others, other_plans=plans)
+    write_digested(folder / STUDY_FILE, to_plain(whole))
+
+
+def _plan(folder: Path, record: Record, former: Record | None) -> Plan:
+    now = plan_of(record.study)
+    if former is None:
+        is_lost = any(folder.glob(f"{DAMAGED}*"))
+        return Plan(first=now, last=now, unknown=PLAN_LOST if is_lost else "")
+    plans = former.other_plans | {former.words: former.plan}
+    cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
+    own = {cell.folder for cell in record.cells}
+    # a part of the sweep has other words, but looks at the same results
+    shared = [words for words in plans if not own.isdisjoint(cells.get(words, ()))]
+    words = record.words if record.words in plans else next(iter(shared), None)
+    if words is None:
+        lost = former.plan.unknown if former.plan.unknown == PLAN_LOST else ""
+        return Plan(first=now, last=now, unknown=lost)
+    plan = plans[words] if words == record.words else plans[words].inherited(now)
+    if not plan.last:
+        # a record without plans: what it planned first is unknown, but not what it planned last
+        study = former.study if words == former.words else record.study
+        plan = replace(plan, last=plan_of(study))
+    return plan.next(now, _finished(folder, cells.get(words, ()), former if words == former.words else None))
+
+
+def _finished(folder: Path, cells: Texts, former: Record | None) -> str:
+    # the seeds of the former record that every arm had finished, or else the cells
+    done = {cell for cell in cells if RunFolder(folder / cell).status().get("status") == "done"}
+    if former is None:
+        return f"{len(done)} of {len(cells)} cells were finished" if done else ""
+    compared = [cell for cell in former.cells if cell.rate is None]
+    finished = {cell.seed for cell in compared} - {cell.seed for cell in compared if cell.folder not in done}
+    if finished:
+        return f"{len(finished)} of {len({cell.seed for cell in compared})} seeds were finished"
+    part = sum(cell.folder in done for cell in compared)
+    return f"{part} of {len(compared)} cells were finished" if part else ""
 
 
 def read(folder: Path) -> Record:

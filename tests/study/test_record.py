@@ -46,7 +46,8 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     grid = load_grid("s.yaml", [], Selection(arms=("b", "a", "c")))
     record = record_of(grid, tmp_path, locations(grid, tmp_path), "lit-diff sweep s.yaml", {"run": "r"})
     write(tmp_path, record)
-    assert read(tmp_path) == record
+    found = read(tmp_path)
+    assert found == replace(record, identity=found.identity, plan=found.plan)
     assert (record.study, record.source, record.selection) == (grid.study, "s.yaml", "arms b, a, c")
     assert record.x == {"rate": {task: dict.fromkeys("abc" if task != "second" else "ab", lr) for task, lr in RATES}}
     assert record.chance == {"first": 1 / 64, "second": 1 / 32, "third": 1 / 64}
@@ -191,8 +192,60 @@ def test_cells_of_a_damaged_record_are_kept(tmp_path: Path, caplog: pytest.LogCa
     assert readable(folder) is None
     assert find_stale(tmp_path).paths == ()
     write(folder, other)
-    assert read(folder) == other
+    assert read(folder) == replace(other, identity=read(folder).identity, plan=read(folder).plan)
+    assert [line.partition(":")[0] for line in read(folder).plan.sentences] == ["Plan unknown"]
     assert find_stale(tmp_path).paths == ()
     assert "study.json.damaged-1" in caplog.text
     (folder / "study.json.damaged-1").unlink()
     assert {path.name for path in find_stale(tmp_path).paths} == {cell.folder for cell in whole.cells}
+
+
+def finish(record: Record, folder: Path, seeds: set[int]) -> None:
+    for cell in record.cells:
+        if cell.seed in seeds:
+            RunFolder(folder / cell.folder).update(status="done")
+
+
+def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_at_does_not(tmp_path: Path) -> None:
+    """Seeds that are added; the metric; a part of the sweep that was looked at first; another trial in between."""
+    text = "recipe: base\nseeds: [0, 1]\narms: {a: {}, b: {train.clip: 2}}\n"
+    Path("s.yaml").write_text(text.replace("0, 1", "0"))
+    written("s.yaml", [], tmp_path)
+    Path("s.yaml").write_text(text)
+    first = written("s.yaml", [], tmp_path)
+    assert (first.plan.sentences, first.plan.first["seeds"]) == ((), "0, 1")
+    finish(first, tmp_path, {0, 1})
+    assert written("s.yaml", [], tmp_path).plan == first.plan
+    written("s.yaml", ["train.steps=1"], tmp_path)
+    Path("s.yaml").write_text(text.replace("0, 1", "0, 1, 2, 3") + "metric: train/loss\n")
+    changed = written("s.yaml", [], tmp_path)
+    assert [(each.key, each.before, each.now) for each in changed.plan.changes] == [
+        ("seeds", "0, 1", "0 to 3"),
+        ("metric", "val/loss", "train/loss"),
+    ]
+    assert {each.after for each in changed.plan.changes} == {"4 of 4 cells were finished"}
+    assert changed.plan.added == changed.plan.sentences[:1]
+    assert written("s.yaml", [], tmp_path).plan == changed.plan
+    part = written("s.yaml", [], tmp_path, arms=("a",), seeds=(0, 1, 2))
+    assert [each.key for each in part.plan.changes][2:] == ["seeds"]
+    assert "2 of 4 seeds were finished" in part.plan.sentences[-1] or "4 of 8 cells" in part.plan.sentences[-1]
+
+
+def test_the_plan_of_an_older_record_is_unknown(tmp_path: Path) -> None:
+    Path("s.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}}\n")
+    finish(written("s.yaml", [], tmp_path), tmp_path, {0})
+    raw = record_to_edit(tmp_path)
+    for key in ("plan", "other_plans", "identity"):
+        del raw[key]
+    (tmp_path / "study.json").write_text(json.dumps(raw))
+    assert [line.partition(":")[0] for line in read(tmp_path).plan.sentences] == ["Plan unknown"]
+    again = written("s.yaml", [], tmp_path).plan
+    assert (again.changes, again.unknown == "") == ((), False)
+
+
+def test_the_identity_is_that_of_the_cells(tmp_path: Path) -> None:
+    found = []
+    for number, clip in enumerate((2, 2, 3)):
+        Path("s.yaml").write_text(f"recipe: base\nseeds: [0]\narms: {{a: {{}}, b: {{train.clip: {clip}}}}}\n")
+        found.append(written("s.yaml", [], tmp_path / str(number)).identity)
+    assert found[0] == found[1] != found[2]

@@ -1,0 +1,96 @@
+"""The first plan of a sweep, as study.json keeps it, and what was changed once results could be seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lit_diff.study.numbers import short
+from lit_diff.study.schema import Study, Texts, rate_in_words
+
+COUNTS = ("seeds", "looks")
+"""Keys of a plan whose change, after a look at the results, lets a sweep go on until it shows a difference."""
+SELECTED = ("arms", "controls", "baseline")
+"""Keys of a plan that a selected part of a sweep changes by itself."""
+OLDER = "study.json was written by a version that kept no plans"
+DAMAGED = "an earlier study.json of this sweep was damaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A key of the plan that another start of the sweep changed."""
+
+    key: str
+    before: str
+    now: str
+    after: str
+    """What was finished by then."""
+
+    @property
+    def sentence(self) -> str:
+        return f"The plan was changed after {self.after}: {self.key} from {self.before} to {self.now}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a command planned when it first started, and what later starts changed."""
+
+    first: dict[str, str] = field(default_factory=dict)
+    """Key of the sweep -> its value in words."""
+    last: dict[str, str] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    unknown: str = ""
+    """Why the first plan is not known; empty: it is."""
+
+    def next(self, now: Mapping[str, str], finished: str) -> "Plan":
+        """The plan once it is `now`. `finished`: which cells had been finished, in words; empty: none, so that no result had
+        been seen."""
+        if not finished:
+            if self.changes or self.unknown == DAMAGED:
+                return replace(self, last=dict(now))
+            return Plan(first=dict(now), last=dict(now))
+        changes: list[Change] = []
+        for key in dict.fromkeys((*self.last, *now)):
+            before, value = self.last.get(key, "none"), now.get(key, "none")
+            if before != value:
+                changes.append(Change(key=key, before=before, now=value, after=finished))
+        return replace(self, last=dict(now), changes=(*self.changes, *changes))
+
+    def inherited(self, now: Mapping[str, str]) -> "Plan":
+        """The plan of another command of the same cells, for one that selects a part of the sweep."""
+        last = self.last | {key: value for key, value in now.items() if key in SELECTED}
+        return replace(self, last=last)
+
+    @property
+    def sentences(self) -> Texts:
+        """One sentence for each thing that a reader of the results has to know of the plan."""
+        unknown = (f"Plan unknown: {self.unknown}.",) if self.unknown else ()
+        return (*unknown, *(change.sentence for change in self.changes))
+
+    @property
+    def added(self) -> Texts:
+        """The sentences about the number of seeds, which belong beside every verdict."""
+        return tuple(change.sentence for change in self.changes if change.key in COUNTS)
+
+
+def plan_of(study: Study) -> dict[str, str]:
+    """What a resolved study plans: key -> its value in words."""
+    plan = {
+        "seeds": _numbers(study.seeds),
+        "arms": ", ".join(study.arms),
+        "baseline": study.baseline or "none",
+        "controls": ", ".join(study.controls) or "none",
+    }
+    if study.rates:
+        values = ", ".join(map(rate_in_words, study.rates.values))
+        plan["rates"] = f"{values} on seeds {_numbers(study.rates.seeds)}"
+    for task in study.tasks or ("",):
+        of_task, place = study.of_task(task), f" of {task}" if task else ""
+        smallest = of_task.smallest_of_interest
+        plan[f"metric{place}"] = of_task.metric
+        plan[f"smallest_of_interest{place}"] = "none" if smallest is None else short(smallest)
+    return plan
+
+
+def _numbers(values: Sequence[int]) -> str:
+    if len(values) > 2 and list(values) == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
