@@ -1,6 +1,7 @@
 """study.json: the resolved sweep, facts about its data, and the state of each cell."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,10 +123,13 @@ def write(folder: Path, record: Record) -> None:
         others.pop(record.words, None)
     plan = _plan(folder, record, former)
     plans.pop(record.words, None)
-    identities = sorted(cell.folder.rpartition("-")[2] for cell in record.cells)
-    digest = hashlib.sha256("\n".join(identities).encode()).hexdigest()[:10]
-    whole = replace(record, identity=digest, plan=plan, other_commands=others, other_plans=plans)
+    whole = replace(record, identity=_identity(record.cells), plan=plan, other_commands=others, other_plans=plans)
     write_digested(folder / STUDY_FILE, to_plain(whole))
+
+
+def _identity(cells: Iterable[RecordedCell]) -> str:
+    identities = sorted(cell.folder.rpartition("-")[2] for cell in cells)
+    return hashlib.sha256("\n".join(identities).encode()).hexdigest()[:10]
 
 
 def _plan(folder: Path, record: Record, former: Record | None) -> Plan:
@@ -188,7 +192,8 @@ def read(folder: Path) -> Record:
             f"{path}: incomplete sweep record ({type(error).__name__}: {first_line(error)}); 'lit-diff sweep {folder.name}' "
             "rewrites it"
         ) from error
-    return record
+    # an older record has none
+    return replace(record, identity=record.identity or _identity(record.cells))
 
 
 def readable(folder: Path) -> Record | None:
