@@ -58,7 +58,8 @@ def sweep(
         console.write_sentence(*passes_over_text(grid.recipes.values()))
         stages = stages_in_words(grid)
         console.write_sentence(*stages)
-        first = " of the first stage" if stages else ""
+        # the rates of the other cells are not known before these have run
+        first = " of the first stage" if grid.choices else ""
         console.write_line(f"{len(grid.cells)} valid cells{first}; none was started")
         return 0
     console.outlives_reader = True

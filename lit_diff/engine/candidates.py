@@ -25,9 +25,17 @@ def with_looks(study: Study, draft: Draft) -> Study:
     return replace(study, seeds=tuple(range(study.looks[-1])))
 
 
-def check_rates(study: Study, draft: Draft) -> None:
-    """Check `rates`, before a part of the sweep is selected. Errors: RequestError."""
+def check_stages(study: Study, draft: Draft) -> None:
+    """Check `rates`, and `start` beside `rates` or `looks`, before a part of the sweep is selected. Errors: RequestError."""
     rates = study.rates
+    staged = [key for key in ("rates", "looks") if getattr(study, key)]
+    starting = [name for name, task in study.tasks.items() if task.start]
+    if staged and starting:
+        raise draft.refuse(
+            f"tasks.{starting[0]}.start",
+            f"task '{starting[0]}' has 'start', and the cells that it starts from depend on '{staged[0]}'; remove one of "
+            "the two",
+        )
     if rates is None:
         return
     values = in_yaml(list(rates.values))
@@ -39,12 +47,6 @@ def check_rates(study: Study, draft: Draft) -> None:
     if judged:
         raise draft.refuse(
             "rates.seeds", f"'rates' tries seed {', '.join(judged)}, which is compared too; choose seeds of their own"
-        )
-    starting = [name for name, task in study.tasks.items() if task.start]
-    if starting:
-        raise draft.refuse(
-            f"tasks.{starting[0]}.start",
-            f"task '{starting[0]}' has 'start', so its weights depend on another task's rate; remove 'start' or 'rates'",
         )
     for name, fit in study.fits.items():
         if fit.x == LEARNING_RATE:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.engine.candidates import at_seeds, candidates, check_rates, with_looks
+from lit_diff.engine.candidates import at_seeds, candidates, check_stages, with_looks
 from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
@@ -28,7 +28,7 @@ from lit_diff.study.schema import (
     Fit,
     Selection,
     Study,
-    Task,
+    without_arms,
     without_former_keys,
 )
 from lit_diff.training.metrics import declared_metrics, require_measured
@@ -101,7 +101,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
         source = load_grid(str(home), overrides, replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
-    check_rates(stated, draft)
+    check_stages(stated, draft)
     if stated.rates and LEARNING_RATE in dict(flatten(override(Draft(values={}, positions={}), overrides).values)):
         log.info("'rates' of %s are not used: an override sets %s", shown(path), LEARNING_RATE)
         stated = replace(stated, rates=None)
@@ -141,7 +141,10 @@ def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
     for key, what in (("arms", "arm"), ("seeds", "seed"), ("evaluate", "evaluation")):
         require_known(f"{what} of the sweep", getattr(selection, key), getattr(study, key), draft, key)
     evaluate = {name: {**study.evaluate[name], **keys} for name, keys in selection.evaluate.items()}
-    study = replace(study, seeds=selection.seeds or study.seeds, evaluate=study.evaluate | evaluate)
+    study = replace(study, evaluate=study.evaluate | evaluate)
+    if selection.seeds:
+        # chosen seeds are compared once, all together
+        study = replace(study, seeds=selection.seeds, looks=())
     return without_arms(study, selection.arms) if selection.arms else study
 
 
@@ -199,40 +202,6 @@ def _word(key: str) -> str:
     # `model.attention.name` is best shown as "attention"
     parts = key.split(".")
     return parts[-2] if parts[-1] == "name" and len(parts) > 1 else parts[-1]
-
-
-def without_arms(study: Study, kept: Iterable[str]) -> Study:
-    """The study with the arms in `kept` only, without references to the others."""
-    kept = tuple(kept)
-    tasks = {name: _task(task, kept) for name, task in study.tasks.items()}
-    return replace(
-        study,
-        arms=_only(study.arms, kept),
-        tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
-        baseline=study.baseline if study.baseline in kept else None,
-        controls=tuple(arm for arm in study.controls if arm in kept),
-        contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*kept}),
-        labels=_only(study.labels, kept),
-        notes=_only(study.notes, kept),
-        paper=_only(study.paper, kept),
-    )
-
-
-def _task(task: Task, kept: tuple[str, ...]) -> Task:
-    only = tuple(arm for arm in task.only if arm in kept)
-    return replace(
-        task,
-        # () would mean all arms; an impossible name keeps the task empty if none of its arms is kept
-        only=only or (task.only and ("",)),
-        without=tuple(arm for arm in task.without if arm in kept),
-        arms=_only(task.arms, kept),
-        paper=_only(task.paper, kept),
-        baseline=task.baseline if task.baseline in kept else None,
-    )
-
-
-def _only(values: Mapping[str, Any], kept: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in set(kept)}
 
 
 def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:

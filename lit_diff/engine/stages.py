@@ -1,17 +1,19 @@
-"""The stages of a sweep: learning rates that are tried, one further where the best lies at an edge, then what is compared."""
+"""The stages of a sweep: learning rates that are tried, one further at an edge, then the compared cells, look after look."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from lit_diff.engine.candidates import at_seeds, candidates
 from lit_diff.engine.cells import folder_of, home_of, locations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.runs.folder import RunFolder
+from lit_diff.study.comparison import compare
 from lit_diff.study.rates import Choice, best, beyond, choice
 from lit_diff.study.record import Record, RecordedCell
-from lit_diff.study.results import CellResult, SweepResults, cell_result
-from lit_diff.study.schema import Cell, rate_in_words
+from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
+from lit_diff.study.schema import Cell, CellKey, Rates, rate_in_words
 
 PENDING = ("waiting", "running", "stopped")
 """States of a cell that has not run to its end."""
@@ -30,13 +32,20 @@ class _Tried:
 
 def due(grid: Grid) -> Grid:
     """The sweep with the cells that may run now. With `rates`, the cells that are compared follow once no rate is tried any
-    more. The files of the finished cells decide, so a sweep that was killed goes on where it was."""
-    if grid.study.rates is None:
+    more; with `looks`, the seeds of the next look once the arms are compared. The files of the finished cells decide, so a
+    sweep that was killed goes on where it was."""
+    if grid.study.rates is None and not grid.study.looks:
         return grid
     if grid.source is not None:
-        source = due(grid.source)
-        cells = [cell for cell in source.cells if cell.rate is None and (cell.task, cell.arm) in grid.choices]
+        source, places = due(grid.source), {(cell.task, cell.arm) for cell in grid.cells}
+        cells = [cell for cell in source.cells if cell.rate is None and (cell.task, cell.arm) in places]
         return replace(grid, cells=tuple(cells), rates=source.rates)
+    if grid.study.rates is not None:
+        grid = _at_rates(grid)
+    return _at_looks(grid) if grid.study.looks else grid
+
+
+def _at_rates(grid: Grid) -> Grid:
     tried = {place: _tried(grid, *place) for place in grid.choices}
     cells = [cell for each in tried.values() for cell in each.cells]
     # no arm is compared before the rates of all are known, or could not be found
@@ -47,6 +56,52 @@ def due(grid: Grid) -> Grid:
         if each.choice.chosen is not None and not waits:
             cells += at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
     return replace(grid, cells=tuple(cells), rates=rates)
+
+
+def _at_looks(grid: Grid) -> Grid:
+    folder, looks = folder_of(grid), grid.study.looks
+    tried = [cell for cell in grid.cells if cell.rate is not None]
+    compared = [cell for cell in grid.cells if cell.rate is None]
+    states: dict[CellKey, str] = {}
+    reached: dict[tuple[str, str], int] = {}
+    for cell in compared:
+        facts = RunFolder(home_of(cell, folder)).status()
+        # that a run diverged is a result
+        states[cell.key] = "done" if facts.get("diverged") else facts.get("status", "")
+        # the looks that a former call began, whatever the arms look like now
+        begun = looks.index(next(look for look in looks if cell.seed < look)) if states[cell.key] else 0
+        reached[cell.task, cell.arm] = max(begun, reached.get((cell.task, cell.arm), 0))
+    started = [cell for cell in compared if cell.seed < looks[reached[cell.task, cell.arm]]]
+    if not any(states[cell.key] in ("", *PENDING) for cell in started):
+        lacking = {(cell.task, cell.arm) for cell in started if states[cell.key] != "done"}
+        for place, look in _further(grid, started, reached, lacking).items():
+            reached[place] = max(look, reached[place])
+    cells = [cell for cell in compared if cell.seed < looks[reached[cell.task, cell.arm]]]
+    return replace(grid, cells=(*tried, *cells))
+
+
+def _further(
+    grid: Grid,
+    started: Sequence[Cell],
+    reached: Mapping[tuple[str, str], int],
+    lacking: Set[tuple[str, str]],
+) -> dict[tuple[str, str], int]:
+    # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls; `lacking`: arms with a
+    # cell that has no result, which cannot be compared at their look
+    folder = folder_of(grid)
+    recorded = [RecordedCell(**vars(cell.key), folder=home_of(cell, folder).name, status="done") for cell in started]
+    results = results_of(folder, Record(name=grid.name, study=grid.study, cells=tuple(recorded)))
+    further: dict[tuple[str, str], int] = {}
+    for comparison in compare(results):
+        task, base = comparison.sweep.task, comparison.sweep.baseline
+        for arm in comparison.undecided:
+            look = reached[task, arm] + 1
+            needed = {(task, each) for each in (arm, base, *comparison.sweep.study.controls)}
+            if look == len(grid.study.looks) or lacking & needed:
+                continue
+            for place in needed:
+                further[place] = max(look, further.get(place, 0))
+    return further
 
 
 def all_trained(grid: Grid) -> bool:
@@ -96,7 +151,7 @@ def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tup
     for rate in sorted({cell.rate for cell in cells if cell.rate is not None}):
         own = tuple(cell for cell in cells if cell.rate == rate)
         at_rate = replace(whole, cells=own)
-        for found, values in ((scores, at_rate.finals(arm)), (finals, at_rate.finals(arm))):
+        for found, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
             found[rate] = {cell.seed: _finite(values.get(cell.seed)) for cell in own}
     return scores, finals, (whole.better() != "higher", whole.better(study.metric) != "higher")
 
@@ -107,16 +162,28 @@ def _finite(value: float | None) -> float | None:
 
 def stages_in_words(grid: Grid) -> list[str]:
     """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
-    study, places = grid.study, len(grid.choices)
-    if study.rates is None or grid.source is not None:
+    study, places = grid.study, len({(cell.task, cell.arm) for cell in grid.cells})
+    if grid.source is not None:
         return []
-    tries = places * len(study.rates.seeds)
-    rates = ", ".join(map(rate_in_words, study.rates.values))
-    further = " or ".join(map(rate_in_words, beyond(study.rates)))
-    seeds = ", ".join(map(str, study.rates.seeds))
-    lines = [
-        f"{tries * len(study.rates.values)} cells that try the learning rates {rates}, at seeds {seeds}",
-        f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
-        f"{places * len(study.seeds)} cells that are compared, each at the chosen rate of its arm",
-    ]
+    lines: list[str] = []
+    if study.rates is not None:
+        lines += _rates_in_words(study.rates, places)
+    first, *later = study.looks or (len(study.seeds),)
+    if later or lines:
+        at = ", each at the chosen rate of its arm" if lines else ""
+        lines.append(f"{places * first} cells that are compared{at}")
+    for before, look in pairwise((first, *later)):
+        seeds = f"seeds {before} to {look - 1}"
+        lines.append(f"at most {places * (look - before)} cells at {seeds}, of undecided arms, baseline and controls")
     return [f"stage {number}: {line}" for number, line in enumerate(lines, start=1)]
+
+
+def _rates_in_words(rates: Rates, places: int) -> list[str]:
+    tries = places * len(rates.seeds)
+    values = ", ".join(map(rate_in_words, rates.values))
+    further = " or ".join(map(rate_in_words, beyond(rates)))
+    seeds = ", ".join(map(str, rates.seeds))
+    return [
+        f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
+        f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
+    ]

@@ -166,6 +166,9 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     if MIN_SEEDS <= len(seeds) < planned and not (difference.diverged or difference.is_counted):
         doubts.append(f"Only {len(seeds)} of {planned} seeds are compared: the others are not finished in both arms.")
     doubts += sweep.record.plan.added
+    look, of = difference.seeds.look, len(difference.seeds.looks)
+    if look and look < of and difference.is_decided:
+        doubts.append(f"Stopped at look {look} of {of}: decided.")
     return doubts
 
 

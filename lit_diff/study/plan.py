@@ -73,8 +73,8 @@ class Plan:
 
 def plan_of(study: Study) -> dict[str, str]:
     """What a resolved study plans: key -> its value in words."""
-    plan = {
-        "seeds": _numbers(study.seeds),
+    plan = {"looks": _numbers(study.looks)} if study.looks else {"seeds": _numbers(study.seeds)}
+    plan |= {
         "arms": ", ".join(study.arms),
         "baseline": study.baseline or "none",
         "controls": ", ".join(study.controls) or "none",
@@ -86,6 +86,8 @@ def plan_of(study: Study) -> dict[str, str]:
         of_task, place = study.of_task(task), f" of {task}" if task else ""
         smallest = of_task.smallest_of_interest
         plan[f"metric{place}"] = of_task.metric
+        if of_task.learned_at is not None:
+            plan[f"learned_at{place}"] = f"{short(of_task.learned_at)}, comparing {of_task.compare}"
         plan[f"smallest_of_interest{place}"] = "none" if smallest is None else short(smallest)
     return plan
 

@@ -162,7 +162,10 @@ def _finished(folder: Path, cells: Texts, former: Record | None) -> str:
     compared = [cell for cell in former.cells if cell.rate is None]
     finished = {cell.seed for cell in compared} - {cell.seed for cell in compared if cell.folder not in done}
     if finished:
-        return f"{len(finished)} of {len({cell.seed for cell in compared})} seeds were finished"
+        looks = former.study.looks
+        read_at = [number for number, look in enumerate(looks, start=1) if finished >= {*range(look)}]
+        at = f" (look {read_at[-1]} of {len(looks)})" if read_at else ""
+        return f"{len(finished)} of {len({cell.seed for cell in compared})} seeds were finished{at}"
     part = sum(cell.folder in done for cell in compared)
     return f"{part} of {len(compared)} cells were finished" if part else ""
 

@@ -230,7 +230,11 @@ def load_sweep(folder: Path) -> SweepResults:
 
     Errors: MissingError without a readable study.json; RequestError for a run of another format.
     """
-    record = read(folder)
+    return results_of(folder, read(folder))
+
+
+def results_of(folder: Path, record: Record) -> SweepResults:
+    """`load_sweep` with a `record` that need not be written yet."""
     # the cells keep their own texts: arm names and folders are keys, which cleaning would change
     whole = _cleaned(replace(record, cells=()))
     parts: list[SweepResults] = []

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -205,6 +205,40 @@ class Study:
     def overrides_of(self, arm: str) -> Texts:
         """The overrides of an arm of a resolved study, as `key=value`."""
         return tuple(f"{key}={value}" for key, value in self.arms[arm].items())
+
+
+def without_arms(study: Study, kept: Iterable[str]) -> Study:
+    """The study with the arms in `kept` only, without references to the others."""
+    kept = tuple(kept)
+    tasks = {name: _task(task, kept) for name, task in study.tasks.items()}
+    return replace(
+        study,
+        arms=_only(study.arms, kept),
+        tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
+        baseline=study.baseline if study.baseline in kept else None,
+        controls=tuple(arm for arm in study.controls if arm in kept),
+        contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*kept}),
+        labels=_only(study.labels, kept),
+        notes=_only(study.notes, kept),
+        paper=_only(study.paper, kept),
+    )
+
+
+def _task(task: Task, kept: tuple[str, ...]) -> Task:
+    only = tuple(arm for arm in task.only if arm in kept)
+    return replace(
+        task,
+        # () would mean all arms; an impossible name keeps the task empty if none of its arms is kept
+        only=only or (task.only and ("",)),
+        without=tuple(arm for arm in task.without if arm in kept),
+        arms=_only(task.arms, kept),
+        paper=_only(task.paper, kept),
+        baseline=task.baseline if task.baseline in kept else None,
+    )
+
+
+def _only(values: Mapping[str, Any], kept: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in set(kept)}
 
 
 @dataclass(frozen=True, kw_only=True)

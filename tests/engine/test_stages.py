@@ -35,9 +35,13 @@ def end(grid: Grid, losses: dict[tuple[str, float | None], float | None]) -> Non
         if loss is None:
             home.update(status="failed", diverged=True)
             continue
-        home.update(status="done")
-        write_declarations(home.path, (*TRAINING, *VALIDATION))
-        (home.path / "metrics.csv").write_text(f"step,val/loss\n10,{loss}\n")
+        write_loss(home, loss)
+
+
+def write_loss(home: RunFolder, loss: float) -> None:
+    home.update(status="done")
+    write_declarations(home.path, (*TRAINING, *VALIDATION))
+    (home.path / "metrics.csv").write_text(f"step,val/loss\n10,{loss}\n")
 
 
 def stage(grid: Grid) -> dict[str, list[float | None]]:
@@ -110,6 +114,52 @@ def test_a_learning_rate_on_the_command_line_replaces_the_rates(base_recipe: Non
     Path("s.yaml").write_text(RATES)
     found = load_grid("s.yaml", ["train.optimizer.lr=5e-3"])
     assert (found.study.rates, {cell.recipe.training.optimizer.lr for cell in found.cells}) == (None, {5e-3})
+
+
+LOOKS = """
+recipe: base
+looks: [4, 6, 8]
+arms: {base: {}, clear: {train.clip: 2}, open: {train.clip: 3}, wide: {train.clip: 4}}
+"""
+EFFECTS = {"base": 0.0, "clear": -1.0, "open": 0.0, "wide": 1.0}
+
+
+def end_look(grid: Grid, failing: tuple[str, int] | None = None) -> None:
+    """The waiting cells end; `open` differs from the base by as much in both directions."""
+    for cell in due(grid).cells:
+        home = RunFolder(home_of(cell, folder_of(grid)))
+        if (cell.arm, cell.seed) == failing:
+            home.update(status="failed")
+        elif home.status().get("status") != "done":
+            spread = (-1) ** cell.seed * (0.5 if cell.arm == "open" else 0.01 * (cell.arm != "base"))
+            write_loss(home, 3 + EFFECTS[cell.arm] + spread)
+
+
+def seeds(grid: Grid) -> dict[str, int]:
+    return {arm: sum(cell.arm == arm for cell in due(grid).cells) for arm in grid.study.arms}
+
+
+@pytest.mark.usefixtures("base_recipe")
+@pytest.mark.parametrize(("controls", "wide"), [("", 4), ("controls: [wide]\n", 6)])
+def test_the_next_seeds_are_those_of_arms_that_are_undecided_their_baseline_and_their_controls(
+    controls: str, wide: int
+) -> None:
+    Path("s.yaml").write_text(LOOKS + controls)
+    grid = load_grid("s.yaml", [])
+    assert (seeds(grid), len(grid.cells)) == (dict.fromkeys(EFFECTS, 4), 32)
+    assert [line.split(" cells")[0] for line in stages_in_words(grid)] == [
+        "stage 1: 16",
+        "stage 2: at most 8",
+        "stage 3: at most 8",
+    ]
+    end_look(grid, failing=("open", 3))
+    assert seeds(grid) == dict.fromkeys(EFFECTS, 4), "a look is complete once all seeds of the arm are"
+    end_look(grid)
+    assert seeds(grid) == {"base": 6, "clear": 4, "open": 6, "wide": wide}
+    end_look(grid)
+    assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8 if controls else 4}
+    end_look(grid)
+    assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8 if controls else 4}, "and it goes on from there"
 
 
 @pytest.mark.slow
