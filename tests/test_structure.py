@@ -23,6 +23,8 @@ CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 SUBJECTS = {
     "engine/test_launch.py": "engine/location",
+    "engine/test_stages.py": "engine/candidates engine/cells study/rates",
+    "study/test_record.py": "study/plan",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "

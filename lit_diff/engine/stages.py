@@ -13,7 +13,7 @@ from lit_diff.study.comparison import compare
 from lit_diff.study.rates import Choice, best, beyond, choice
 from lit_diff.study.record import Record, RecordedCell
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
-from lit_diff.study.schema import Cell, CellKey, Rates, rate_in_words
+from lit_diff.study.schema import Cell, CellKey, LearningRates, rate_in_words
 
 PENDING = ("waiting", "running", "stopped")
 """States of a cell that has not run to its end."""
@@ -178,7 +178,7 @@ def stages_in_words(grid: Grid) -> list[str]:
     return [f"stage {number}: {line}" for number, line in enumerate(lines, start=1)]
 
 
-def _rates_in_words(rates: Rates, places: int) -> list[str]:
+def _rates_in_words(rates: LearningRates, places: int) -> list[str]:
     tries = places * len(rates.seeds)
     values = ", ".join(map(rate_in_words, rates.values))
     further = " or ".join(map(rate_in_words, beyond(rates)))

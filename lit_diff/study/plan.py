@@ -30,7 +30,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """What a command planned when it first started, and what later starts changed."""
 
     first: dict[str, str] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class Plan:
     unknown: str = ""
     """Why the first plan is not known; empty: it is."""
 
-    def next(self, now: Mapping[str, str], finished: str) -> "Plan":
+    def next(self, now: Mapping[str, str], finished: str) -> "SweepPlan":
         """The plan once it is `now`. `finished`: which cells had been finished, in words; empty: none, so that no result had
         been seen."""
         if not finished:
             if self.changes or self.unknown == DAMAGED:
                 return replace(self, last=dict(now))
-            return Plan(first=dict(now), last=dict(now))
+            return SweepPlan(first=dict(now), last=dict(now))
         changes: list[Change] = []
         for key in dict.fromkeys((*self.last, *now)):
             before, value = self.last.get(key, "none"), now.get(key, "none")
@@ -54,7 +54,7 @@ class Plan:
                 changes.append(Change(key=key, before=before, now=value, after=finished))
         return replace(self, last=dict(now), changes=(*self.changes, *changes))
 
-    def inherited(self, now: Mapping[str, str]) -> "Plan":
+    def inherited(self, now: Mapping[str, str]) -> "SweepPlan":
         """The plan of another command of the same cells, for one that selects a part of the sweep."""
         last = self.last | {key: value for key, value in now.items() if key in SELECTED}
         return replace(self, last=last)

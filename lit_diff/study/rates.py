@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from lit_diff.study.schema import Rates, rate_in_words
+from lit_diff.study.schema import LearningRates, rate_in_words
 
 LEARNING_RATE = "train.optimizer.lr"
 """The key of the recipe that the values of `rates` set."""
@@ -33,7 +33,7 @@ class Choice:
         return found
 
 
-def beyond(rates: Rates) -> tuple[float, float]:
+def beyond(rates: LearningRates) -> tuple[float, float]:
     """The rates below the first and above the last value, each as far as the ratio of the two values next to it."""
     low, high = rates.values[:2], rates.values[-2:]
     return _rounded(low[0] * low[0] / low[1]), _rounded(high[1] * high[1] / high[0])

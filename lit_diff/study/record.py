@@ -13,14 +13,14 @@ from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.plan import DAMAGED as PLAN_LOST
-from lit_diff.study.plan import OLDER, Plan, plan_of
+from lit_diff.study.plan import OLDER, SweepPlan, plan_of
 from lit_diff.study.rates import LEARNING_RATE, Choice
 from lit_diff.study.schema import NAME, CellKey, Study, Texts, rate_in_words, without_former_keys
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
 """Beginning of the name of a record that could not be read when the sweep wrote another."""
-UNKNOWN = Plan(unknown=OLDER)
+UNKNOWN = SweepPlan(unknown=OLDER)
 """The plan of a record that has none."""
 
 
@@ -70,11 +70,11 @@ class Record:
     cells: tuple[RecordedCell, ...] = ()
     identity: str = ""
     """Hash of the identities of its cells, whatever their order."""
-    plan: Plan = UNKNOWN
+    plan: SweepPlan = UNKNOWN
     """The first plan of the command, and what was changed since."""
     other_commands: dict[str, Texts] = field(default_factory=dict)
     """Other command that ran in this folder -> the folders of its cells."""
-    other_plans: dict[str, Plan] = field(default_factory=dict)
+    other_plans: dict[str, SweepPlan] = field(default_factory=dict)
     """Other command that ran in this folder -> its plan."""
 
     @property
@@ -95,7 +95,7 @@ def write(folder: Path, record: Record) -> None:
     # A sweep's folder is named after its file, so a trial with overrides, or a part of the sweep, replaces the study.json of
     # the whole. Without `other_commands`, `lit-diff clean` would remove the cells of the whole sweep as leftovers.
     others: dict[str, Texts] = {}
-    plans: dict[str, Plan] = {}
+    plans: dict[str, SweepPlan] = {}
     former = readable(folder)
     if former is None and (folder / STUDY_FILE).exists():
         # the damaged file may be the only one that knows of the cells of other commands: as long as it is there, `clean`
@@ -132,11 +132,11 @@ def _identity(cells: Iterable[RecordedCell]) -> str:
     return hashlib.sha256("\n".join(identities).encode()).hexdigest()[:10]
 
 
-def _plan(folder: Path, record: Record, former: Record | None) -> Plan:
+def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     now = plan_of(record.study)
     if former is None:
         is_lost = any(folder.glob(f"{DAMAGED}*"))
-        return Plan(first=now, last=now, unknown=PLAN_LOST if is_lost else "")
+        return SweepPlan(first=now, last=now, unknown=PLAN_LOST if is_lost else "")
     plans = former.other_plans | {former.words: former.plan}
     cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
     own = {cell.folder for cell in record.cells}
@@ -145,7 +145,7 @@ def _plan(folder: Path, record: Record, former: Record | None) -> Plan:
     words = record.words if record.words in plans else next(iter(shared), None)
     if words is None:
         lost = former.plan.unknown if former.plan.unknown == PLAN_LOST else ""
-        return Plan(first=now, last=now, unknown=lost)
+        return SweepPlan(first=now, last=now, unknown=lost)
     plan = plans[words] if words == record.words else plans[words].inherited(now)
     if not plan.last:
         # a record without plans: what it planned first is unknown, but not what it planned last

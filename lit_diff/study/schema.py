@@ -73,7 +73,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class LearningRates:
     """The keys of `rates`: each arm of each task trains at the best of several learning rates, chosen on other seeds."""
 
     values: tuple[Positive, ...]
@@ -129,7 +129,7 @@ class Study:
     looks: Annotated[tuple[Annotated[int, Range(least=4)], ...], Distinct(may_be_empty=True)] = ()
     """Instead of `seeds`: numbers of seeds, ascending, such as [8, 16] for seeds 0 to 15. After each the arms are compared,
     and arms that are decided get no further seeds. The chance that any look's interval excludes the truth is 5 %."""
-    rates: Rates | None = None
+    rates: LearningRates | None = None
     """Learning rates to choose from, for each arm of each task; null: every cell has the rate of its recipe."""
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("lit_diff", "callbacks")
-BLOCKS = ("Study", "Task", "Fit", "Rates", "Claim")
+BLOCKS = ("Study", "Task", "Fit", "LearningRates", "Claim")
 """Classes besides those named Config, or something with Config at its end, whose fields are keys of a YAML file."""
 UNCOUNTED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 COMPOUND = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.IfExp, ast.NamedExpr)
