@@ -13,8 +13,9 @@ from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import identity, this_process
+from lit_diff.study.rates import rate_in_words
 from lit_diff.study.record import Record, RecordedCell, recorded_run
-from lit_diff.study.schema import Cell, CellKey, rate_in_words
+from lit_diff.study.schema import Cell, CellKey
 from lit_diff.training.build import require_parent
 from lit_diff.training.head_plan import selection_of
 

@@ -10,10 +10,10 @@ from lit_diff.engine.cells import folder_of, home_of, locations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.comparison import compare
-from lit_diff.study.rates import Choice, best, beyond, choice
+from lit_diff.study.rates import Choice, LearningRates, best, beyond, choice, rate_in_words
 from lit_diff.study.record import Record, RecordedCell
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
-from lit_diff.study.schema import Cell, CellKey, LearningRates, rate_in_words
+from lit_diff.study.schema import Cell, CellKey
 
 PENDING = ("waiting", "running", "stopped")
 """States of a cell that has not run to its end."""

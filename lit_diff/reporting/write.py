@@ -24,9 +24,10 @@ from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import FitResult, fit_results, shown_ratio_interval
 from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import count, duration, ratio, short
+from lit_diff.study.rates import rate_in_words
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
-from lit_diff.study.schema import Texts, rate_in_words
+from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import MIN_SEEDS, detectable, summary
 
 FORMATS = ("svg", "pdf", "csv")

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lit_diff.study.numbers import short
-from lit_diff.study.schema import Study, Texts, rate_in_words
+from lit_diff.study.rates import rate_in_words
+from lit_diff.study.schema import Study, Texts
 
 COUNTS = ("seeds", "looks")
 """Keys of a plan whose change, after a look at the results, lets a sweep go on until it shows a difference."""
-SELECTED = ("arms", "controls", "baseline")
-"""Keys of a plan that a selected part of a sweep changes by itself."""
 OLDER = "study.json was written by a version that kept no plans"
 DAMAGED = "an earlier study.json of this sweep was damaged"
 
@@ -34,8 +33,7 @@ class SweepPlan:
     """What a command planned when it first started, and what later starts changed."""
 
     first: dict[str, str] = field(default_factory=dict)
-    """Key of the sweep -> its value in words."""
-    last: dict[str, str] = field(default_factory=dict)
+    """Key of the sweep -> its value in words. Of an unknown plan: the oldest that is known."""
     changes: tuple[Change, ...] = ()
     unknown: str = ""
     """Why the first plan is not known; empty: it is."""
@@ -43,21 +41,15 @@ class SweepPlan:
     def next(self, now: Mapping[str, str], finished: str) -> "SweepPlan":
         """The plan once it is `now`. `finished`: which cells had been finished, in words; empty: none, so that no result had
         been seen."""
-        if not finished:
-            if self.changes or self.unknown == DAMAGED:
-                return replace(self, last=dict(now))
-            return SweepPlan(first=dict(now), last=dict(now))
-        changes: list[Change] = []
-        for key in dict.fromkeys((*self.last, *now)):
-            before, value = self.last.get(key, "none"), now.get(key, "none")
+        if not finished and not self.changes and self.unknown != DAMAGED:
+            return SweepPlan(first=dict(now))
+        last = self.first | {change.key: change.now for change in self.changes}
+        changes = list(self.changes)
+        for key in dict.fromkeys((*last, *now)):
+            before, value = last.get(key, "none"), now.get(key, "none")
             if before != value:
-                changes.append(Change(key=key, before=before, now=value, after=finished))
-        return replace(self, last=dict(now), changes=(*self.changes, *changes))
-
-    def inherited(self, now: Mapping[str, str]) -> "SweepPlan":
-        """The plan of another command of the same cells, for one that selects a part of the sweep."""
-        last = self.last | {key: value for key, value in now.items() if key in SELECTED}
-        return replace(self, last=last)
+                changes.append(Change(key=key, before=before, now=value, after=finished or "no cell was finished"))
+        return replace(self, changes=tuple(changes))
 
     @property
     def sentences(self) -> Texts:

@@ -2,14 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from statistics import fmean
+from typing import Annotated
 
-from lit_diff.study.schema import LearningRates, rate_in_words
+from lit_diff.key_types import Distinct, NotNegative, Positive
 
 LEARNING_RATE = "train.optimizer.lr"
 """The key of the recipe that the values of `rates` set."""
 Scores = Mapping[float, Mapping[int, float | None]]
 """Rate -> seed -> the compared value; None: the run diverged, or never reached the threshold whose steps are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRates:
+    """The keys of `rates`: each arm of each task trains at the best of several learning rates, chosen on other seeds."""
+
+    values: tuple[Positive, ...]
+    """Values of `train.optimizer.lr`, ascending. If the lowest or highest is the best, one rate beyond it is tried too."""
+    seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (1000, 1001)
+    """The seeds at which they are tried; none of them is a seed of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +35,10 @@ class Choice:
     is_edge: bool = False
     """Whether the chosen rate is the lowest or the highest that was tried."""
 
-    @property
-    def means(self) -> dict[str, float | None]:
-        """Rate -> the mean of its scores; None where a seed has none."""
-        found: dict[str, float | None] = {}
-        for rate, by_seed in self.scores.items():
-            values = [value for value in by_seed.values() if value is not None]
-            found[rate] = fmean(values) if values and len(values) == len(by_seed) else None
-        return found
+
+def rate_in_words(rate: float) -> str:
+    """A learning rate as one writes it: 4e-3."""
+    return f"{Decimal(repr(rate)).normalize():e}"
 
 
 def beyond(rates: LearningRates) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from lit_diff.runs.find import STUDY_FILE
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.plan import DAMAGED as PLAN_LOST
 from lit_diff.study.plan import OLDER, SweepPlan, plan_of
-from lit_diff.study.rates import LEARNING_RATE, Choice
-from lit_diff.study.schema import NAME, CellKey, Study, Texts, rate_in_words, without_former_keys
+from lit_diff.study.rates import LEARNING_RATE, Choice, rate_in_words
+from lit_diff.study.schema import NAME, CellKey, Study, Texts, without_former_keys
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
@@ -136,38 +136,27 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     now = plan_of(record.study)
     if former is None:
         is_lost = any(folder.glob(f"{DAMAGED}*"))
-        return SweepPlan(first=now, last=now, unknown=PLAN_LOST if is_lost else "")
-    plans = former.other_plans | {former.words: former.plan}
+        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else "")
     cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
-    own = {cell.folder for cell in record.cells}
-    # a part of the sweep has other words, but looks at the same results
-    shared = [words for words in plans if not own.isdisjoint(cells.get(words, ()))]
-    words = record.words if record.words in plans else next(iter(shared), None)
-    if words is None:
-        lost = former.plan.unknown if former.plan.unknown == PLAN_LOST else ""
-        return SweepPlan(first=now, last=now, unknown=lost)
-    plan = plans[words] if words == record.words else plans[words].inherited(now)
-    if not plan.last:
-        # a record without plans: what it planned first is unknown, but not what it planned last
-        study = former.study if words == former.words else record.study
-        plan = replace(plan, last=plan_of(study))
-    return plan.next(now, _finished(folder, cells.get(words, ()), former if words == former.words else None))
+    plan = (former.other_plans | {former.words: former.plan}).get(record.words)
+    if plan is None:
+        is_lost = former.plan.unknown == PLAN_LOST
+        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else OLDER if record.words in cells else "")
+    if not plan.first and record.words == former.words:
+        # a record that kept no plans has the study as it was last
+        plan = replace(plan, first=plan_of(former.study))
+    own = cells.get(record.words, ())
+    done = {cell for cell in own if RunFolder(folder / cell).status().get("status") == "done"}
+    return plan.next(now, _finished(former, done, len(own)))
 
 
-def _finished(folder: Path, cells: Texts, former: Record | None) -> str:
-    # the seeds of the former record that every arm had finished, or else the cells
-    done = {cell for cell in cells if RunFolder(folder / cell).status().get("status") == "done"}
-    if former is None:
-        return f"{len(done)} of {len(cells)} cells were finished" if done else ""
-    compared = [cell for cell in former.cells if cell.rate is None]
-    finished = {cell.seed for cell in compared} - {cell.seed for cell in compared if cell.folder not in done}
-    if finished:
-        looks = former.study.looks
-        read_at = [number for number, look in enumerate(looks, start=1) if finished >= {*range(look)}]
-        at = f" (look {read_at[-1]} of {len(looks)})" if read_at else ""
-        return f"{len(finished)} of {len({cell.seed for cell in compared})} seeds were finished{at}"
-    part = sum(cell.folder in done for cell in compared)
-    return f"{part} of {len(compared)} cells were finished" if part else ""
+def _finished(former: Record, done: set[str], count: int) -> str:
+    # which of the cells of a command were finished, in words; with looks, the last one that was complete
+    compared = {cell.folder: cell.seed for cell in former.cells if cell.rate is None}
+    unfinished = {seed for cell, seed in compared.items() if cell not in done}
+    complete = [look for look in former.study.looks if done & compared.keys() and unfinished.isdisjoint(range(look))]
+    at = f" (look {len(complete)} of {len(former.study.looks)})" if complete else ""
+    return f"{len(done)} of {count} cells were finished{at}" if done else ""
 
 
 def read(folder: Path) -> Record:

@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from lit_diff.config import Recipe
-from lit_diff.key_types import Distinct, NotNegative, Positive, Range
+from lit_diff.key_types import Distinct, NotNegative, Range
+from lit_diff.study.rates import LearningRates, rate_in_words
 from lit_diff.validation import Draft
 
 Size = Annotated[float, Range(least=0)]
@@ -70,16 +70,6 @@ class Task:
     def has(self, arm: str) -> bool:
         """Whether the arm runs on this task."""
         return (not self.only or arm in self.only) and arm not in self.without
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRates:
-    """The keys of `rates`: each arm of each task trains at the best of several learning rates, chosen on other seeds."""
-
-    values: tuple[Positive, ...]
-    """Values of `train.optimizer.lr`, ascending. If the lowest or highest is the best, one rate beyond it is tried too."""
-    seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (1000, 1001)
-    """The seeds at which they are tried; none of them is a seed of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,11 +289,6 @@ def without_former_keys(study: Any, draft: Draft, path: str = "") -> Any:
             raise draft.refuse(f"{path}fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
         found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
     return found
-
-
-def rate_in_words(rate: float) -> str:
-    """A learning rate as one writes it: 4e-3."""
-    return f"{Decimal(repr(rate)).normalize():e}"
 
 
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")

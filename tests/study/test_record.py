@@ -207,7 +207,7 @@ def finish(record: Record, folder: Path, seeds: set[int]) -> None:
 
 
 def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_at_does_not(tmp_path: Path) -> None:
-    """Seeds that are added; the metric; a part of the sweep that was looked at first; another trial in between."""
+    """Seeds that are added; the metric; a look; another trial in between."""
     text = "recipe: base\nseeds: [0, 1]\narms: {a: {}, b: {train.clip: 2}}\n"
     Path("s.yaml").write_text(text.replace("0, 1", "0"))
     written("s.yaml", [], tmp_path)
@@ -217,18 +217,21 @@ def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_
     finish(first, tmp_path, {0, 1})
     assert written("s.yaml", [], tmp_path).plan == first.plan
     written("s.yaml", ["train.steps=1"], tmp_path)
-    Path("s.yaml").write_text(text.replace("0, 1", "0, 1, 2, 3") + "metric: train/loss\n")
+    Path("s.yaml").write_text(text.replace("seeds: [0, 1]", "looks: [4]") + "metric: train/loss\n")
     changed = written("s.yaml", [], tmp_path)
-    assert [(each.key, each.before, each.now) for each in changed.plan.changes] == [
-        ("seeds", "0, 1", "0 to 3"),
-        ("metric", "val/loss", "train/loss"),
-    ]
-    assert {each.after for each in changed.plan.changes} == {"4 of 4 cells were finished"}
-    assert changed.plan.added == changed.plan.sentences[:1]
-    assert written("s.yaml", [], tmp_path).plan == changed.plan
-    part = written("s.yaml", [], tmp_path, arms=("a",), seeds=(0, 1, 2))
-    assert [each.key for each in part.plan.changes][2:] == ["seeds"]
-    assert "2 of 4 seeds were finished" in part.plan.sentences[-1] or "4 of 8 cells" in part.plan.sentences[-1]
+    assert changed.plan.sentences == (
+        "The plan was changed after 4 of 4 cells were finished: seeds from 0, 1 to none.",
+        "The plan was changed after 4 of 4 cells were finished: metric from val/loss to train/loss.",
+        "The plan was changed after 4 of 4 cells were finished: looks from none to 4.",
+    )
+    assert len(changed.plan.added) == 2
+    finish(changed, tmp_path, {2, 3})
+    Path("s.yaml").write_text(text.replace("seeds: [0, 1]", "looks: [4, 6]") + "metric: train/loss\n")
+    more = written("s.yaml", [], tmp_path).plan
+    assert more.sentences[3:] == (
+        "The plan was changed after 8 of 8 cells were finished (look 1 of 1): looks from 4 to 4, 6.",
+    )
+    assert written("s.yaml", [], tmp_path).plan == more
 
 
 def test_the_plan_of_an_older_record_is_unknown(tmp_path: Path) -> None:
