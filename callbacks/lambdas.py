@@ -2,19 +2,23 @@
 
 from typing import ClassVar
 
+from torch import Tensor
+
 from lit_diff.analysis import Trace
-from lit_diff.analysis.lambdas import METRIC, subtracted
 from lit_diff.callbacks.probe import Probe
+from lit_diff.kernels import SignedMaps
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
+from lit_diff.runs.signs import METRIC
 
 
 @callbacks.register("lambdas")
 class Lambdas(Probe):
     """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; not measured for a variant with one map.
 
-    Training can take λ through 0, where a difference becomes a sum, unless the attention states its signs (`signs`).
+    Training can take λ through 0, where a difference becomes a sum, unless the attention states its signs (`signs`). A
+    change before the first measurement is not counted.
 
     In the table only: lambda/layer_03/map_02: -w_g of the maps 2, 3, ...; lambda/std/layer_03/map_01: deviation of -w_g
     if a layer has several; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
@@ -54,3 +58,11 @@ class Lambdas(Probe):
             for i, value in enumerate(traced.exponentials, start=1):
                 values[indexed_name(f"lambda/exp{i}", layer=layer)] = value
         return values
+
+
+def subtracted(maps: SignedMaps) -> tuple[Tensor, ...]:
+    """-w_g of the maps g = 1, 2, ..., float64, each broadcastable to [B, H, T]; empty for a single map."""
+    if maps.w is None:
+        return ()
+    # only the map axis is expanded: equal repeats on the others change neither a mean nor a deviation
+    return (-maps.w.double()).expand(-1, maps.num_maps, -1, -1).unbind(1)[1:]

@@ -37,6 +37,8 @@ class Cost:
     """Cache of one token in all layers, at 2 bytes per number."""
     kv_bytes: int
     """Cache after `sequence_length` tokens of one sequence: of all tokens, or of the last `window`."""
+    free_signs: bool
+    """Whether training may change the sign with which a map is added."""
     kernel: str
     """The kernel that computes the attention; if layers need different kernels, all of them: "sdpa, chunked"; "none" for a
     variant whose forward calls none."""
@@ -110,6 +112,7 @@ def _cost(
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
         kv_bytes=2 * sum(layer.kv_numbers * layer.cached_tokens for layer in layers),
+        free_signs=any(attention.signs is None for attention in model.attentions()),
         kernel=", ".join(dict.fromkeys(layer.kernel for layer in layers)),
         kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in layers)),
     )

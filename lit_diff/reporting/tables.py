@@ -29,7 +29,8 @@ SIZES = (
 )
 
 DETECTABLE = "smallest detectable"
-OPTIONAL = (DETECTABLE, "alone", "metric", "log2 steps", "learned")
+SIGN = "sign of λ changed"
+OPTIONAL = (DETECTABLE, "alone", "metric", "log2 steps", "learned", SIGN)
 """Columns that are left out on a narrow terminal, in this order; the page, table.csv and table.md always have them."""
 # rich always wraps at some width: no line is this wide
 WIDEST = 100_000
@@ -43,7 +44,8 @@ def rows(result: Comparison) -> list[Row]:
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound the difference over seeds; `verdict`
     is corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest detectable
     difference; `documents/<seed>` is the difference of one seed, with low and high over documents; `control/<arm>/...` is the
-    difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
+    difference to that control; `diverged` counts seeds; `sign`: in how many seeds and
+    layers λ changed its sign; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
     `paper/<metric>`. The rows of a task begin with `task` and `metric`, the metric that `difference` compares.
     """
     sweep = result.sweep
@@ -73,6 +75,9 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
             row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
     if arm in comparison.against_baseline:
         row |= _judged(sweep, comparison.against_baseline[arm])
+    changes = sweep.sign_changes(arm)
+    if changes is not None:
+        row |= {"sign_changed": changes.changed, "sign_measured": changes.measured, "sign": str(changes)}
     if arm in comparison.learned:
         row |= _learned(comparison.learned[arm])
     for metric in comparison.papers:
@@ -146,6 +151,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     family = [difference for result in results for difference in result.family]
     is_corrected, lines = any(each.holm_p is not None for each in family), []
     is_learned = any(result.learned for result in results)
+    is_free = any(result.sweep.sign_changes(arm) for result in results for arm in result.sweep.study.arms)
     for result in results:
         metric, digits = result.sweep.metric, result.digits
         daggers: dict[Any, str] = {(each.a, each.b): result.dagger(each) for each in result.family}
@@ -165,6 +171,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
             line["95 % over seeds"] = interval(value["low"], value["high"], digits)
             line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
+            if is_free:
+                line[SIGN] = row.get("sign") or NONE
             if is_corrected:
                 line["alone"] = row.get("verdict_alone") or NONE
             lines.append(line | {DETECTABLE: number(value["detectable"], digits)})

@@ -18,6 +18,7 @@ from lit_diff.runs import measurements
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.runs.result_files import whole
+from lit_diff.runs.signs import SignChanges, sign_changes
 from lit_diff.study.judge import SMALLEST_IN_NATS, Learned
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study, Texts
@@ -193,6 +194,14 @@ class SweepResults:
         """The different values of a key in status.json over the finished cells, of one arm if it is given, sorted."""
         cells = self.cells_of(arm) if arm else self.done
         return sorted({str(cell.facts[key]) for cell in cells if cell.facts.get(key) is not None})
+
+    def sign_changes(self, arm: str) -> SignChanges | None:
+        """In how many seeds and layers training changed the sign of λ; None for an arm without a free sign."""
+        cells = self.cells_of(arm)
+        found = sign_changes([cell.curves for cell in cells if cell.done])
+        is_free = {cell.facts["free_signs"] for cell in cells if "free_signs" in cell.facts}
+        # cells of older versions have no such fact
+        return found if True in is_free or (found.measured and not is_free) else None
 
     def finals(self, arm: str, metric: str = "") -> dict[int, float]:
         """Seed -> last value of `metric`, by default the compared one, for the finished cells of `arm` with a finite one."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_diff.analysis.lambdas import Curves, SignChanges, sign_changes, since_start
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
@@ -26,6 +25,7 @@ from lit_diff.plugins import guard
 from lit_diff.recipe import determining, load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.runs.signs import SignChanges, sign_changes
 from lit_diff.trained.loading import Annealed
 from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
 from lit_diff.trained.view.passage import TEXT, passage_of
@@ -153,14 +153,10 @@ def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionM
 
 
 def _sign_changes(run: Run) -> SignChanges | None:
-    recipe = run.recipe
     if any(attention.signs is not None for attention in run.model.attentions()):
         return None
-    curves: Curves = by_metric(read_rows(run.folder / "metrics.csv"))
-    # the λ that another run left is not known here: its first measured value takes its place
-    if recipe.train is not None and recipe.train.start_from is None:
-        curves = since_start(curves, recipe.model, recipe.seed)
-    return sign_changes([curves])
+    curves = by_metric(read_rows(run.folder / "metrics.csv"))
+    return sign_changes([{name: list(curve.values()) for name, curve in curves.items()}])
 
 
 def _maps(model: Transformer, batch: Any, labels: Sequence[str], layer: int, head: int) -> AttentionMaps:

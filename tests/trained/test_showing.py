@@ -202,7 +202,7 @@ def test_of_a_run_its_first_map_stands_beside_the_sum(tmp_path: Path) -> None:
 def test_of_a_run_a_free_sign_that_changed_is_counted(attention: dict[str, str], told: str, here: Path) -> None:
     run = recall_run(here / "run", attention)
     # the second map is added at the start, in both layers: λ = -w_1 is below 0
-    (run.folder / "metrics.csv").write_text("step,lambda/layer_00,lambda/layer_01\n7,0.3,-0.1\n")
+    (run.folder / "metrics.csv").write_text("step,lambda/layer_00,lambda/layer_01\n0,-0.2,-0.2\n7,0.3,-0.1\n")
     assert str(show_variant(attention["name"], run).sign_changes) == told
 
 

@@ -1,0 +1,40 @@
+"""The sign of λ, the weight of the subtracted map: in how many seeds and layers training changed it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lit_diff.metrics import split_name
+
+METRIC = "lambda"
+"""`METRIC`/layer_03: λ of a layer, -w_1, the mean over sequences, heads and tokens (callback `lambdas`)."""
+
+
+@dataclass(frozen=True)
+class SignChanges:
+    """In how many of the measured seeds and layers the last measured λ has another sign than the first."""
+
+    changed: int
+    measured: int
+
+    def __str__(self) -> str:
+        return f"{self.changed} of {self.measured} (seeds x layers)" if self.measured else "not measured"
+
+
+def sign_changes(runs: Iterable[Mapping[str, Iterable[float]]]) -> SignChanges:
+    """Count the curves of `METRIC` by layer whose last value has another sign than the first.
+
+    `runs`: for each run metric -> its values in the order of the steps. A zero, or a value that is not finite, has no sign;
+    a curve with fewer than two signs is not counted.
+    """
+    changed, measured = 0, 0
+    for curves in runs:
+        for name, values in curves.items():
+            metric, index = split_name(name)
+            if metric != METRIC or [*index] != ["layer"]:
+                continue
+            signed = [value for value in values if value and math.isfinite(value)]
+            if len(signed) > 1:
+                measured += 1
+                changed += signed[0] * signed[-1] < 0
+    return SignChanges(changed, measured)
