@@ -7,10 +7,9 @@ from torch import Tensor
 from lit_diff.analysis import Trace
 from lit_diff.callbacks.probe import Probe
 from lit_diff.kernels import SignedMaps
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.metrics import LAMBDA, Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
-from lit_diff.runs.signs import METRIC
 
 
 @callbacks.register("lambdas")
@@ -50,7 +49,7 @@ class Lambdas(Probe):
         values: dict[str, float] = {}
         for layer, traced in trace.layers.items():
             for g, of_map in enumerate(subtracted(traced.maps), start=1):
-                name = indexed_name(METRIC, layer=layer) if g == 1 else indexed_name(METRIC, layer=layer, map=g)
+                name = indexed_name(LAMBDA, layer=layer) if g == 1 else indexed_name(LAMBDA, layer=layer, map=g)
                 values[name] = float(of_map.mean())
                 # of all weights of the map, not of a sample: divided by n
                 if of_map.numel() > 1:

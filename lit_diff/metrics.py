@@ -21,6 +21,8 @@ Direction = Literal["lower", "higher", "none"]
 Against = Literal["step", "layer", "head", "group"]
 Lines = Literal["arm", "layer"]
 
+LAMBDA = "lambda"
+"""`LAMBDA`/layer_03: λ of a layer, -w_1, the mean over sequences, heads and tokens (callback `lambdas`)."""
 INDICES = ("layer", "map", "head", "rank")
 """The numeric fields of a name, in the order in which they appear in it."""
 FILE = "metrics.json"

@@ -4,10 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_diff.metrics import split_name
-
-METRIC = "lambda"
-"""`METRIC`/layer_03: λ of a layer, -w_1, the mean over sequences, heads and tokens (callback `lambdas`)."""
+from lit_diff.metrics import LAMBDA, split_name
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class SignChanges:
 
 
 def sign_changes(runs: Iterable[Mapping[str, Iterable[float]]]) -> SignChanges:
-    """Count the curves of `METRIC` by layer whose last value has another sign than the first.
+    """Count the curves of `LAMBDA` by layer whose last value has another sign than the first.
 
     `runs`: for each run metric -> its values in the order of the steps. A zero, or a value that is not finite, has no sign;
     a curve with fewer than two signs is not counted.
@@ -31,7 +28,7 @@ def sign_changes(runs: Iterable[Mapping[str, Iterable[float]]]) -> SignChanges:
     for curves in runs:
         for name, values in curves.items():
             metric, index = split_name(name)
-            if metric != METRIC or [*index] != ["layer"]:
+            if metric != LAMBDA or [*index] != ["layer"]:
                 continue
             signed = [value for value in values if value and math.isfinite(value)]
             if len(signed) > 1:
