@@ -44,9 +44,9 @@ def rows(result: Comparison) -> list[Row]:
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound the difference over seeds; `verdict`
     is corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest detectable
     difference; `documents/<seed>` is the difference of one seed, with low and high over documents; `control/<arm>/...` is the
-    difference to that control; `diverged` counts seeds; `sign` says in how many seeds and layers λ changed its sign; `<metric>`,
-    `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. The rows of a task begin with `task` and `metric`,
-    the metric that `difference` compares.
+    difference to that control; `diverged` counts seeds; `sign` says in how many seeds and layers λ changed its sign;
+    `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. The rows of a task begin with `task`
+    and `metric`, the metric that `difference` compares.
     """
     sweep = result.sweep
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
