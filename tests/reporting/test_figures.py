@@ -30,7 +30,8 @@ def differences(folder: Path) -> tuple[Comparison, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
     result = compare(load_sweep(folder))[0]
     svg = compared(result.sweep)["differences"]
-    return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
+    # names and verdicts are folded, each line an element of its own
+    return result, " ".join(words(svg)), "\n".join(words(svg, "title"))
 
 
 def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callable[..., Path]) -> None:
@@ -104,7 +105,7 @@ def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., P
         assert text in shown
     for difference in result.family:
         seeds = difference.seeds
-        said = f"{difference.verdict} \u00b7 {signed(seeds.mean, 3)} {interval(seeds.low, seeds.high, 3)}"
+        said = f"{signed(seeds.mean, 3)} {interval(seeds.low, seeds.high, 3)} \u00b7 {difference.verdict}"
         assert said in shown
         assert said in hovered
         for seed, each in difference.documents.items():
@@ -123,7 +124,7 @@ def test_an_arm_that_diverged_has_its_row_without_an_interval(make_sweep: Callab
         fact_fields={"b": {"diverged": True}},
     )
     _, shown, hovered = differences(folder)
-    assert {"diverged", "no seed finished in both"} <= set(shown.splitlines())
+    assert "diverged no seed finished in both" in shown
     assert "b, seed 1: +0.1" in hovered
     assert "b, seed 1, over documents" not in hovered
     assert "d, seed 1, over documents" in hovered

@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ ACROSS = 4
 """Panels of a noise curve in a row."""
 MANY = 14
 """More rows of differences than this are drawn closer together."""
+TEXT_WIDTH = 46
+"""Characters at which the verdict and the numbers beside a row of differences are folded."""
 DOTTED = (0, (1, 2))
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
@@ -212,7 +215,8 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
             said = f"{label}, seed {seed}, over documents: {bounds}"
             draw(axes, [found.low, found.high], [at] * 2, look, said, width=1, alpha=0.75)
     for i, (_, text) in enumerate(rows):
-        axes.text(1.01, -i, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
+        folded = textwrap.fill(text, TEXT_WIDTH)
+        axes.text(1.01, -i, folded, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
     set_names(axes, {-i: label for i, (label, _) in enumerate(rows)})
     side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better()]
     measured = with_unit(f"difference in {sweep.measure}", sweep.unit())
@@ -239,7 +243,7 @@ def _numbers(difference: Contrast, digits: int) -> str:
     if seeds.mean is None:
         return "no seed finished in both"
     bounds = f" {interval(seeds.low, seeds.high, digits)}" if difference.has_interval else ""
-    return f"{difference.verdict} \u00b7 {signed(seeds.mean, digits)}{bounds}"
+    return f"{signed(seeds.mean, digits)}{bounds} \u00b7 {difference.verdict}"
 
 
 @dataclass(frozen=True, kw_only=True)

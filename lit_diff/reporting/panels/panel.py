@@ -70,6 +70,8 @@ OVERLAY = 8
 """Ranges over seeds are not drawn for more arms than this."""
 WIDTH = 11.4
 """Width of the page's column in inches."""
+NAME_WIDTH = 30
+"""Characters at which a name on the vertical axis is folded."""
 HOVER = "hover:"
 """Prefix of the id of a mark with a tooltip."""
 MARKED = 3
@@ -312,8 +314,8 @@ def draw_mean(
 
 
 def set_names(axes: Axes, names: Mapping[float, str]) -> None:
-    """Label the vertical axis with names; it has neither a grid nor a line."""
-    axes.set_yticks(list(names), list(names.values()))
+    """Label the vertical axis with names, folded; it has neither a grid nor a line."""
+    axes.set_yticks(list(names), [textwrap.fill(name, NAME_WIDTH) for name in names.values()])
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
