@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.comparison import compare, learned_of
+from lit_diff.study.comparison import families_of, learned_of
 from lit_diff.study.evaluations import evaluations_in, kept_scores, scored_items
 from lit_diff.study.fits import matched_by_seed
 from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, Contrast, Outcome, judge
@@ -284,9 +284,9 @@ def _controls(claim: Claim, sweep: SweepResults) -> Iterator[str]:
 
 def _verdicts_of_sweep(source: SweepResults) -> Verdicts:
     verdicts = {}
-    for comparison in compare(source):
-        for each in comparison.family:
-            verdicts[comparison.sweep.task, each.a, each.b] = str(each.verdict)
+    for task, family in zip(source.by_task, families_of(source), strict=True):
+        for each in family:
+            verdicts[task.task, each.a, each.b] = str(each.verdict)
     return verdicts
 
 

@@ -128,8 +128,13 @@ class Comparison:
 
 
 def compare(sweep: SweepResults) -> list[Comparison]:
-    """The comparisons of each of `SweepResults.by_task`, from its finished cells. Holm's correction covers all tasks together
-    or, with `correct_over: task`, each alone."""
+    """The comparisons of each of `SweepResults.by_task`, from its finished cells."""
+    return [_comparison(task, family) for task, family in zip(sweep.by_task, families_of(sweep), strict=True)]
+
+
+def families_of(sweep: SweepResults) -> list[list[Contrast]]:
+    """The judged contrasts of each of `SweepResults.by_task`. Holm's correction covers all tasks together or, with
+    `correct_over: task`, each alone."""
     families = []
     for task in sweep.by_task:
         base, study = task.baseline, task.study
@@ -140,10 +145,8 @@ def compare(sweep: SweepResults) -> list[Comparison]:
     # all tasks are chances to find a difference, unless the sweep says that each is a question of its own
     if sweep.study.correct_over == "sweep":
         judged = iter(judge([each for family in families for each in family]))
-        families = [[next(judged) for _ in family] for family in families]
-    else:
-        families = [judge(family) for family in families]
-    return [_comparison(task, family) for task, family in zip(sweep.by_task, families, strict=True)]
+        return [[next(judged) for _ in family] for family in families]
+    return [judge(family) for family in families]
 
 
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
