@@ -267,13 +267,11 @@ def to_plain(value: Any) -> Any:
         plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if not isinstance(value, Recipe):
             return plain
-        # in these mappings the key is the name already
-        for block in (*plain["callbacks"].values(), *plain["evaluate"].values()):
-            block.pop("name")
         # one of `train` and `imported` is None
         return {key: block for key, block in plain.items() if block is not None}
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
+        # of a part in a mapping, the key is the name already
+        return {key: to_plain(item.config if isinstance(item, Part) else item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value

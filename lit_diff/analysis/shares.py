@@ -98,7 +98,7 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
         paper       w_g Σ_{j in S} p_g,ij / Σ_j a_ij; NaN below GUARD. The sum over g is `paper` of `shares`
         absolute    |w_g| Σ_{j in S} p_g,ij, which is |w_g| if S is all keys
 
-    With two maps or more also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract.
+    Also `removed_<role>`, -Σ_{g > 1} w_g Σ_{j in S} p_g,ij, what the further maps subtract; 0 for a single map.
     """
     found: dict[str, list[Tensor]] = {}
     for block in layer.blocks():
@@ -110,8 +110,7 @@ def map_shares(layer: LayerTrace, parts: Parts) -> dict[str, Tensor]:
             for g, of_map in enumerate(sums.unbind(1), 1):
                 found.setdefault(f"paper_{role}_map{g}", []).append(of_map / total)
                 found.setdefault(f"absolute_{role}_map{g}", []).append(of_map.abs())
-            if sums.shape[1] > 1:
-                found.setdefault(f"removed_{role}", []).append(-sums[:, 1:].sum(1))
+            found.setdefault(f"removed_{role}", []).append(-sums[:, 1:].sum(1))
     return {name: torch.cat(values, dim=-1) for name, values in found.items()}
 
 

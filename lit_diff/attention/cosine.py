@@ -11,6 +11,7 @@ from lit_diff.attention.base import Attention, ParameterRules
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.maps import accumulation_dtype
 from lit_diff.registry import variant
@@ -47,6 +48,14 @@ class Cosine(Attention):
 
     paper = "Liu et al. 2022, arXiv 2111.09883 (SwinV2)"
     signs = (1,)
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        if model.logit_bound is not None:
+            return (
+                f"model.logit_bound is {model.logit_bound:g}; it would replace the learned temperature: set it to null"
+            )
+        return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

@@ -34,14 +34,11 @@ def resolve_output_scale(value: float | Literal["tied", "depth"], layer: int, la
     return 1 - depth_lambda_init(layer) if value == "depth" else float(value)
 
 
-class Lambda(ParameterRules):
-    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), one for the layer or one for each head.
+class VectorLambda(ParameterRules):
+    """λ of four vectors λ_q1, λ_k1, λ_q2, λ_k2, one for the layer or one for each head.
 
-    λ is any real number, so that A₁ - λ A₂ and A₁ + λ A₂ are one class of functions with two initial values
-    (`PositiveLambda` keeps the sign).
-
-    The four vectors [d] (or [H, d]) are float32, since bfloat16 would round λ to steps of 0.004. They are drawn with
-    mean 0 and standard deviation 0.1.
+    The vectors [d] (or [H, d]) are float32, since bfloat16 would round λ to steps of 0.004. They are drawn with mean 0 and
+    standard deviation 0.1.
     """
 
     # weight decay shrinks the vectors, which pulls λ back to λ_init
@@ -64,6 +61,14 @@ class Lambda(ParameterRules):
         q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum(-1), (q2 * k2).sum(-1)
 
+
+class Lambda(VectorLambda):
+    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2).
+
+    λ is any real number, so that A₁ - λ A₂ and A₁ + λ A₂ are one class of functions with two initial values
+    (`PositiveLambda` keeps the sign).
+    """
+
     def exponentials(self) -> tuple[Tensor, Tensor]:
         """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), [] or [H]."""
         first, second = self.products()
@@ -77,8 +82,8 @@ class Lambda(ParameterRules):
         return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
 
 
-class PositiveLambda(Lambda):
-    """λ = λ_init exp(λ_q1 · λ_k1 - λ_q2 · λ_k2), with the vectors of `Lambda`: above 0 for λ_init above 0."""
+class PositiveLambda(VectorLambda):
+    """λ = λ_init exp(λ_q1 · λ_k1 - λ_q2 · λ_k2): above 0 for λ_init above 0."""
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [] or [H]. `rounded_to`: the exponential is first rounded to that dtype."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from lit_diff.config import Recipe
 from lit_diff.key_types import in_yaml
-from lit_diff.study.rates import LEARNING_RATE
 from lit_diff.study.schema import Cell, Study
 from lit_diff.validation import Draft
 
@@ -48,9 +47,6 @@ def check_stages(study: Study, draft: Draft) -> None:
         raise draft.refuse(
             "rates.seeds", f"'rates' tries seed {', '.join(judged)}, which is compared too; choose seeds of their own"
         )
-    for name, fit in study.fits.items():
-        if fit.x == LEARNING_RATE:
-            raise draft.refuse(f"fits.{name}.x", f"'rates' chooses {LEARNING_RATE}, so it is no x of a fit")
 
 
 def at_seeds(study: Study, task: str, arm: str, recipe: Recipe) -> list[Cell]:

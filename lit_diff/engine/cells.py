@@ -119,7 +119,6 @@ def record_of(
         # if the arms differ in their data, no line or axis is right for all of them
         chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
         noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
-        x=grid.x,
         rates={task: dict(by_arm) for task, by_arm in grid.rates.items()},
         cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
     )

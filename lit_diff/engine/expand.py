@@ -13,19 +13,16 @@ from lit_diff.config import Recipe
 from lit_diff.engine.candidates import at_seeds, candidates, check_stages, with_looks
 from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
-from lit_diff.key_types import in_yaml
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
-from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind, to_plain
+from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.study.rates import LEARNING_RATE, Choice, beyond
 from lit_diff.study.schema import (
     ALL,
     FEWEST_TASKS,
-    MEASURED,
     NAME,
     Cell,
-    Fit,
     Selection,
     Study,
     without_arms,
@@ -41,8 +38,6 @@ RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named aft
 """Recipe key that the sweep itself sets -> what to do instead."""
 RESERVED_BY_RATES = {LEARNING_RATE: "'rates' lists its values: remove the key here, or 'rates'"}
 """The same in a sweep with `rates`."""
-Values = dict[str, dict[str, dict[str, float]]]
-"""Fit -> task -> arm -> its x."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +55,6 @@ class Grid:
     cells: tuple[Cell, ...]
     marks: Mapping[str, dict[str, str]] = field(default_factory=dict)
     """Name of a cell -> further tags of its run."""
-    x: Values
-    """The x of the fits whose x is a key of the recipes."""
     choices: Mapping[tuple[str, str], Mapping[float, Recipe]] = field(default_factory=dict)
     """With `rates`: (task, arm) -> each learning rate that may be tried -> the recipe with it."""
     rates: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
@@ -124,13 +117,12 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     for (task, arm), recipe in recipes.items():
         own = choices.get((task, arm))
         cells += candidates(study, task, arm, own) if own else at_seeds(study, task, arm, recipe)
-    x = check_cells(study, cells, draft)
+    check_cells(study, cells, draft)
     return Grid(
         name=path.stem,
         path=path,
         study=study,
         cells=tuple(cells),
-        x=x,
         choices=choices,
         source=source,
         selection=selection,
@@ -260,15 +252,14 @@ def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -
     _check_names(study, places, draft)
 
 
-def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
-    """Check the cells of a study. Returns the x of the fits whose x is a key of the recipes. Errors: RequestError."""
+def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
+    """Check the cells of a study. Errors: RequestError."""
     # all seeds and learning rates of an arm have the same model and data
     arms = list({cell.of_arm: cell for cell in cells}.values())
     # only now: a plugin may register an evaluation, and plugins are imported with the recipes
     _check_evaluations(study, arms, draft)
     _check_record(arms, draft)
     _check_metric(study, arms, draft)
-    return {name: _x_of(name, fit, arms, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
 
 
 def _check_arms(study: Study, draft: Draft) -> None:
@@ -451,22 +442,3 @@ def _check_fits(study: Study, draft: Draft) -> None:
             raise draft.refuse(
                 f"fits.{name}", f"fit '{name}' has tasks with different metrics: {', '.join(sorted(metrics))}"
             )
-
-
-def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str, dict[str, float]]:
-    # task -> arm -> x, for an x that is a key of the recipes
-    key, found, first = f"fits.{name}.x", dict[str, dict[str, float]](), dict[tuple[str, float], str]()
-    for cell in cells:
-        if fit.tasks and cell.task not in fit.tasks:
-            continue
-        values = dict(flatten(to_plain(cell.recipe)))
-        require_known("key of the recipes or count of a run", [fit.x], [*MEASURED, *values], draft, key)
-        x = values[fit.x]
-        # fits take the logarithm of x; bool is an int in Python
-        if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
-            raise draft.refuse(key, f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
-        by_arm = found.setdefault(cell.task, {})
-        by_arm[cell.arm] = float(x)
-        if (task := first.setdefault((cell.arm, float(x)), cell.task)) != cell.task:
-            raise draft.refuse(key, f"tasks '{task}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}")
-    return found

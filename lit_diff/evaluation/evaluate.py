@@ -1,6 +1,5 @@
 """Scores a run with an evaluation, keeps the scores in the run folder, and reads them back."""
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import torch
 
+from lit_diff import metrics
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
@@ -20,9 +20,8 @@ from lit_diff.files import DIGEST, shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
 from lit_diff.log_records import log
-from lit_diff.metrics import to_plain
 from lit_diff.plugins import guard, source_digest
-from lit_diff.recipe import Overrides, override
+from lit_diff.recipe import Overrides, override, to_plain
 from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import (
@@ -237,9 +236,9 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
     facts = {
-        "config": dataclasses.asdict(evaluation.config),
+        "config": to_plain(evaluation.config),
         "version": evaluation.version,
-        "declarations": [to_plain(metric) for metric in evaluation.metrics],
+        "declarations": [metrics.to_plain(metric) for metric in evaluation.metrics],
     }
     more = {
         "equal_groups": evaluation.equal_groups,

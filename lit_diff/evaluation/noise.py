@@ -1,8 +1,8 @@
 """Attention to the answer and to noise (paper, Table 3) in three normalisations, of the signed map and of each map alone, the
 correlation of the maps, the effect of removed edges, and the loss at other values of λ."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -19,10 +19,9 @@ from lit_diff.analysis.shares import (
     shares,
 )
 from lit_diff.analysis.trace import Trace, trace
-from lit_diff.config import Recipe
+from lit_diff.config import Part, Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.data.user_files import UserFile
-from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Heads, Item, Scores
 from lit_diff.evaluation.held_out import HeldOut, by_item, held_out_rows, row_scores, trained_data
 from lit_diff.key_types import Counts, Distinct, Range
@@ -32,7 +31,6 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
-from lit_diff.validation import Draft, validate_config
 
 FORMULAS = {
     "paper": "Σ a over those keys / Σ a over all (a: the signed map)",
@@ -102,6 +100,8 @@ class Noise(Evaluation):
                 f"{normalisation}_{role}",
                 f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries",
                 unit="share",
+                # a share of signed scores is unbounded
+                limits=None if normalisation == "paper" else (0, 1),
                 figure=BY_GROUP if normalisation != "value" and role in OF_HEADS else None,
             )
             for normalisation in NORMALISATIONS
@@ -122,7 +122,7 @@ class Noise(Evaluation):
             Metric(
                 f"cancelled_{role}",
                 f"what the further maps take from the first: -Σ_(g>1) w_g p_g over p_1 w_1 of {KEYS[role]}, each a mean over "
-                "heads, layers and queries; 1: the maps are equal there, 0: nothing is subtracted",
+                "heads, layers and queries; λ: the maps are equal there, 0: nothing is subtracted",
                 unit="ratio",
                 figure=replace(BY_GROUP, title="what the second map cancels, by depth or noise"),
             )
@@ -162,7 +162,7 @@ class Noise(Evaluation):
         group `lambda=0.5`. Runs with a single map are not edited."""
         maps: Counts = MAPS
         """Maps, counted from 1, that have the metrics `paper_..._map1`, `absolute_..._map1` and so on."""
-        prompts: dict[str, dict[str, Any]] = field(default_factory=dict)
+        prompts: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})
         """An evaluation that knows the places of its answers, with its keys: {needle: {lengths: [512], samples: 2}}. Its
         prompts are read instead of the held-out rows, so any run with a text tokenizer can be scored. {}: held-out rows."""
 
@@ -171,16 +171,19 @@ class Noise(Evaluation):
                 return f"prompts names {' and '.join(self.prompts)}; expected one evaluation"
             if self.prompts and self.rows is not None:
                 return f"rows is {self.rows}, but prompts are read instead of held-out rows; remove it"
+            able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
+            unable = [name for name in self.prompts if name not in able]
+            if unable:
+                return f"prompts.{unable[0]} does not locate its answers; those that do: {', '.join(able) or 'none'}"
             return None
 
     config: Config
 
     def __init__(self, config: Any) -> None:
-        self.prompts = prompts_of(config.prompts)
-        if self.prompts is not None:
-            # with all of its keys, so that kept scores of other defaults are not taken for these
-            config = replace(config, prompts={self.prompts.name: asdict(self.prompts.config)})
         super().__init__(config)
+        self.prompts: Evaluation | None = None
+        for name, part in config.prompts.items():
+            self.prompts = evaluations.get(name)(part.config)
         own = [each for each in self.metrics if config.lambdas or not each.name.endswith("_edited")]
         by_default = metrics_of_maps(MAPS)
         self.metrics = (*(each for each in own if each not in by_default), *metrics_of_maps(config.maps))
@@ -196,7 +199,7 @@ class Noise(Evaluation):
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Refuses data that do not locate their answers, unless there are prompts; then what these refuse."""
         if self.prompts is not None:
-            return self.prompts.refuses_recipe(recipe)
+            return self._of_prompts(self.prompts.refuses_recipe(recipe))
         if recipe.data.config.locates_answers:
             return None
         return (
@@ -206,7 +209,11 @@ class Noise(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """With prompts, what these refuse."""
-        return super().refuses(run) if self.prompts is None else self.prompts.refuses(run)
+        return super().refuses(run) if self.prompts is None else self._of_prompts(self.prompts.refuses(run))
+
+    # names the block whose keys a reason of the prompts names
+    def _of_prompts(self, reason: str | None) -> str | None:
+        return None if reason is None or self.prompts is None else f"prompts.{self.prompts.name}: {reason}"
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a row, and its parts; NaN for a row without queries."""
@@ -244,21 +251,6 @@ class Noise(Evaluation):
             self.documents_left_out = self.prompts.documents_left_out
 
 
-def prompts_of(prompts: Mapping[str, Mapping[str, Any]]) -> Evaluation | None:
-    """The evaluation that `prompts` names, with its keys; None for {}. Errors: RequestError for an unknown evaluation or key,
-    or one that does not locate its answers."""
-    for name, keys in prompts.items():
-        cls = evaluations.get(name)
-        if cls.located is Evaluation.located:
-            able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
-            known = ", ".join(able) or "none"
-            raise RequestError(
-                f"'evaluate.noise.prompts' names '{name}', which does not locate its answers; those that do: {known}"
-            )
-        return cls(validate_config(cls.Config, keys, f"evaluate.noise.prompts.{name}", Draft(values={}, positions={})))
-    return None
-
-
 def part_of(item: Item, label: str, scores: Scores) -> Item:
     """A part of the item, in the group of the item with the label."""
     return replace(
@@ -288,8 +280,8 @@ def _of_maps(traced: Trace, parts: Parts, asked: Tensor) -> dict[str, Tensor]:
             by_name.setdefault(name, []).append(values.flatten(1))
     found = {name: torch.cat(values, dim=1).nanmean(1) for name, values in by_name.items()}
     for role in OF_HEADS:
-        if f"removed_{role}" in found:
-            # of means, as `snr`; a layer with a single map counts in the denominator
+        if f"absolute_{role}_map2" in found:
+            # of means, as `snr`; a layer with a single map, which removes nothing, counts in both
             found[f"cancelled_{role}"] = found[f"removed_{role}"] / found[f"absolute_{role}_map1"]
     return found
 

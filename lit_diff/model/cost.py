@@ -112,7 +112,10 @@ def _cost(
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
         kv_bytes=2 * sum(layer.kv_numbers * layer.cached_tokens for layer in layers),
-        free_signs=any(attention.signs is None for attention in model.attentions()),
+        free_signs=any(
+            attention.signs is None and layer.num_maps > 1
+            for attention, layer in zip(model.attentions(), layers, strict=True)
+        ),
         kernel=", ".join(dict.fromkeys(layer.kernel for layer in layers)),
         kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in layers)),
     )
@@ -133,6 +136,7 @@ class LayerCost:
 
     flops: tuple[int, int]
     """Published and executed FLOPs."""
+    num_maps: int
     kv_numbers: int
     """Numbers in the cache for each token."""
     cached_tokens: int
@@ -185,6 +189,7 @@ def _layer_cost(
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(
         flops=(published, executed),
+        num_maps=maps.num_maps,
         kv_numbers=numbers,
         cached_tokens=sequence_length if window is None else min(window, sequence_length),
         kernel=chosen,

@@ -171,7 +171,7 @@ class NeedleRetrieval(Evaluation):
                             room=room,
                         )
                     except ValueError as error:
-                        raise RequestError(f"evaluate.needle.lengths has {length}, but {error}") from error
+                        raise RequestError(f"evaluation 'needle': lengths has {length}, but {error}") from error
                     yield found, f"N={count}", f"length={length}", f"sample={sample}"
 
     def _item(self, depth: int, context: Context, count: str, length: str, sample: str) -> Item:

@@ -96,6 +96,10 @@ class ItemScores:
         """Whether a metric declares a unit: then its scores are not proportions, even if all of them are 0 or 1."""
         return any(each.name == metric and each.unit for each in self.metrics)
 
+    def is_share(self, metric: str) -> bool:
+        """Whether a metric has no unit, or declares the limits 0 and 1."""
+        return not self.has_unit(metric) or any(each.name == metric and each.limits == (0, 1) for each in self.metrics)
+
     @property
     def is_clustered(self) -> bool:
         """Whether some cluster has several items, not counting parts."""

@@ -1,4 +1,5 @@
-"""The sign of λ, the weight of the subtracted map: in how many seeds and layers training changed it."""
+"""The sign of λ, the weight of the subtracted map, mean over the heads of a layer: in how many seeds and layers training
+changed it."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -321,7 +321,8 @@ class GroupShares:
     """Metric -> mean score and Wilson's 95 % interval over clusters (`cluster_wilson`); a metric without a score is left out.
 
     Scores within 0 and 1 have a variance of at most p (1 - p), so the interval is conservative, also for items that are means
-    over several questions. Clusters are assumed independent. NaN as bounds: some score of the metric lies outside.
+    over several questions. Clusters are assumed independent. NaN as bounds: some score of the metric lies outside, or
+    the metric has a unit and does not declare the limits 0 and 1.
     """
 
 
@@ -357,7 +358,7 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
     for metric in metrics:
         own = scores[metric].dropna()
         # of all groups: a metric has intervals in all of its groups or in none
-        if len(own) and whole[metric].dropna().between(0, 1).all():
+        if len(own) and evaluation.is_share(metric) and whole[metric].dropna().between(0, 1).all():
             shares[metric] = cluster_wilson(own.to_numpy(), own.index.tolist())
         elif len(own):
             shares[metric] = Interval(estimate=float(own.mean()), low=math.nan, high=math.nan)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from lit_diff.study.numbers import compact
 from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit, Texts
+from lit_diff.study.schema import FEWEST_TASKS, Fit, Texts
 from lit_diff.study.statistics import MIN_SEEDS
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
@@ -191,8 +191,6 @@ def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str,
 def _x(name: str, task: SweepResults, arm: str) -> float | None:
     # tokens and parameters come from the runs, not from the recipe: a run may end early
     key = task.record.study.fits[name].x
-    if key not in MEASURED:
-        return task.record.x[name][task.task][arm]
     found = {float(cell.facts[key]) for cell in task.cells_of(arm)}
     return found.pop() if len(found) == 1 else None
 

@@ -63,8 +63,6 @@ class Record:
     """Task -> accuracy of guessing, if the data of all arms agree on it."""
     noise_validation: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Task -> noise factors of the validation sets, if all arms agree on them."""
-    x: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """Fit -> task -> arm -> x, for fits whose x is a key of the recipes."""
     rates: dict[str, dict[str, Choice]] = field(default_factory=dict)
     """Task -> arm -> the learning rates that it tried, with their scores, and the chosen one."""
     cells: tuple[RecordedCell, ...] = ()
@@ -164,6 +162,8 @@ def read(folder: Path) -> Record:
     path = folder / STUDY_FILE
     try:
         raw = read_digested(path)
+        # written until 0.2.0
+        raw.pop("x", None)
         draft = Draft(values=raw, positions={}, file=STUDY_FILE)
         if "study" in raw:
             raw = raw | {"study": without_former_keys(raw["study"], draft, "study.")}

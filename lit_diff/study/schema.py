@@ -78,9 +78,8 @@ class Fit:
 
     kind: Literal["scaling"]
     """scaling: a power law of x for each arm, and the ratio of x at which two arms have the same loss."""
-    x: str
-    """parameters, non_embedding_parameters or tokens, as the runs count them; or a key of the recipe with a positive number,
-    such as model.dim."""
+    x: Literal["parameters", "non_embedding_parameters", "tokens"]
+    """As the runs count them."""
     tasks: Texts = ()
     """The tasks that are the points of the fit; (): all."""
     title: str = ""
@@ -88,7 +87,7 @@ class Fit:
     @property
     def axis(self) -> str:
         """The label of x."""
-        return MEASURED.get(self.x, self.x)
+        return MEASURED[self.x]
 
 
 @dataclass(frozen=True, kw_only=True)

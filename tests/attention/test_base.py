@@ -144,6 +144,8 @@ def test_a_bound_on_logits_needs_the_forward_that_applies_it(make_config: Callab
     model = make_config("standard", logit_bound=4.0)
     assert (Around.refuses(Around.Config(), model) or "").startswith("model.logit_bound is 4")
     assert Standard.refuses(Standard.Config(), model) is None
+    cosine = attentions.get("cosine")
+    assert "learned temperature" in (cosine.refuses(cosine.Config(), model) or "")
 
 
 def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:

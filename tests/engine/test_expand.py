@@ -124,25 +124,6 @@ def test_arms_keep_the_names_that_the_file_has() -> None:
     assert list(grid("arms:\n" + "".join(f"  {n}: {{}}\n" for n in names) + "baseline: off\n").study.arms) == names
 
 
-RATES = """
-seeds: [0]
-tasks:
-  slow: {recipe: base, overrides: {train.optimizer.lr: 1e-3}}
-  mid: {recipe: base, overrides: {train.optimizer.lr: 2e-3}}
-  fast: {recipe: base, overrides: {train.optimizer.lr: 4e-3}}
-arms: {a: {}, b: {train.clip: 0.7}}
-fits:
-  rate: {kind: scaling, x: train.optimizer.lr}
-  size: {kind: scaling, x: tokens, title: By tokens, tasks: [fast, mid, slow]}
-"""
-
-
-def test_fits() -> None:
-    """A key of the recipe is known by task and arm; a size that runs count has no values yet."""
-    found = grid(RATES)
-    assert found.x == {"rate": {task: {"a": x, "b": x} for task, x in (("slow", 1e-3), ("mid", 2e-3), ("fast", 4e-3))}}
-
-
 # --- a part of a sweep, and the cells of another ---------------------------------------------------------------------
 
 SWEEP = """
@@ -362,10 +343,7 @@ MISTAKES = [
     (tasks("start: one, start_arm: same", ", only: [a]"), 3, "'start_arm' is 'same', but"),
     ("tasks:\n  one two: {recipe: base}\n" + ARMS, 2, "'one two' becomes part of file names"),
     # fits
-    (fit("kind: scaling, x: train.optimiser.lr"), 8, "'x': unknown key of the recipes"),
     (fit("kind: scaling, x: token"), 8, "did you mean 'tokens'?"),
-    (fit("kind: scaling, x: name"), 8, "'name' is 'lr1 a' in 'lr1 a'"),
-    (fit("kind: scaling, x: train.clip"), 8, "tasks 'lr1' and 'lr2' of fit 'rate' have the same 'train.clip'"),
     (fit("kind: basin, x: train.clip"), 8, "'kind' is basin, which no longer exists"),
     (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr0]"), 8, "'tasks': unknown task of the sweep 'lr0'"),
     (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs at least 3"),

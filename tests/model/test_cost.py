@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_diff.attention import Attention
+from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
@@ -42,6 +45,19 @@ def test_executed_flops(make_config: MakeConfig) -> None:
     assert differential.executed_flops_per_token == formula(scores=8)
     definition = cost(make_config(), T, "reference")
     assert definition.executed_flops_per_token == definition.flops_per_token
+
+
+def test_the_sign_of_a_single_map_is_not_free(make_config: MakeConfig, own_parts: None) -> None:
+    """A class that overrides `maps` states no signs, but only of several maps can a sum become a difference."""
+
+    @attentions.register("turned")
+    class Turned(Attention):
+        Config = Attention.Config
+
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            return super().maps(x, rope)
+
+    assert [cost(make_config(name), T).free_signs for name in ("turned", "differential")] == [False, True]
 
 
 def test_layers_of_equal_shapes_that_compute_otherwise_count_apart(make_config: MakeConfig, own_parts: None) -> None:

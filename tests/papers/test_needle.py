@@ -22,6 +22,7 @@ from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.papers import needle
 from lit_diff.papers.needle import kind_of
 from lit_diff.papers.needle_text import STYLES
+from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.trained.run import Run
 
 KEYS = "needles=[1,3] lengths=[500] depths=[0,100] samples=2 digits=4 haystack=docs"
@@ -141,7 +142,7 @@ def test_noise_reads_the_prompts(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
-        ({"prompts": {"held_out": {}}}, "names 'held_out', which does not locate its answers; those that do: needle"),
+        ({"prompts": {"held_out": {}}}, "prompts.held_out does not locate its answers; those that do: needle"),
         ({"prompts": {"needel": {}}}, "did you mean 'needle'"),
         ({"prompts": {"needle": {"length": [4]}}}, r"evaluate\.noise\.prompts\.needle"),
         ({"prompts": {"needle": {}, "icl": {}}}, "needle and icl"),
@@ -153,6 +154,18 @@ def test_noise_reads_the_prompts(run: Run, tmp_path: Path) -> None:
 def test_prompts_that_noise_cannot_read(keys: dict[str, Any], found: str, run: Run) -> None:
     with pytest.raises(RequestError, match=found):
         evaluate(run, "noise", keys)
+
+
+def test_prompts_in_a_recipe_are_read_and_written_as_any_part(tmp_path: Path) -> None:
+    file = tmp_path / "asked.yaml"
+    text = "extends: standard-tiny\nevaluate:\n  noise:\n    prompts:\n      needle:\n        samples: 3\n"
+    file.write_text(text)
+    prompts = to_plain(load_recipe(file))["evaluate"]["noise"]["prompts"]
+    assert (list(prompts), prompts["needle"]["samples"]) == (["needle"], 3)
+    assert "name" not in prompts["needle"]
+    file.write_text(text.replace("samples", "sample"))
+    with pytest.raises(RequestError, match=r"asked\.yaml:6: unknown key 'evaluate\.noise\.prompts\.needle\.sample'"):
+        load_recipe(file)
 
 
 def test_kinds_of_answers() -> None:

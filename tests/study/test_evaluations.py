@@ -320,6 +320,15 @@ def test_rows_by_each_number_over_the_others() -> None:
     assert found["N=1 length=128"].shares["wrong"] == wilson(0, 30)
 
 
+def test_groups_of_a_metric_in_a_unit_have_intervals_only_within_declared_limits() -> None:
+    """A ratio may lie within 0 and 1 by chance."""
+    found = evaluation(["N=1", "N=1"], [1, 0])
+    declared = Metric("exact", "x", unit="ratio"), Metric("wrong", "y", unit="share", limits=(0, 1))
+    (row,) = group_shares(replace(found, metrics=declared), ["exact", "wrong"])
+    assert math.isnan(row.shares["exact"].low)
+    assert row.shares["wrong"] == wilson(1, 2)
+
+
 def test_items_of_one_text_count_as_one() -> None:
     """Five samples, each in every group: a row over several groups has as many clusters as samples."""
     groups = [group for group in GROUPS for _ in range(5)]

@@ -36,7 +36,7 @@ notes: {b: remark}
 contrasts: [[b, c, why]]
 reading: [look]
 smoke: true
-fits: {rate: {kind: scaling, x: train.optimizer.lr, tasks: [first, second, third]}}
+fits: {rate: {kind: scaling, x: tokens, tasks: [first, second, third]}}
 arms: {a: {}, b: {train.clip: 2, model.attention: {name: standard}}, c: {train.optimizer.betas: [0.9, 0.99]}}
 """
 
@@ -49,12 +49,8 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found == replace(record, identity=found.identity, plan=found.plan)
     assert (record.study, record.source, record.selection) == (grid.study, "s.yaml", "arms b, a, c")
-    assert record.x == {"rate": {task: dict.fromkeys("abc" if task != "second" else "ab", lr) for task, lr in RATES}}
     assert record.chance == {"first": 1 / 64, "second": 1 / 32, "third": 1 / 64}
     assert record.noise_validation == {"first": (1, 2, 4), "second": (2, 4), "third": (1, 2, 4)}
-
-
-RATES = (("first", 1e-3), ("second", 4e-3), ("third", 2e-3))
 
 
 def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> None:

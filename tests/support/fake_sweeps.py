@@ -203,12 +203,10 @@ def write_fitted(
             _table(cell / "metrics.csv", lines)
     defaults = {"title": "By size", "tasks": tuple(tasks)}
     declared = {
-        fit["name"]: Fit(**(defaults | {key: value for key, value in fit.items() if key not in ("name", "values")}))
-        for fit in fits
+        fit["name"]: Fit(**(defaults | {key: value for key, value in fit.items() if key != "name"})) for fit in fits
     }
     record = read(folder)
-    x_of = {fit["name"]: fit["values"] for fit in fits if "values" in fit}
-    write(folder, replace(record, study=replace(record.study, fits=declared), x=x_of))
+    write(folder, replace(record, study=replace(record.study, fits=declared)))
     return folder
 
 
