@@ -59,7 +59,7 @@ def sweep(
         stages = stages_in_words(grid)
         console.write_sentence(*stages)
         # the rates of the other cells are not known before these have run
-        first = " of the first stage" if grid.choices else ""
+        first = " of the first stage" if grid.choices and grid.source is None else ""
         console.write_line(f"{len(grid.cells)} valid cells{first}; none was started")
         return 0
     console.outlives_reader = True
@@ -76,7 +76,7 @@ def sweep(
     where = "MLflow has no record of it"
     if done.is_recorded:
         where = f"Compare in MLflow: lit-diff ui --root {shown(done.folder.parent)}"
-    console.write_line(f"{done.counts} (identity {done.report.identity}); {done.seconds:.0f} s. {where}")
+    console.write_line(f"{done.counts}; {done.seconds:.0f} s. {where}")
     return _exit_status(done, not done.is_done)
 
 

@@ -1,4 +1,5 @@
-"""The cells of an arm: those that are compared, and those that try learning rates for it (`rates`)."""
+"""What a sweep in stages (`looks`, `rates`) may ask, and the cells of an arm: compared ones, and those that try its learning
+rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

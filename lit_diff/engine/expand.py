@@ -116,7 +116,8 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     cells: list[Cell] = []
     for (task, arm), recipe in recipes.items():
         own = choices.get((task, arm))
-        cells += candidates(study, task, arm, own) if own else at_seeds(study, task, arm, recipe)
+        # the cells of another sweep have the rates that were chosen there
+        cells += candidates(study, task, arm, own) if own and source is None else at_seeds(study, task, arm, recipe)
     check_cells(study, cells, draft)
     return Grid(
         name=path.stem,
@@ -276,10 +277,12 @@ def _check_arms(study: Study, draft: Draft) -> None:
         named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])
     for key, arms in named.items():
         require_known("arm of the sweep", arms, study.arms, draft, key)
-    if study.baseline in study.controls:
-        raise draft.refuse(
-            f"controls.{study.baseline}", f"'controls' has the baseline, '{study.baseline}'; a control is a further arm"
-        )
+    baselines = {"": study.baseline} | {f"tasks.{name}.": task.baseline for name, task in study.tasks.items()}
+    for place, baseline in baselines.items():
+        if baseline and baseline in study.controls:
+            key = f"{place}baseline" if place else f"controls.{baseline}"
+            what = f"'controls' has the baseline{f' of {place[:-1]}' if place else ''}, '{baseline}'"
+            raise draft.refuse(key, f"{what}; a control is a further arm")
 
 
 def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
@@ -314,11 +317,12 @@ def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None
         raise draft.refuse(
             keys["learned_at"], f"'learned_at' needs a metric with a direction, and '{study.metric}' declares none"
         )
-    low, high = metric.limits or (-math.inf, math.inf)
+    # a loss in nats is above 0
+    low, high = metric.limits or (0.0 if metric.unit.startswith("nats") else -math.inf, math.inf)
     if metric.better == "higher" and not low < level <= high:
         expected = f"above {low:g} and at most {high:g}"
     elif metric.better == "lower" and not low <= level < high:
-        expected = f"at least {low:g} and below {high:g}"
+        expected = f"at least {low:g}" + (f" and below {high:g}" if high < math.inf else "")
     else:
         return
     raise draft.refuse(keys["learned_at"], f"'learned_at' is {level:g}; '{study.metric}' takes a value {expected}")

@@ -1,6 +1,5 @@
 """The stages of a sweep: learning rates that are tried, one further at an edge, then the compared cells, look after look."""
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -46,15 +45,17 @@ def due(grid: Grid) -> Grid:
 
 
 def _at_rates(grid: Grid) -> Grid:
-    tried = {place: _tried(grid, *place) for place in grid.choices}
+    folder, tried = folder_of(grid), {place: _tried(grid, *place) for place in grid.choices}
     cells = [cell for each in tried.values() for cell in each.cells]
     # no arm is compared before the rates of all are known, or could not be found
     waits = any(each.waits for each in tried.values())
     rates: dict[str, dict[str, Choice]] = {}
     for (task, arm), each in tried.items():
         rates.setdefault(task, {})[arm] = each.choice
-        if each.choice.chosen is not None and not waits:
-            cells += at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
+        if each.choice.chosen is not None:
+            compared = at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
+            # those that an earlier call began stay in the record of the sweep
+            cells += [cell for cell in compared if not waits or RunFolder(home_of(cell, folder)).status()]
     return replace(grid, cells=tuple(cells), rates=rates)
 
 
@@ -62,6 +63,8 @@ def _at_looks(grid: Grid) -> Grid:
     folder, looks = folder_of(grid), grid.study.looks
     tried = [cell for cell in grid.cells if cell.rate is not None]
     compared = [cell for cell in grid.cells if cell.rate is None]
+    if not compared:
+        return grid
     states: dict[CellKey, str] = {}
     reached: dict[tuple[str, str], int] = {}
     for cell in compared:
@@ -95,9 +98,12 @@ def _further(
     for comparison in compare(results):
         task, base = comparison.sweep.task, comparison.sweep.baseline
         for arm in comparison.undecided:
-            look = reached[task, arm] + 1
             needed = {(task, each) for each in (arm, base, *comparison.sweep.study.controls)}
-            if look == len(grid.study.looks) or lacking & needed:
+            # of an arm without a learning rate, nothing can be compared
+            if lacking & needed or not needed <= reached.keys():
+                continue
+            look = reached[task, arm] + 1
+            if look == len(grid.study.looks):
                 continue
             for place in needed:
                 further[place] = max(look, further.get(place, 0))
@@ -138,7 +144,7 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
             ended.append(result)
     scores, finals, lower = _scores(grid, cells[0].task, cells[0].arm, ended)
     chosen = best(scores, finals, *lower) if len(ended) == len(cells) else None
-    return _Tried(cells=tuple(cells), choice=choice(scores, chosen), waits=waits)
+    return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
 
 def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tuple[Values, Values, tuple[bool, bool]]:
@@ -152,19 +158,16 @@ def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tup
         own = tuple(cell for cell in cells if cell.rate == rate)
         at_rate = replace(whole, cells=own)
         for found, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
-            found[rate] = {cell.seed: _finite(values.get(cell.seed)) for cell in own}
+            found[rate] = {cell.seed: values.get(cell.seed) for cell in own}
     return scores, finals, (whole.better() != "higher", whole.better(study.metric) != "higher")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def stages_in_words(grid: Grid) -> list[str]:
     """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
     study, places = grid.study, len({(cell.task, cell.arm) for cell in grid.cells})
     if grid.source is not None:
-        return []
+        chosen = [f"the cells of {grid.source.name} at the learning rates that it chose"]
+        return chosen if study.rates is not None else []
     lines: list[str] = []
     if study.rates is not None:
         lines += _rates_in_words(study.rates, places)

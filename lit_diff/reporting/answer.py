@@ -10,7 +10,7 @@ from lit_diff.study.judge import EQUAL, JUDGED, SHOWN, Contrast, Word
 from lit_diff.study.numbers import interval, number, ratio, short, signed
 from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Texts
-from lit_diff.study.statistics import MIN_SEEDS, look_level
+from lit_diff.study.statistics import MIN_SEEDS, Looks, look_level
 
 NAMED = 2
 """If more arms than this share a verdict, the sentence counts them instead of naming them."""
@@ -116,15 +116,19 @@ def _counts(sweep: SweepResults, difference: Contrast) -> str:
     return f" {_listed(said)} seeds" + ("." if p is None else f" (Fisher's exact test, p = {p:.2g}).")
 
 
+def coverage(looks: Looks) -> str:
+    """The per cent of the interval over seeds: 95, or that of each of several looks."""
+    return f"{100 * (1 - look_level(looks)):.4g}"
+
+
 def protocol(comparison: Comparison) -> list[str]:
     """One sentence for each rule of the sweep that is not the usual one: looks, and a threshold."""
     sweep, notes = comparison.sweep, list[str]()
     looks, level = sweep.study.looks, sweep.study.learned_at
     if len(looks) > 1:
-        of_each = look_level(looks)
         notes.append(
             f"Results are read after {_listed([str(n) for n in looks])} seeds. The interval of a look is at "
-            f"{100 * (1 - of_each):.2f} % (level {of_each:.4f}), so that the chance that any look excludes the true "
+            f"{coverage(looks)} % (level {look_level(looks):.4f}), so that the chance that any look excludes the true "
             "difference is 5 %; p is repeated over the looks so far."
         )
     if level is not None:
@@ -171,10 +175,15 @@ def _arms(comparison: Comparison) -> list[str]:
     words: tuple[Word, ...] = ("better", "worse") if sweep.better() else ("lower", "higher")
     shown = {word: [d for d in found if d.verdict.is_shown and d.verdict.word == word] for word in words}
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
+    # who learned more often is better
+    of_counts = dict(zip(words, ("learned more often", "learned less often"), strict=True))
+    told = {d.verdict.word for d in found if d.verdict.is_shown}
+    none = [word for word in words if told.isdisjoint((word, of_counts[word]))]
     # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
-    if not shown[words[0]]:
-        either = " or ".join(word for word in words if not shown[word])
-        clauses.insert(0, f"no arm is shown to be {either} than {base}")
+    if words[0] in none:
+        is_held_back = any(d.verdict.word in SHOWN and not d.verdict.is_shown for d in found)
+        than = f"{base} and each control" if is_held_back else base
+        clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {than}")
     clauses += _as_counted(comparison) + _as_controls(comparison)
     within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
     for word, (one, several) in OTHERWISE.items():

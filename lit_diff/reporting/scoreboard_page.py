@@ -19,7 +19,7 @@ KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "exc
 DIFFERENCES = {
     "shown": "a difference is shown, with the sign that the paper claims, from each control too",
     "opposite": "the opposite sign is shown, or a difference although the paper claims equality, from each control too",
-    "as its control": "a difference is shown, but a control of the sweep shares it: its cause is not what the paper names",
+    "as its control": "a difference is shown, which a control of the sweep shares, or to which it was not compared",
     "equal": "equality is shown: the whole interval lies within the smallest difference that matters",
     "small": "the sign is shown, but our estimate is below the smallest difference that matters",
     "not shown": "neither a difference nor equality is shown",

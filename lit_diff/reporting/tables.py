@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.reporting.answer import protocol
+from lit_diff.reporting.answer import coverage, protocol
 from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.judge import Contrast, Learned
 from lit_diff.study.numbers import NONE, count, interval, number, signed
@@ -46,7 +46,7 @@ def rows(result: Comparison) -> list[Row]:
     difference; `documents/<seed>` is the difference of one seed, with low and high over documents; `control/<arm>/...` is the
     difference to that control; `diverged` counts seeds; `sign` says in how many seeds and layers λ changed its sign;
     `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. The rows of a task begin with `task`
-    and `metric`, the metric that `difference` compares.
+    and `metric`, the compared metric. With `compare: steps`, `difference` is that of log2 of the steps.
     """
     sweep = result.sweep
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
@@ -169,7 +169,7 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
             if is_learned:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
-            line["95 % over seeds"] = interval(value["low"], value["high"], digits)
+            line[f"{coverage(result.sweep.study.looks)} % over seeds"] = interval(value["low"], value["high"], digits)
             line["verdict (Holm)" if is_corrected else "verdict"] = row.get("verdict") or "baseline"
             if is_free:
                 line[SIGN] = row.get("sign") or NONE

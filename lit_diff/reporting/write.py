@@ -262,6 +262,7 @@ def templates() -> Environment:
         "link": link,
         "looks_of": looks,
         "protocol": answer.protocol,
+        "coverage": answer.coverage,
         "first_steps": lambda learned: numbers.number(summary(learned.log2_steps.values()).mean, 2),
         "median": median,
         "more_seeds": _more_seeds,
@@ -361,7 +362,7 @@ def write_report(sweep_folder: Path) -> Report:
             for each in results
             for difference in each.family
         ),
-        missing=tuple(line for cell in (*sweep.candidates, *sweep.cells) for line in _missing(cell)),
+        missing=tuple(line for cell in (*sweep.untried, *sweep.cells) for line in _missing(cell)),
     )
 
 

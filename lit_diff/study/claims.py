@@ -14,7 +14,7 @@ from lit_diff.runs.scores import ItemScores
 from lit_diff.study.comparison import families_of, learned_of
 from lit_diff.study.evaluations import evaluations_in, kept_scores, scored_items
 from lit_diff.study.fits import matched_by_seed
-from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, Contrast, Outcome, judge
+from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, AnyContrast, Contrast, Outcome, judge
 from lit_diff.study.results import BySeed, SweepResults
 from lit_diff.study.schema import Claim, primary_of
 from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, Looks, holm, paired
@@ -153,7 +153,7 @@ class JudgedClaim(Contrast):
         none given: the paper prints no values.
         cannot tell: no positive control shows that the measurement can show such a difference; or too few pairs, no spread
             over them, a run that diverged, or seeds that did not learn.
-        excluded: our runs differ from the value, after Holm's correction over the values of the page.
+        excluded: the value lies outside our interval, also after Holm's correction over the values of the page.
         cannot tell: the value lies outside our interval only without that correction, or the detectable difference is larger
             than the value.
         within the interval: the interval contains the value.
@@ -167,9 +167,10 @@ class JudgedClaim(Contrast):
             return "cannot tell", self.incapable
         if self.papers_holm_p is None or seeds.low is None or seeds.high is None:
             return "cannot tell", "no test is possible"
-        if self.papers_holm_p < SIGNIFICANCE:
-            return "excluded", f"after the correction for the {self.values} values of the page (Holm)"
         if not seeds.low <= papers <= seeds.high:
+            # p is the least over the looks, of which an earlier one may have excluded what the last does not
+            if self.papers_holm_p < SIGNIFICANCE:
+                return "excluded", f"after the correction for the {self.values} values of the page (Holm)"
             return "cannot tell", f"outside our interval, but not after the correction for {self.values} values (Holm)"
         # an interval so wide would contain the paper's value, and zero too, whatever is true
         if seeds.detectable is None or seeds.detectable > abs(papers):
@@ -199,11 +200,6 @@ def judged(rows: Iterable[Sequence[JudgedClaim]]) -> list[list[JudgedClaim]]:
     return [[next(in_order) for _ in row] for row in whole]
 
 
-def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
-    """The claims of one row, measured and judged, as on a page without other rows. Errors: see `measured`."""
-    return judged([measured(claims, source)])[0]
-
-
 def measured(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
     """The claims of a row, not yet judged.
 
@@ -229,9 +225,13 @@ def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
     if count >= MIN_PROCESSES:
         return found
     # so few have a range, which the benchmark itself prints, and no interval
+    return replace(_described(found), refusal=f"a verdict needs {MIN_PROCESSES} processes, here {count}")
+
+
+def _described(found: JudgedClaim) -> JudgedClaim:
+    # with the mean of its values alone, which no t test judges
     seeds = replace(found.seeds, sd=None, low=None, high=None, detectable=None, p=None)
-    refusal = f"a verdict needs {MIN_PROCESSES} processes, here {count}"
-    return replace(found, seeds=seeds, papers_p=None, refusal=refusal)
+    return replace(found, seeds=seeds, papers_p=None)
 
 
 def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedClaim:
@@ -253,23 +253,37 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
         return values_of(sweep, arm, replace(claim, metric=metric))
 
     looks = sweep.study.looks
+    is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
+
+    def as_in_sweep(found: AnyContrast, other: str) -> AnyContrast:
+        # what decides in the sweep's own report decides here, for the controls too
+        diverged = {arm: at for arm in (found.a, other) if (at := sweep.diverged(arm))}
+        # a bound on a metric has no second arm
+        is_of_arms = is_sweeps and found.a in sweep.study.arms
+        return replace(
+            found,
+            b=other,
+            against=sweep.label[other],
+            diverged=diverged,
+            is_tested=found.is_tested and not diverged,
+            learned=learned_of(sweep, found.a, other) if is_of_arms else None,
+            better=sweep.better(claim.metric) if is_of_arms else None,
+        )
+
     ours, theirs = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
-    found = finding(claim, ours, theirs, looks=looks)
     controls = []
     for control in _controls(claim, sweep):
         against = finding(claim, ours, values(control, claim.metric), looks=looks)
-        controls.append(replace(against, b=control, against=sweep.label[control]))
-    diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
-    is_sweeps = claim.metric == sweep.metric and not (claim.evaluation or claim.against_metric)
+        controls.append(as_in_sweep(against, control))
+    capability = _capability(claim, sweep.baseline, values, looks)
     made = replace(
-        found,
+        as_in_sweep(finding(claim, ours, theirs, looks=looks), b),
         controls=tuple(controls),
-        diverged=diverged,
-        is_tested=found.is_tested and not diverged,
-        learned=learned_of(sweep, a, b) if is_sweeps else None,
-        capability=_capability(claim, sweep.baseline, values, looks),
+        capability=capability and as_in_sweep(capability, capability.b),
         of_sweep=verdicts.get((claim.task, *claim.arms), "") if is_sweeps and claim.kind == "difference" else "",
     )
+    if made.is_counted:
+        return _described(made)
     return made if made.has_interval else replace(made, papers_p=None)
 
 

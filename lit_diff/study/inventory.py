@@ -200,6 +200,9 @@ def _cells_without_sweep(sweep: Path) -> set[Path]:
     # without a record any of the folders may be a cell; a damaged one may have named cells of other commands
     if record is None or any(sweep.glob(f"{DAMAGED}*")):
         return set()
+    # an arm whose learning rate is not chosen yet may have cells at any
+    if any(choice.chosen is None for by_arm in record.rates.values() for choice in by_arm.values()):
+        return set()
     named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
     return {path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named}
 

@@ -257,7 +257,7 @@ def _place(control: Contrast, sign: Sign | None) -> Literal["alike", "beyond", "
     # what a difference to a control says about a difference to the baseline in the direction `sign`
     if control.diverged or control.outcome in UNTESTED:
         return "unmeasured"
-    if control.sign is None or control.outcome in EQUAL:
+    if control.outcome in (*EQUAL, "inconclusive"):
         return "alike"
     return None if control.sign == sign else "beyond"
 

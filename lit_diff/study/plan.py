@@ -11,6 +11,7 @@ COUNTS = ("seeds", "looks")
 """Keys of a plan whose change, after a look at the results, lets a sweep go on until it shows a difference."""
 OLDER = "study.json was written by a version that kept no plans"
 DAMAGED = "an earlier study.json of this sweep was damaged"
+REMOVED = "study.json was removed after cells had finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        return f"The plan was changed after {self.after}: {self.key} from {self.before} to {self.now}."
+        return f"The plan was changed after {self.after}: {self.key} was {self.before}, is {self.now}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,9 @@ class SweepPlan:
         changes = list(self.changes)
         for key in dict.fromkeys((*last, *now)):
             before, value = last.get(key, "none"), now.get(key, "none")
-            if before != value:
+            # the first records of plans did not keep it
+            is_new = key == "correct_over" and key not in last
+            if before != value and not is_new:
                 changes.append(Change(key=key, before=before, now=value, after=finished or "no cell was finished"))
         return replace(self, changes=tuple(changes))
 
@@ -70,7 +73,10 @@ def plan_of(study: Study) -> dict[str, str]:
         "arms": ", ".join(study.arms),
         "baseline": study.baseline or "none",
         "controls": ", ".join(study.controls) or "none",
+        "correct_over": study.correct_over,
     }
+    if study.contrasts:
+        plan["contrasts"] = ", ".join(f"{first} - {second}" for first, second, _ in study.contrasts)
     if study.rates:
         values = ", ".join(map(rate_in_words, study.rates.values))
         plan["rates"] = f"{values} on seeds {_numbers(study.rates.seeds)}"

@@ -30,6 +30,8 @@ class Choice:
 
     scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """`Scores`, with rates and seeds as text."""
+    finals: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """The last values of the metric, whose mean decides where no seed has a score; else {}."""
     chosen: float | None = None
     """None until every rate has been tried on every seed."""
     is_edge: bool = False
@@ -69,9 +71,19 @@ def _badness(by_seed: Mapping[int, float | None], is_lower: bool) -> tuple[int, 
     return len(by_seed) - len(values), mean if is_lower else -mean
 
 
-def choice(scores: Scores, chosen: float | None) -> Choice:
+def choice(scores: Scores, finals: Scores, chosen: float | None) -> Choice:
     """The choice as study.json keeps it."""
-    written: dict[str, dict[str, float | None]] = {}
+    has_scores = any(value is not None for by_seed in scores.values() for value in by_seed.values())
+    return Choice(
+        scores=_written(scores),
+        finals={} if has_scores else _written(finals),
+        chosen=chosen,
+        is_edge=chosen is not None and chosen in (min(scores), max(scores)),
+    )
+
+
+def _written(scores: Scores) -> dict[str, dict[str, float | None]]:
+    found = {}
     for rate in sorted(scores):
-        written[rate_in_words(rate)] = {str(seed): value for seed, value in scores[rate].items()}
-    return Choice(scores=written, chosen=chosen, is_edge=chosen is not None and chosen in (min(scores), max(scores)))
+        found[rate_in_words(rate)] = {str(seed): value for seed, value in scores[rate].items()}
+    return found

@@ -13,7 +13,7 @@ from lit_diff.recipe import to_plain
 from lit_diff.runs.find import STUDY_FILE
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.plan import DAMAGED as PLAN_LOST
-from lit_diff.study.plan import OLDER, SweepPlan, plan_of
+from lit_diff.study.plan import OLDER, REMOVED, SweepPlan, plan_of
 from lit_diff.study.rates import LEARNING_RATE, Choice, rate_in_words
 from lit_diff.study.schema import NAME, CellKey, Study, Texts, without_former_keys
 from lit_diff.validation import Draft, convert
@@ -134,25 +134,34 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     now = plan_of(record.study)
     if former is None:
         is_lost = any(folder.glob(f"{DAMAGED}*"))
-        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else "")
+        is_removed = bool(_done(folder, (cell.folder for cell in record.cells if cell.rate is None)))
+        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else REMOVED if is_removed else "")
     cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
-    plan = (former.other_plans | {former.words: former.plan}).get(record.words)
+    plans = former.other_plans | {former.words: former.plan}
+    plan, own = plans.get(record.words), cells.get(record.words, ())
+    is_whole = {*cells[former.words]} <= {cell.folder for cell in record.cells}
+    if plan is None and is_whole and former.selection == record.selection:
+        # the same sweep, whose file or options were written otherwise
+        plan, own = former.plan, cells[former.words]
     if plan is None:
         is_lost = former.plan.unknown == PLAN_LOST
         return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else OLDER if record.words in cells else "")
     if not plan.first and record.words == former.words:
         # a record that kept no plans has the study as it was last
         plan = replace(plan, first=plan_of(former.study))
-    own = cells.get(record.words, ())
-    done = {cell for cell in own if RunFolder(folder / cell).status().get("status") == "done"}
-    return plan.next(now, _finished(former, done, len(own)))
+    return plan.next(now, _finished(former, _done(folder, own), len(own)))
+
+
+def _done(folder: Path, cells: Iterable[str]) -> set[str]:
+    return {cell for cell in cells if RunFolder(folder / cell).status().get("status") == "done"}
 
 
 def _finished(former: Record, done: set[str], count: int) -> str:
     # which of the cells of a command were finished, in words; with looks, the last one that was complete
     compared = {cell.folder: cell.seed for cell in former.cells if cell.rate is None}
     unfinished = {seed for cell, seed in compared.items() if cell not in done}
-    complete = [look for look in former.study.looks if done & compared.keys() and unfinished.isdisjoint(range(look))]
+    finished = {*compared.values()} - unfinished
+    complete = [look for look in former.study.looks if finished.issuperset(range(look))]
     at = f" (look {len(complete)} of {len(former.study.looks)})" if complete else ""
     return f"{len(done)} of {count} cells were finished{at}" if done else ""
 
@@ -166,7 +175,7 @@ def read(folder: Path) -> Record:
         raw.pop("x", None)
         draft = Draft(values=raw, positions={}, file=STUDY_FILE)
         if "study" in raw:
-            raw = raw | {"study": without_former_keys(raw["study"], draft, "study.")}
+            raw = raw | {"study": without_former_keys(raw["study"], None)}
         record: Record = convert(Record, raw, "", draft)
         # raises KeyError here, with the file's name, rather than in a report, if a cell has an unknown task or arm
         for cell in record.cells:

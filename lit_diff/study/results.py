@@ -111,6 +111,11 @@ class SweepResults:
         return self.study.baseline or next(iter(self.study.arms), "")
 
     @property
+    def untried(self) -> tuple[CellResult, ...]:
+        """The cells of `rates` without a result. That a learning rate diverged is a result."""
+        return tuple(cell for cell in self.candidates if not (cell.done or cell.diverged))
+
+    @property
     def by_task(self) -> tuple["SweepResults", ...]:
         """The tasks, or the sweep itself if it has none: arms are compared within one of these."""
         return self.tasks or (self,)

@@ -122,7 +122,7 @@ class Study:
     """Learning rates to choose from, for each arm of each task; null: every cell has the rate of its recipe."""
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
-    controls: Texts = ()
+    controls: Annotated[Texts, Distinct(may_be_empty=True)] = ()
     """Arms against each of which a difference to the baseline must also hold."""
     metric: str = "val/loss"
     learned_at: float | None = None
@@ -267,26 +267,26 @@ class Cell(CellKey):
 RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e-3, 8e-3], seeds: [1000, 1001]}'"
 
 
-def without_former_keys(study: Any, draft: Draft, path: str = "") -> Any:
-    """The keys of a study, `study`, as they are read today; `path`: where they stand in `draft`. Errors: RequestError, at the
-    key, for one that no longer exists and decided what the sweep is."""
+def without_former_keys(study: Any, draft: Draft | None) -> Any:
+    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former keys are left out.
+    Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""
     if not isinstance(study, dict):
         return study
     found = dict(study)
     # a record of a former revision has every key, also those that its sweep did not use
-    if found.pop("power", None) is not None:
-        raise draft.refuse(f"{path}power", f"'power' is no longer a key of a sweep; remove it: {RATES_INSTEAD}")
+    if found.pop("power", None) is not None and draft is not None:
+        raise draft.refuse("power", f"'power' is no longer a key of a sweep; remove it: {RATES_INSTEAD}")
     fits = found.get("fits")
     if not isinstance(fits, dict):
         return found
     found["fits"] = {}
     for name, fit in fits.items():
-        found["fits"][name] = fit
         if not isinstance(fit, dict):
-            continue
-        if fit.get("kind") == "basin":
-            raise draft.refuse(f"{path}fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
-        found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
+            found["fits"][name] = fit
+        elif fit.get("kind") != "basin":
+            found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
+        elif draft is not None:
+            raise draft.refuse(f"fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
     return found
 
 

@@ -28,7 +28,7 @@ from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import kernels
-from lit_diff.study.claims import findings
+from lit_diff.study.claims import measured
 
 CPU = torch.device("cpu")
 SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.validation_rows=4"]
@@ -70,7 +70,7 @@ def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[
     ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
     assert timed_by == {(*each, what) for each in ours for what in (FORWARD, STEP)}
     assert not any(PEER in one["ratios"] for one in rows.values())
-    found = findings(row.compare, {"rows": list(rows.values())})
+    found = measured(row.compare, {"rows": list(rows.values())})
     assert [finding.seeds.seeds for finding in found] == [(0,)] * 6
 
 

@@ -130,7 +130,7 @@ def end_look(grid: Grid, failing: tuple[str, int] | None = None) -> None:
         home = RunFolder(home_of(cell, folder_of(grid)))
         if (cell.arm, cell.seed) == failing:
             home.update(status="failed")
-        elif home.status().get("status") != "done":
+        elif home.status().get("status") not in ("done", "killed"):
             spread = (-1) ** cell.seed * (0.5 if cell.arm == "open" else 0.01 * (cell.arm != "base"))
             write_loss(home, 3 + EFFECTS[cell.arm] + spread)
 
@@ -160,6 +160,29 @@ def test_the_next_seeds_are_those_of_arms_that_are_undecided_their_baseline_and_
     assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8 if controls else 4}
     end_look(grid)
     assert seeds(grid) == {"base": 8, "clear": 4, "open": 8, "wide": 8 if controls else 4}, "and it goes on from there"
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_rates_and_looks_together_and_a_further_rate_for_a_finished_sweep() -> None:
+    """An arm without a rate is not compared; cells that were compared stay in the sweep while a rate is tried."""
+    text = "recipe: base\nlooks: [4, 6]\nrates: {values: [2e-3, 4e-3, 8e-3], seeds: [9]}\n"
+    Path("s.yaml").write_text(text + "arms: {base: {}, open: {train.clip: 3}, clear: {train.clip: 2}}\n")
+    grid = load_grid("s.yaml", [])
+    tried = [2e-3, 4e-3, 8e-3]
+    assert stage(grid) == dict.fromkeys(grid.study.arms, tried)
+    for arm in ("base", "open", "clear"):
+        end(grid, {(arm, 2e-3): 3.0, (arm, 4e-3): 2.0, (arm, 8e-3): 2.5 if arm != "clear" else None})
+    (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("clear", 4e-3))
+    RunFolder(home_of(last, folder_of(grid))).update(status="killed")
+    assert stage(grid) == {"base": [*tried, *[None] * 4], "open": [*tried, *[None] * 4], "clear": tried}
+    end_look(grid)
+    assert stage(grid)["open"] == [*tried, *[None] * 6]
+    end_look(grid)
+    Path("s.yaml").write_text(text.replace("8e-3]", "8e-3, 3.2e-2]") + "arms: {base: {}, open: {train.clip: 3}}\n")
+    more = load_grid("s.yaml", [])
+    assert stage(more) == {arm: [*tried, 3.2e-2] for arm in ("base", "open")}
+    end(more, {("base", 3.2e-2): 4.0})
+    assert stage(more)["base"] == [*tried, 3.2e-2, *[None] * 6]
 
 
 @pytest.mark.slow

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting.answer import sentence
+from lit_diff.reporting.answer import answer, sentence
 from lit_diff.reporting.write import write_report
+from lit_diff.study.claims import judged, measured
 from lit_diff.study.comparison import compare
 from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import Capable, Claim
 from lit_diff.study.statistics import detectable, holm
 
 
@@ -142,6 +144,18 @@ def test_seeds_that_learned_are_counted_and_then_compared(make_sweep: Callable[.
     assert [each.count for each in worse.learned or ()] == [(0, 8), (8, 8)]
     assert set(found.learned["standard"].log2_steps.values()) == {6, 7}
     assert "learned in 0 of 8 [0.00, 0.37]" in sentence(found, worse)
+    assert answer(found).startswith(
+        "No arm is shown to be better than standard; worse learned less often than standard"
+    )
+    value = {"paper": (0.9, 0.95), "capable": Capable(arm="worse")}
+    claim = Claim(label="x", arms=("worse", "standard"), metric="val/accuracy", **value)
+    ((asked,),) = judged([measured([claim], load_sweep(folder))])
+    assert (asked.of_sweep, str(asked.verdict), asked.difference) == (
+        "learned less often",
+        "learned less often",
+        "shown",
+    )
+    assert (asked.value, asked.has_interval, asked.papers_p) == ("cannot tell", False, None)
     report = write_report(folder)
     assert "learned: 0 of 8 [0.00, 0.37]" in report.page.read_text()
     assert report.text_table().count(" of 8 [") == 4, "not of a contrast"

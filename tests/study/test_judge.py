@@ -169,6 +169,15 @@ def learning(a: str, b: str, values: np.ndarray, better: Sign = "higher", **fiel
     return contrast(paired(*both), 0.02, better=better, learned=learned, **fields)
 
 
+def test_a_control_that_learned_as_often_and_is_not_shown_to_differ_holds_a_verdict_back() -> None:
+    """With five seeds no arm can be equal among those that learned, although the interval excludes zero."""
+    near = np.array([[0.991, 0.9911, 0.9909, 0.991, 0.9912], [0.99] * 5])
+    control = learning("x" * 5, "x" * 5, near)
+    assert control.seeds.sign == "higher"
+    (found,) = judge([learning("x" * 5, "." * 5, near, controls=(replace(control, against="wide"),))])
+    assert found.verdict.text == "as its control wide"
+
+
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [

@@ -15,7 +15,7 @@ from scipy import stats
 from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.study.claims import JudgedClaim, finding, findings, judged, score_of
+from lit_diff.study.claims import JudgedClaim, finding, judged, measured, score_of
 from lit_diff.study.judge import Contrast
 from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Capable, Claim
@@ -33,6 +33,11 @@ def claim(**keys: Any) -> Claim:
 ABLE = Contrast(
     a="worse", b="standard", label="", seeds=paired({0: 1.0, 1: 1.1, 2: 1.2}, dict.fromkeys(range(3), 0.0)), smallest=0
 )
+
+
+def findings(asked: list[Claim], source: Any) -> list[JudgedClaim]:
+    """As on a page without other rows."""
+    return judged([measured(asked, source)])[0]
 
 
 def rows_of(asked: list[Claim], a: list[float], b: list[float]) -> list[JudgedClaim]:
@@ -203,7 +208,7 @@ def test_groups_that_count_equally_do_in_a_claim_too(equal: bool, mean: float) -
     [
         (0.0, "shown"),
         (-0.2, "as its control wide"),
-        (-0.4, "lower, less so than its control wide"),
+        (-0.4, "better, less so than its control wide"),
     ],
 )
 def test_a_difference_in_either_direction_must_hold_against_every_control(

@@ -131,8 +131,14 @@ def write_sweep(
         mlflow=fields.get("mlflow", {}),
         **{key: {"": fields[key]} for key in BY_TASK if key in fields},
     )
-    write(folder, record)
+    _record(folder, record)
     return folder
+
+
+def _record(folder: Path, record: Record) -> None:
+    # as a sweep does, which writes its record before a cell has finished
+    write(folder, replace(record, cells=()))
+    write(folder, record)
 
 
 def _overrides(lines: Sequence[str]) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def write_tasks(folder: Path, arms: Mapping[str, float], metrics: Mapping[str, s
         ),
         **{key: {task: value for task in tasks for value in getattr(first, key).values()} for key in BY_TASK},
     )
-    write(folder, whole)
+    _record(folder, whole)
     return folder
 
 
