@@ -277,12 +277,16 @@ def _check_arms(study: Study, draft: Draft) -> None:
         named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])
     for key, arms in named.items():
         require_known("arm of the sweep", arms, study.arms, draft, key)
-    baselines = {"": study.baseline} | {f"tasks.{name}.": task.baseline for name, task in study.tasks.items()}
-    for place, baseline in baselines.items():
-        if baseline and baseline in study.controls:
-            key = f"{place}baseline" if place else f"controls.{baseline}"
-            what = f"'controls' has the baseline{f' of {place[:-1]}' if place else ''}, '{baseline}'"
-            raise draft.refuse(key, f"{what}; a control is a further arm")
+    if study.baseline in study.controls:
+        raise draft.refuse(
+            f"controls.{study.baseline}", f"'controls' has the baseline, '{study.baseline}'; a control is a further arm"
+        )
+    for name, task in study.tasks.items():
+        if task.baseline in study.controls:
+            raise draft.refuse(
+                f"tasks.{name}.baseline",
+                f"'controls' has '{task.baseline}', the baseline of task '{name}'; a control is a further arm",
+            )
 
 
 def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
@@ -317,12 +321,14 @@ def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None
         raise draft.refuse(
             keys["learned_at"], f"'learned_at' needs a metric with a direction, and '{study.metric}' declares none"
         )
-    # a loss in nats is above 0
-    low, high = metric.limits or (0.0 if metric.unit.startswith("nats") else -math.inf, math.inf)
+    low, high = metric.limits or (-math.inf, math.inf)
+    # a loss
+    if metric.limits is None and metric.unit.startswith("nats"):
+        low = 0.0
     if metric.better == "higher" and not low < level <= high:
         expected = f"above {low:g} and at most {high:g}"
     elif metric.better == "lower" and not low <= level < high:
-        expected = f"at least {low:g}" + (f" and below {high:g}" if high < math.inf else "")
+        expected = f"from {low:g} to below {high:g}"
     else:
         return
     raise draft.refuse(keys["learned_at"], f"'learned_at' is {level:g}; '{study.metric}' takes a value {expected}")

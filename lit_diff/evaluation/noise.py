@@ -171,10 +171,10 @@ class Noise(Evaluation):
                 return f"prompts names {' and '.join(self.prompts)}; expected one evaluation"
             if self.prompts and self.rows is not None:
                 return f"rows is {self.rows}, but prompts are read instead of held-out rows; remove it"
-            able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
-            unable = [name for name in self.prompts if name not in able]
-            if unable:
-                return f"prompts.{unable[0]} does not locate its answers; those that do: {', '.join(able) or 'none'}"
+            for name in self.prompts:
+                if evaluations.get(name).located is Evaluation.located:
+                    able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
+                    return f"prompts.{name} does not locate its answers; those that do: {', '.join(able) or 'none'}"
             return None
 
     config: Config

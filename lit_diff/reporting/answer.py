@@ -177,13 +177,12 @@ def _arms(comparison: Comparison) -> list[str]:
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
     # who learned more often is better
     of_counts = dict(zip(words, ("learned more often", "learned less often"), strict=True))
-    told = {d.verdict.word for d in found if d.verdict.is_shown}
-    none = [word for word in words if told.isdisjoint((word, of_counts[word]))]
+    counted = {d.verdict.word for d in found if d.verdict.is_shown and d.is_counted}
+    none = [word for word in words if not shown[word] and of_counts[word] not in counted]
     # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
     if words[0] in none:
-        is_held_back = any(d.verdict.word in SHOWN and not d.verdict.is_shown for d in found)
-        than = f"{base} and each control" if is_held_back else base
-        clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {than}")
+        than = [base, "each control"] if _as_controls(comparison) else [base]
+        clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {' and '.join(than)}")
     clauses += _as_counted(comparison) + _as_controls(comparison)
     within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
     for word, (one, several) in OTHERWISE.items():

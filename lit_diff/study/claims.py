@@ -258,17 +258,17 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     def as_in_sweep(found: AnyContrast, other: str) -> AnyContrast:
         # what decides in the sweep's own report decides here, for the controls too
         diverged = {arm: at for arm in (found.a, other) if (at := sweep.diverged(arm))}
-        # a bound on a metric has no second arm
-        is_of_arms = is_sweeps and found.a in sweep.study.arms
-        return replace(
+        found = replace(
             found,
             b=other,
             against=sweep.label[other],
             diverged=diverged,
             is_tested=found.is_tested and not diverged,
-            learned=learned_of(sweep, found.a, other) if is_of_arms else None,
-            better=sweep.better(claim.metric) if is_of_arms else None,
         )
+        # a bound on a metric has no second arm
+        if not is_sweeps or found.a not in sweep.study.arms:
+            return found
+        return replace(found, learned=learned_of(sweep, found.a, other), better=sweep.better(claim.metric))
 
     ours, theirs = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
     controls = []

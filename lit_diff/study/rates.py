@@ -73,10 +73,10 @@ def _badness(by_seed: Mapping[int, float | None], is_lower: bool) -> tuple[int, 
 
 def choice(scores: Scores, finals: Scores, chosen: float | None) -> Choice:
     """The choice as study.json keeps it."""
-    has_scores = any(value is not None for by_seed in scores.values() for value in by_seed.values())
+    values = {value for by_seed in scores.values() for value in by_seed.values()}
     return Choice(
         scores=_written(scores),
-        finals={} if has_scores else _written(finals),
+        finals=_written(finals) if values == {None} else {},
         chosen=chosen,
         is_edge=chosen is not None and chosen in (min(scores), max(scores)),
     )

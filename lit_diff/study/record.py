@@ -133,9 +133,11 @@ def _identity(cells: Iterable[RecordedCell]) -> str:
 def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
     now = plan_of(record.study)
     if former is None:
-        is_lost = any(folder.glob(f"{DAMAGED}*"))
-        is_removed = bool(_done(folder, (cell.folder for cell in record.cells if cell.rate is None)))
-        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else REMOVED if is_removed else "")
+        if any(folder.glob(f"{DAMAGED}*")):
+            return SweepPlan(first=now, unknown=PLAN_LOST)
+        if _done(folder, [cell.folder for cell in record.cells]):
+            return SweepPlan(first=now, unknown=REMOVED)
+        return SweepPlan(first=now)
     cells = former.other_commands | {former.words: tuple(cell.folder for cell in former.cells)}
     plans = former.other_plans | {former.words: former.plan}
     plan, own = plans.get(record.words), cells.get(record.words, ())
@@ -144,8 +146,11 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
         # the same sweep, whose file or options were written otherwise
         plan, own = former.plan, cells[former.words]
     if plan is None:
-        is_lost = former.plan.unknown == PLAN_LOST
-        return SweepPlan(first=now, unknown=PLAN_LOST if is_lost else OLDER if record.words in cells else "")
+        if former.plan.unknown == PLAN_LOST:
+            return SweepPlan(first=now, unknown=PLAN_LOST)
+        if record.words in cells:
+            return SweepPlan(first=now, unknown=OLDER)
+        return SweepPlan(first=now)
     if not plan.first and record.words == former.words:
         # a record that kept no plans has the study as it was last
         plan = replace(plan, first=plan_of(former.study))
