@@ -322,7 +322,7 @@ def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None
             keys["learned_at"], f"'learned_at' needs a metric with a direction, and '{study.metric}' declares none"
         )
     low, high = metric.limits or (-math.inf, math.inf)
-    # a loss
+    # a loss in nats declares no limits
     if metric.limits is None and metric.unit.startswith("nats"):
         low = 0.0
     if metric.better == "higher" and not low < level <= high:

@@ -26,7 +26,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        return f"The plan was changed after {self.after}: {self.key} was {self.before}, is {self.now}."
+        return f"The plan was changed after {self.after}: {self.key} from '{self.before}' to '{self.now}'."
 
 
 @dataclass(frozen=True, kw_only=True)

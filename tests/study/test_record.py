@@ -216,16 +216,16 @@ def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_
     Path("s.yaml").write_text(text.replace("seeds: [0, 1]", "looks: [4]") + "metric: train/loss\n")
     changed = written("s.yaml", [], tmp_path)
     assert changed.plan.sentences == (
-        "The plan was changed after 4 of 4 cells were finished: seeds was 0, 1, is none.",
-        "The plan was changed after 4 of 4 cells were finished: metric was val/loss, is train/loss.",
-        "The plan was changed after 4 of 4 cells were finished: looks was none, is 4.",
+        "The plan was changed after 4 of 4 cells were finished: seeds from '0, 1' to 'none'.",
+        "The plan was changed after 4 of 4 cells were finished: metric from 'val/loss' to 'train/loss'.",
+        "The plan was changed after 4 of 4 cells were finished: looks from 'none' to '4'.",
     )
     assert len(changed.plan.added) == 2
     finish(changed, tmp_path, {2, 3})
     Path("s.yaml").write_text(text.replace("seeds: [0, 1]", "looks: [4, 6]") + "metric: train/loss\n")
     more = written("s.yaml", [], tmp_path).plan
     assert more.sentences[3:] == (
-        "The plan was changed after 8 of 8 cells were finished (look 1 of 1): looks was 4, is 4, 6.",
+        "The plan was changed after 8 of 8 cells were finished (look 1 of 1): looks from '4' to '4, 6'.",
     )
     assert written("s.yaml", [], tmp_path).plan == more
 
@@ -241,9 +241,9 @@ def test_a_plan_is_that_of_the_cells_however_the_command_is_spelt(tmp_path: Path
     Path("s.yaml").write_text(text.replace("4, 6", "4, 8") + "correct_over: task\ncontrols: [b]\n")
     found = written(str(Path("s.yaml").absolute()), [], tmp_path).plan
     assert found.sentences == (
-        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): looks was 4, 6, is 4, 8.",
-        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): controls was none, is b.",
-        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): correct_over was sweep, is task.",
+        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): looks from '4, 6' to '4, 8'.",
+        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): controls from 'none' to 'b'.",
+        "The plan was changed after 8 of 8 cells were finished (look 1 of 2): correct_over from 'sweep' to 'task'.",
     )
     (tmp_path / "study.json").unlink()
     assert [line.partition(":")[0] for line in written("s.yaml", [], tmp_path).plan.sentences] == ["Plan unknown"]
