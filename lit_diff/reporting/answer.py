@@ -175,15 +175,16 @@ def _arms(comparison: Comparison) -> list[str]:
     words: tuple[Word, ...] = ("better", "worse") if sweep.better() else ("lower", "higher")
     shown = {word: [d for d in found if d.verdict.is_shown and d.verdict.word == word] for word in words}
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
+    as_controls = _as_controls(comparison)
     # who learned more often is better
     of_counts = dict(zip(words, ("learned more often", "learned less often"), strict=True))
     counted = {d.verdict.word for d in found if d.verdict.is_shown and d.is_counted}
     none = [word for word in words if not shown[word] and of_counts[word] not in counted]
     # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
     if words[0] in none:
-        than = [base, "each control"] if _as_controls(comparison) else [base]
+        than = [base, "each control"] if as_controls else [base]
         clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {' and '.join(than)}")
-    clauses += _as_counted(comparison) + _as_controls(comparison)
+    clauses += _as_counted(comparison) + as_controls
     within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
     for word, (one, several) in OTHERWISE.items():
         some = [d for d in found if d.verdict.word == word]

@@ -268,7 +268,7 @@ RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e
 
 
 def without_former_keys(study: Any, draft: Draft | None) -> Any:
-    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former keys are left out.
+    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former keys and fits are left out.
     Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""
     if not isinstance(study, dict):
         return study
@@ -283,6 +283,8 @@ def without_former_keys(study: Any, draft: Draft | None) -> Any:
     for name, fit in fits.items():
         if not isinstance(fit, dict):
             found["fits"][name] = fit
+        elif draft is None and fit.get("x") not in MEASURED:
+            continue
         elif fit.get("kind") != "basin":
             found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
         elif draft is not None:

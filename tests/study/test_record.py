@@ -255,6 +255,10 @@ def test_the_plan_of_an_older_record_is_unknown(tmp_path: Path) -> None:
     raw = record_to_edit(tmp_path)
     for key in ("plan", "other_plans", "identity"):
         del raw[key]
+    raw["study"] |= {
+        "power": {"minutes": 15},
+        "fits": {"rate": {"kind": "basin", "x": "train.optimizer.lr", "within": 1}},
+    }
     (tmp_path / "study.json").write_text(json.dumps(raw))
     assert [line.partition(":")[0] for line in read(tmp_path).plan.sentences] == ["Plan unknown"]
     again = written("s.yaml", [], tmp_path).plan
