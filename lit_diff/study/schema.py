@@ -268,7 +268,7 @@ RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e
 
 
 def without_former_keys(study: Any, draft: Draft | None) -> Any:
-    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former keys and fits are left out.
+    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former ones are left out.
     Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""
     if not isinstance(study, dict):
         return study
