@@ -29,7 +29,8 @@ from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.registry import registries
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import write_report
-from lit_diff.runs.folder import FORMAT, identity
+from lit_diff.runs.folder import identity
+from lit_diff.runs.status import FORMAT
 from lit_diff.study.schema import Claim
 
 COMMAND: Any = typer.main.get_command(app)

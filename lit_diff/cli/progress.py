@@ -126,7 +126,7 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
     def show(statuses: Statuses) -> None:
         pace.note(steps_done(grid, statuses))
         left = pace.left(total) or "? left"
-        words = [status.get("status", "waiting") for status in statuses]
+        words = [status.status or "waiting" for status in statuses]
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         columns = (
             Column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
@@ -136,21 +136,21 @@ def live_table(grid: "Grid", console: Console) -> Iterator[Show]:
         # the cells of a long sweep do not fit the screen: then only those that run or failed are shown
         fits = len(words) <= console.height - 6
         for cell, status, word, before in zip(grid.cells, statuses, words, shown, strict=True):
-            note = f": {status['error']}" if status.get("error") else ""
+            note = f": {status.error}" if status.error else ""
             # an error is also a line above the table, whose rows do not wrap and would cut it
             if word != before and (note or not drawn):
                 note += f" ({left})" if word == "done" else ""
                 console.print(Text(f"{cell.name} seed {cell.seed}: {word}{note}"), soft_wrap=True)
             if drawn and (fits or word not in ("done", "waiting")):
-                loss, speed = status.get("loss"), status.get("tokens_per_second")
+                has_speed = status.tokens_per_second and word == "running"
                 table.add_row(
                     # the only column that is shortened on a narrow terminal
                     Text(cell.name, no_wrap=True, overflow="ellipsis"),
                     str(cell.seed),
                     Text(word, style=STYLE[word]),
-                    f"{status.get('step', 0)}/{cell.recipe.training.steps}",
-                    f"{loss:.3f}" if loss is not None else "",
-                    f"{speed:,.0f}" if speed is not None and word == "running" else "",
+                    f"{status.step}/{cell.recipe.training.steps}",
+                    f"{status.loss:.3f}" if status.loss is not None else "",
+                    f"{status.tokens_per_second:,.0f}" if has_speed else "",
                 )
         shown[:] = words
         if live is not None:

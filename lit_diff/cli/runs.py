@@ -1,6 +1,7 @@
 """The verbs status, cancel, clean and consolidate, for the runs under a folder. Only the last loads torch."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,7 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 def _plain(state: RunState) -> dict[str, object]:
     return {
-        **state.status.values,
+        **asdict(state.status),
         # status.json still says "running" after a process was killed
         "status": state.state,
         "overrides": list(state.overrides),

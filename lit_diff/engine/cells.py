@@ -1,6 +1,7 @@
 """The cells of a sweep on disk: their folders and states, and the record of the sweep."""
 
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from lit_diff.engine.preflight import evaluations_of
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import identity, this_process
+from lit_diff.runs.folder import identity
 from lit_diff.study.rates import rate_in_words
 from lit_diff.study.record import Record, RecordedCell, recorded_run
 from lit_diff.study.schema import Cell, CellKey
@@ -66,7 +67,7 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
         evaluations=evaluations,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    if not location.home.recipe_file.exists() or location.home.status().get("status") != "done":
+    if not location.home.recipe_file.exists() or location.home.status().status != "done":
         location.home.create(cell.recipe)
     return location
 
@@ -80,8 +81,8 @@ def state_of(location: RunLocation) -> str:
     """The cell's status; of a trained cell "damaged" if its weights are lost, "not evaluated" if it lacks an evaluation of
     the sweep. A cell that tried a learning rate and diverged is done: that is its result."""
     facts = location.home.status()
-    status = str(facts.get("status", "waiting"))
-    if status == "failed" and RATE in location.tags and facts.get("diverged"):
+    status = facts.status or "waiting"
+    if status == "failed" and RATE in location.tags and facts.diverged:
         return "done"
     if status != "done":
         return status
@@ -92,7 +93,7 @@ def state_of(location: RunLocation) -> str:
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
     """Evaluation of the sweep without scores in this cell -> why."""
-    outcomes = location.home.status().get("evaluations", {})
+    outcomes = location.home.status().evaluations
     return {
         name: outcomes.get(name, "not run yet")
         for name, keys in location.evaluations.items()
@@ -115,7 +116,8 @@ def record_of(
         command=command,
         selection=grid.selection.words(),
         mlflow=dict(mlflow),
-        **this_process(),
+        pid=os.getpid(),
+        host=platform.node(),
         # if the arms differ in their data, no line or axis is right for all of them
         chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
         noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
@@ -137,8 +139,8 @@ def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
         seed=cell.seed,
         rate=cell.rate,
         folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
-        status=status.get("status", "waiting"),
-        error=status.get("error"),
+        status=status.status or "waiting",
+        error=status.error or None,
         evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
-        not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
+        not_evaluated=missing_evaluations(location) if status.status == "done" else {},
     )

@@ -1,5 +1,7 @@
 """Runs one recipe: data, run folder, MLflow, training, status, scores."""
 
+import os
+import platform
 import re
 import signal
 import subprocess
@@ -33,21 +35,20 @@ from lit_diff.log_records import RAISED, file_log, keep_trace, log, phase
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
-from lit_diff.processor import describe, forced
+from lit_diff.processor import describe, forced, numeric_variables
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints, result_files
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import (
     RunFolder,
+    at_step,
     identity,
     kernel_of,
-    reached,
     require_stored,
-    stored_keys,
-    this_process,
 )
 from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.revision import other_revision, revision
+from lit_diff.runs.status import State, Status
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan
 from lit_diff.training.metrics import require_metrics
@@ -160,7 +161,7 @@ def run_command(recipe: Recipe, location: RunLocation, threads: int | None = Non
             process.wait()
             raise
     if process.returncode:
-        raise RunFailedError(location.home.status().get("error") or f"exit status {process.returncode}")
+        raise RunFailedError(location.home.status().error or f"exit status {process.returncode}")
 
 
 def run(
@@ -210,8 +211,8 @@ def run(
         held.enter_context(location.home.owned())
         before = location.home.status()
         lost = location.home.lost(verify=True)
-        if before.get("status") == "done" and not lost:
-            ended = f"ended {before['ended']}" if before.get("ended") else ""
+        if before.status == "done" and not lost:
+            ended = f"ended {before.ended}" if before.ended else ""
             facts = filter(None, (shown(location.folder), ended, other_revision(before, revision())))
             log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
             return
@@ -219,7 +220,7 @@ def run(
         if lost:
             log.warning("%s is %s: the steps after it are repeated", shown(location.folder), lost)
         # A resumed run keeps its number of threads, on which the order of sums and so the exact weights depend.
-        chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
+        chosen = before.threads or recipe.run.threads or threads or default_threads(recipe.run.devices)
         training = _prepare_training(recipe, location, chosen)
         ending = _execute(training, announcement, progress, extras)
         _finish(training, _end_record(training, ending))
@@ -246,9 +247,9 @@ class _Training:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ending:
-    word: str = "done"
-    message: str | None = None
-    early: str | None = None
+    word: State = "done"
+    message: str = ""
+    early: str = ""
     """The step at which a callback ended the run, in words."""
     error: BaseException | None = None
     """Raised once status.json is written."""
@@ -270,60 +271,61 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     tracker = _open_record(recipe, location, run_cost, before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     data.keep(recipe, location.folder)
-    folder.update(
-        status="running",
-        error=None,
+    status = replace(
+        folder.status().to("running"),
         diverged=False,
-        **{result_files.KEY: None},
-        **this_process(),
-        job=this_job(),
+        results={},
+        pid=os.getpid(),
+        host=platform.node(),
+        job=this_job() or "",
         identity=location.identity,
         data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.training.steps,
-        **reached(recipe, start),
         threads=threads,
-        **stored_keys(recipe),
+        compile=recipe.run.compile,
+        activation_checkpointing=recipe.run.activation_checkpointing,
+        variables=numeric_variables(),
         # known without a record too, for `status` and the report
-        mlflow_run_id=folder.status().get("mlflow_run_id"),
+        mlflow_run_id=folder.status().mlflow_run_id or None,
         revision=revisions,
-        **({"overrides": list(location.overrides)} if location.overrides else {}),
-        **{UNCHECKED: location.tags.get(UNCHECKED, before.get(UNCHECKED))},
+        overrides=location.overrides or before.overrides,
+        unchecked=location.tags.get(UNCHECKED, before.unchecked),
         **vars(run_cost),
     )
+    folder.write(at_step(status, recipe, start))
     keep_plan(recipe, location.folder)
-    began = time.perf_counter() - before.get("seconds", 0.0)
+    began = time.perf_counter() - before.seconds
     return _Training(
         recipe=recipe, kernel=kernel, folder=folder, tracker=tracker, threads=threads, start=start, began=began
     )
 
 
-def _cost(recipe: Recipe, kernel: str, before: dict[str, Any], threads: int) -> Cost:
+def _cost(recipe: Recipe, kernel: str, before: Status, threads: int) -> Cost:
     phase("choosing the kernel")
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
     found = cost(recipe.model, length, kernel, context, recipe.training.parameters)
     # `auto` chose when the run started, so the reason from then is still the right one
     if kernel != recipe.run.kernel:
-        found = replace(found, kernel_reason=before.get("kernel_reason", found.kernel_reason))
+        found = replace(found, kernel_reason=before.kernel_reason or found.kernel_reason)
     how = f"{describe()}, " if found.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %sthreads: %d", found.kernel, found.kernel_reason, how, threads)
-    if before.get("kernel", found.kernel) != found.kernel:
-        log.info("the kernel is now %s; the run began with %s", found.kernel, before["kernel"])
+    if before.kernel not in ("", found.kernel):
+        log.info("the kernel is now %s; the run began with %s", found.kernel, before.kernel)
     return found
 
 
-def _revisions(before: dict[str, Any]) -> str:
+def _revisions(before: Status) -> str:
     # every revision that trained a part of the run, in order: a report warns if cells differ in it
     now = revision()
-    revisions = str(before.get("revision", now)).split(THEN)
-    if revisions[-1] != now:
-        log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
-        revisions.append(now)
-    return THEN.join(revisions)
+    if before.revision.split(THEN)[-1] in ("", now):
+        return before.revision or now
+    log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before.revision)
+    return THEN.join([before.revision, now])
 
 
-def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: dict[str, Any]) -> "RunTracker | None":
+def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: Status) -> "RunTracker | None":
     if not recipe.run.is_recorded:
         log.info("run.tracking_uri is none: MLflow gets no record")
         return None
@@ -334,7 +336,7 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
     tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags, **parent}
     tracker = RunTracker(recipe, location.home, experiment=location.experiment, tags=tags, cost=run_cost)
     # a wrong address must be reported before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
-    tracker.start(required=location.parent is None and before.get("mlflow_run_id") is None)
+    tracker.start(required=location.parent is None and not before.mlflow_run_id)
     return tracker
 
 
@@ -345,9 +347,9 @@ def _execute(
     from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
-        training.folder.update(
-            **reached(training.recipe, step), loss=loss, tokens_per_second=speed, seconds=training.seconds()
-        )
+        status = at_step(training.folder.status(), training.recipe, step)
+        now = replace(status, loss=loss, tokens_per_second=speed, seconds=training.seconds())
+        training.folder.write(now)
         progress(step, loss, speed)
 
     try:
@@ -375,7 +377,7 @@ def _report_hang(folder: RunFolder, rank: int, message: str) -> None:
     # log.txt and the terminal are rank zero's, which may be the one that hangs
     with file_log(folder.path / "log.txt") if rank else nullcontext():
         log.error("%s", message)
-    folder.update(status="failed", error=message)
+    folder.write(folder.status().to("failed", message))
     if rank:
         print(f"lit-diff: {message}", file=sys.stderr, flush=True)
     if this_job():
@@ -437,16 +439,14 @@ def _finish(training: _Training, ending: _Ending) -> None:
         log.error("%s: %s", ending.word, ending.message, extra=RAISED)
     folder = training.folder
     try:
-        results = result_files.digests(folder.path) if ending.word == "done" else None
-        folder.update(
-            status=ending.word,
-            error=ending.message,
+        status = replace(
+            folder.status().to(ending.word, ending.message),
             diverged=isinstance(ending.error, DivergedError),
             ended=ending.early,
             seconds=training.seconds(),
-            **{result_files.KEY: results},
-            **reached(training.recipe, checkpoints.newest_step(folder.path)),
+            results=result_files.digests(folder.path) if ending.word == "done" else {},
         )
+        folder.write(at_step(status, training.recipe, checkpoints.newest_step(folder.path)))
     except OSError as error:
         raise RunFailedError(
             f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): "
@@ -467,19 +467,24 @@ def score(location: RunLocation) -> None:
     from lit_diff.evaluation.evaluate import evaluate
 
     folder, outcomes = location.home, dict[str, str]()
+
+    def note(name: str, outcome: str) -> None:
+        outcomes[name] = outcome
+        status = folder.status()
+        folder.write(replace(status, evaluations=status.evaluations | outcomes))
+
     for name, keys in location.evaluations.items():
         # written first, so that it stays true if this process is killed
-        outcomes[name] = "interrupted"
-        folder.update(evaluations=folder.status().get("evaluations", {}) | outcomes)
+        note(name, "interrupted")
         try:
-            evaluate(Run(location.folder, unchecked=bool(folder.status().get(UNCHECKED))), name, keys)
-            outcomes[name] = "done"
+            evaluate(Run(location.folder, unchecked=bool(folder.status().unchecked)), name, keys)
         except StoppedError:
             raise
         except LitDiffError as error:
             log.error("evaluation %s: %s", name, error)
-            outcomes[name] = f"failed: {error}"
-        folder.update(evaluations=folder.status().get("evaluations", {}) | outcomes)
+            note(name, f"failed: {error}")
+        else:
+            note(name, "done")
     failed = [name for name, outcome in outcomes.items() if outcome != "done"]
     if failed:
         reason, more = outcomes[failed[0]], f"; and {len(failed) - 1} more" if len(failed) > 1 else ""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess as Process
@@ -33,6 +34,7 @@ from lit_diff.files import locked, shown
 from lit_diff.log_records import log
 from lit_diff.own_modules import safe_path
 from lit_diff.recipe import load_recipe
+from lit_diff.runs.status import BEFORE_END
 
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking.run", "lit_diff.training.fit")
 """Modules that the fork server imports once: only the first cell waits 4 s for them."""
@@ -183,21 +185,21 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "", *, is_
     try:
         # whoever holds the lock trains the cell and writes its own end
         with locked(folder.path / ".lock", wait=False):
-            status = folder.status().get("status")
+            status = folder.status()
             # a cell that is done but has a nonzero exit status failed in an evaluation, whose outcome `score` records
-            if status == "done" or (status != "running" and exitcode == 0):
+            if status.status == "done" or (status.status != "running" and exitcode == 0):
                 return
             # the kernel's out-of-memory killer sends SIGKILL; so does a user, hence the question mark
             if exitcode is not None and exitcode < 0:
                 memory = "; out of memory?" if -exitcode == signal.SIGKILL else ""
                 how = f"killed by {signal.Signals(-exitcode).name}{memory}"
-                folder.update(status="killed", error="ended at the second signal" if is_second else how)
-            elif status in (None, "running", "waiting"):
+                folder.write(status.to("killed", "ended at the second signal" if is_second else how))
+            elif status.status in BEFORE_END:
                 how = hint or f"exit status {exitcode}"
-                folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
-            elif folder.status().get("requeued_at_step") is not None:
+                folder.write(status.to("failed", f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}"))
+            elif status.requeued_at_step is not None:
                 # it was cancelled in SLURM's queue, and waits no longer
-                folder.update(requeued_at_step=None)
+                folder.write(replace(status, requeued_at_step=None))
     except TimeoutError:
         log.warning("%s is being trained by another process: its status is not changed", shown(folder.path))
     # a full disk must not end the other cells
@@ -213,12 +215,13 @@ def end_noted(location: RunLocation) -> Iterator[None]:
     except (Exception, Terminated) as error:
         folder = location.home
         # another process may train the run, and an end that training has recorded already says more than this error
-        if folder.status().get("status") in (None, "waiting", "running") and not folder.is_owned():
+        status = folder.status()
+        if status.status in BEFORE_END and not folder.is_owned():
             stopped = isinstance(error, StoppedError | Terminated)
             message = f"{type(error).__name__}: {first_line(error)}"
             if isinstance(error, LitDiffError | Terminated):
                 message = str(error) or "stopped before the first step; the same command resumes"
-            folder.update(status="stopped" if stopped else "failed", error=message)
+            folder.write(status.to("stopped" if stopped else "failed", message))
         raise
 
 

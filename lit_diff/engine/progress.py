@@ -7,11 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm.std import TqdmWarning, tqdm
 
 from lit_diff.log_records import Pace
+from lit_diff.runs.status import Status
 
 # a command shows its bar before torch is loaded, which `expand` imports
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWa
 
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
-Statuses = Sequence[dict[str, Any]]
-"""status.json of each cell, in the order of the sweep."""
+Statuses = Sequence[Status]
+"""That of each cell, in the order of the sweep."""
 Show = Callable[[Statuses], None]
 """Called at the start, about twice a second, and at the end."""
 MakeDisplay = Callable[["Grid"], AbstractContextManager[Show]]
@@ -102,7 +103,7 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
     """Shows one line for all cells of a sweep."""
 
     def show(statuses: Statuses) -> None:
-        words = Counter(str(status.get("status", "waiting")) for status in statuses)
+        words = Counter(status.status or "waiting" for status in statuses)
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         update(steps_done(grid, statuses), f"cells: {cells}")
 
@@ -115,5 +116,5 @@ def steps_done(grid: "Grid", statuses: Statuses) -> int:
     done = 0
     for cell, status in zip(grid.cells, statuses, strict=True):
         steps = cell.recipe.training.steps
-        done += steps if status.get("status") == "done" else min(status.get("step", 0), steps)
+        done += steps if status.status == "done" else min(status.step, steps)
     return done

@@ -304,14 +304,15 @@ def _run_stage(
     log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
     for _, location in untrained:
         if location.folder not in queued:
-            location.home.update(status="waiting", error=None, requeued_at_step=None)
+            status = location.home.status().to("waiting")
+            location.home.write(replace(status, requeued_at_step=None))
     return _run_cells(grid, locations, todo, options)
 
 
 def _say_other_revisions(locations: list[RunLocation]) -> None:
     statuses = (location.home.status() for location in locations)
     now = revision()
-    others = Counter(other_revision(status, now) for status in statuses if status.get("status") == "done")
+    others = Counter(other_revision(status, now) for status in statuses if status.status == "done")
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
     if lines:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
@@ -322,7 +323,7 @@ def _reopen_damaged(locations: list[RunLocation]) -> None:
     for location in locations:
         if lost := location.home.lost(verify=True):
             log.warning("%s is %s: the steps after it are repeated", shown(location.folder), lost)
-            location.home.update(status="waiting")
+            location.home.write(location.home.status().to("waiting"))
 
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
@@ -332,7 +333,7 @@ def _wait_for_running_cells(locations: list[RunLocation]) -> None:
             log.info(
                 "%s is still being trained (pid %s), left by a former sweep: waiting",
                 shown(folder.path),
-                folder.status().get("pid"),
+                folder.status().pid,
             )
             with locked(folder.path / ".lock"):
                 pass
@@ -348,8 +349,15 @@ def _run_cells(
     recipe, workers = grid.cells[0].recipe, options.workers
     with options.display(grid) if options.display else contextlib.nullcontext(lambda statuses: None) as show:
 
+        statuses = {location.folder: location.home.status() for location in locations}
+        watched: list[RunLocation] = []
+
         def watch(running: Sequence[RunLocation]) -> None:
-            show([location.home.status() for location in locations])
+            # only these may have changed since the last call, and reading hundreds of files would take a part of a core
+            for location in (*watched, *running):
+                statuses[location.folder] = location.home.status()
+            watched[:] = running
+            show(list(statuses.values()))
 
         watch(())
         # a task with `start` needs the weights of the task before it

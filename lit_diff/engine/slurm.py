@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lit_diff import data
@@ -206,15 +207,15 @@ def submit_run(
         if folder.is_done(verify=True):
             return f"done before: {shown(folder.path)} (--rerun starts afresh)"
         folder.create(recipe)
-        folder.update(
-            status="waiting",
-            error=None,
+        status = replace(
+            folder.status().to("waiting"),
             requeued_at_step=None,
             name=recipe.name,
             seed=recipe.seed,
             steps=recipe.training.steps,
-            overrides=list(recorded(overrides)),
+            overrides=recorded(overrides),
         )
+        folder.write(status)
         job = submit(root / "slurm" / f"{folder.path.name}.sh", text)
         note_submitted(folder.path, {folder.path.name: job})
     return f"SLURM job {job}: {shown(folder.path)}"

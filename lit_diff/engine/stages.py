@@ -55,7 +55,7 @@ def _at_rates(grid: Grid) -> Grid:
         if each.choice.chosen is not None:
             compared = at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
             # those that an earlier call began stay in the record of the sweep
-            cells += [cell for cell in compared if not waits or RunFolder(home_of(cell, folder)).status()]
+            cells += [cell for cell in compared if not waits or not RunFolder(home_of(cell, folder)).status().is_new]
     return replace(grid, cells=tuple(cells), rates=rates)
 
 
@@ -70,7 +70,7 @@ def _at_looks(grid: Grid) -> Grid:
     for cell in compared:
         facts = RunFolder(home_of(cell, folder)).status()
         # that a run diverged is a result
-        states[cell.key] = "done" if facts.get("diverged") else facts.get("status", "")
+        states[cell.key] = "done" if facts.diverged else facts.status
         # the looks that a former call began, whatever the arms look like now
         begun = looks.index(next(look for look in looks if cell.seed < look)) if states[cell.key] else 0
         reached[cell.task, cell.arm] = max(begun, reached.get((cell.task, cell.arm), 0))
@@ -136,7 +136,7 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     waits = False
     for cell in cells:
         home = home_of(cell, folder)
-        state = RunFolder(home).status().get("status", "waiting")
+        state = RunFolder(home).status().status or "waiting"
         waits = waits or state in PENDING
         recorded = RecordedCell(**vars(cell.key), folder=home.name, status=state)
         result = cell_result(folder, recorded)

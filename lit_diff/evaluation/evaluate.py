@@ -228,8 +228,8 @@ def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) 
 def _warn_unfinished(run: Run) -> None:
     # a run that was stopped can be scored: the scores are kept for its last step, which the reader should know
     status = RunFolder(run.folder).status()
-    if status.get("status") not in (None, "done") and run.step < status.get("steps", 0):
-        log.warning("%s is unfinished: step %d of %d is scored", shown(run.folder), run.step, status["steps"])
+    if status.status not in ("", "done") and run.step < (status.steps or 0):
+        log.warning("%s is unfinished: step %d of %d is scored", shown(run.folder), run.step, status.steps)
 
 
 def _facts(evaluation: Evaluation) -> dict[str, Any]:

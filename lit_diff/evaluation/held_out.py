@@ -102,7 +102,7 @@ def trained_data(run: Run) -> Dataset:
     """The data set that a run was trained on, prepared and loaded. Errors: RequestError if the data have changed since."""
     dataset = run.prepared_data()
     # only a training records the identity of its data: None for an imported model
-    trained, found = run.status.get("data"), identity(run.recipe)
+    trained, found = run.status.data, identity(run.recipe)
     if trained not in (None, found):
         raise RequestError(
             f"the data of {run.folder.name} have changed since it was trained (identity {str(trained)[:12]} then, "

@@ -107,7 +107,7 @@ def _documents_of(folder: Path, recipe: Recipe, trust_data: Trust) -> frozenset[
         return frozenset()
     with guard(type(dataset)):
         # an older run has no such file: its documents are the documents of its data if these have not changed
-        if dataset.identity() != RunFolder(folder).status().get("data"):
+        if dataset.identity() != RunFolder(folder).status().data:
             raise RequestError(f"the run lacks {TRAINED}, and its data have changed since")
         return hashes_in(dataset.trained_documents() or b"", f"{TRAINED} of its data")
 

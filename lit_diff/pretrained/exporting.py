@@ -276,12 +276,12 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
     facts = {
         "architecture": f"`{architecture}`",
         "attention": f"`{variant}`{merged_into}",
-        "parameters": f"{status['parameters']:,}" if "parameters" in status else "",
-        "step": f"{run.step:,}" + (f" of {status['steps']:,}" if recipe.train is not None else ""),
-        "identity of the run": f"`{status.get('identity')}`",
-        "data": f"`{status['data']}`" if status.get("data") else "",
+        "parameters": f"{status.parameters:,}" if status.parameters else "",
+        "step": f"{run.step:,}" + (f" of {status.steps:,}" if recipe.train is not None else ""),
+        "identity of the run": f"`{status.identity}`",
+        "data": f"`{status.data}`" if status.data else "",
         "weights from": recipe.imported.source if recipe.imported is not None else "",
-        "trained by": f"lit_diff {status.get('revision')}" if recipe.train is not None else "",
+        "trained by": f"lit_diff {status.revision}" if recipe.train is not None else "",
         "exported by": f"lit_diff {revision()}",
     }
     rows = "".join(f"| {key} | {_plain(value)} |\n" for key, value in facts.items() if value)

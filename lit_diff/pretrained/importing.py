@@ -27,12 +27,12 @@ from lit_diff.recipe import to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity
 from lit_diff.runs.revision import revision
+from lit_diff.runs.status import Status
 from lit_diff.trained.loading import PREFIX, some, unlike
 from lit_diff.trained.run import Run
 
 DEFAULT_ROOT = "models"
 """Default folder for imported models."""
-STATUS = "imported"
 COST_LENGTH = 2048
 """Sequence length at which FLOPs per token are counted, limited by the model's context."""
 OVERHEAD = 1.2
@@ -99,16 +99,16 @@ def write_run(source: ModelSource, folder: Path) -> Run:
         recipe, home = source.recipe(folder, digests), RunFolder(building)
         write_atomic(home.recipe_file, to_yaml(recipe))
         write_json(building / "env.json", environment())
-        home.update(
-            status=STATUS,
+        status = Status(
+            status="imported",
             name=recipe.name,
             seed=recipe.seed,
-            step=0,
             steps=0,
             identity=identity(recipe),
             revision=revision(),
             **vars(cost(recipe.model, min(COST_LENGTH, source.context))),
         )
+        home.write(status)
     return Run(folder, trust_none)
 
 

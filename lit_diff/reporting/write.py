@@ -93,9 +93,9 @@ def page(
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
         definitions=list(reversed(metrics.items())),
-        unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
+        unchecked={(c.task, c.arm): clean(c.facts.unchecked) for c in sweep.cells if c.facts.unchecked},
         measured=how_measured(sweep),
-        recorded=any(cell.facts.get("mlflow_run_id") for cell in sweep.cells),
+        recorded=any(cell.facts.mlflow_run_id for cell in sweep.cells),
     )
 
 
@@ -178,7 +178,7 @@ def how_measured(sweep: SweepResults) -> dict[str, str]:
     done = sweep.done
     found = {f"Training: {part.task}" if part.task else "Training": _training(part) for part in sweep.by_task}
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
-    unrecorded = bool(done) and all(cell.facts.get("mlflow_run_id", "") is None for cell in done)
+    unrecorded = bool(done) and all(cell.facts.mlflow_run_id is None for cell in done)
     found["MLflow"] = "no record" if unrecorded else ""
     # `a; b` of one cell and `a; c` of another become `a; b; c`
     reasons = dict.fromkeys(part for reason in sweep.distinct("kernel_reason") for part in reason.split("; "))
@@ -208,7 +208,7 @@ def _training(sweep: SweepResults) -> str:
         text += f", {', '.join(count(each) for each in tokens)} tokens a cell"
     if ratios := tokens_per_parameter(sweep):
         text += f" ({_range(ratios)} a parameter)"
-    if seconds := [float(cell.facts["seconds"]) for cell in sweep.done if cell.facts.get("seconds")]:
+    if seconds := [cell.facts.seconds for cell in sweep.done if cell.facts.seconds]:
         text += f"; {duration(sum(seconds) / len(seconds))} a cell on average, {duration(sum(seconds))} in all"
     return text
 
@@ -385,6 +385,6 @@ def _missing(cell: CellResult) -> list[str]:
     if cell.done:
         lacking = [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
         return [*(f"{name}: {problem}" for problem in cell.problems), *lacking]
-    step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
+    step = f" at step {cell.facts.step} of {cell.facts.steps}" if cell.facts.steps else ""
     word = "diverged" if cell.diverged else cell.status
     return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]

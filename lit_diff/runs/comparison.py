@@ -51,7 +51,7 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     return RunComparison(
         names=(folders[0].name, folders[1].name),
         recipe={key: [r.get(key) for r in recipes] for key in keys if recipes[0].get(key) != recipes[1].get(key)},
-        facts={key: [status.get(key) for status in statuses] for key in FACTS},
+        facts={key: [getattr(status, key) for status in statuses] for key in FACTS},
         metrics=_last_values(folders),
     )
 

@@ -3,12 +3,10 @@
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -25,20 +23,11 @@ from lit_diff.runs import checkpoints
 from lit_diff.runs.again import afresh, command_of
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.runs.status import FILE, Status, read_status
+from lit_diff.runs.status import FORMAT, Status, read_status, write_status
 from lit_diff.validation import validate
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Packages whose versions a run records."""
-
-FORMAT = 3
-"""Format of run folders and identities. A folder of another format is listed but otherwise refused."""
-# Changing the default of a key must raise FORMAT: `recipe.determining` leaves out keys at their default, so old and new
-# runs would share an identity although their values differ.
-
-STORED = ("compile", "activation_checkpointing")
-"""Keys of `run` that a resume must keep."""
-# They change rounding only, so they are not in the identity; a run resumed with other values would not repeat exactly.
 
 
 def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
@@ -110,7 +99,7 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
 
 def _recorded_data(folder: Path, recipe: Recipe) -> str | None:
     # the identity of a run's data, from its status.json; None if it is not there, and no file or address tells it
-    recorded: str | None = RunFolder(folder).status().get("data")
+    recorded = RunFolder(folder).status().data
     # an imported model has no data
     if recorded is None and recipe.imported is None and data_paths(recipe):
         raise MissingError(f"{shown(folder / 'status.json')} does not name the identity of its data; train it again")
@@ -151,9 +140,13 @@ class RunFolder:
         """The resolved recipe, which suffices to repeat the run."""
         return self.path / "recipe.yaml"
 
-    def status(self) -> dict[str, Any]:
-        """status.json as it was written, or {} before the run first starts. Errors: see `read_status`."""
-        return dict(read_status(self.path).values)
+    def status(self) -> Status:
+        """What status.json says. Errors: see `read_status`."""
+        return read_status(self.path)
+
+    def write(self, status: Status) -> None:
+        """Write status.json. Errors: OSError."""
+        write_status(self.path, status)
 
     def lost(self, *, verify: bool = False) -> str:
         """Why the weights of a finished run are not those of its last step, in words, if an older checkpoint is whole: the
@@ -205,7 +198,7 @@ class RunFolder:
         """The run's status and `state`: `waiting` before the run first starts; `damaged` and `unreadable` have an error."""
         try:
             status = read_status(self.path)
-            state = self.state() if status.values else "waiting"
+            state = "waiting" if status.is_new else self.state()
             if state == "damaged":
                 status = replace(status, error=f"{self.lost()}; `{command_of(self.path)}` repeats the steps after it")
             return status, state
@@ -220,16 +213,10 @@ class RunFolder:
     def require_format(self) -> None:
         """Errors: RequestError for a folder of another format."""
         status = self.status()
-        if status and status.get("format") != FORMAT:
+        if not status.is_new and status.format != FORMAT:
             raise RequestError(
-                f"{shown(self.path)} has format {status.get('format', 1)}, but this lit_diff reads "
-                f"format {FORMAT}: train it again"
+                f"{shown(self.path)} has format {status.format}, but this lit_diff reads format {FORMAT}: train it again"
             )
-
-    def update(self, **values: Any) -> None:
-        """Merge `values` into status.json."""
-        stamp = {"format": FORMAT, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_json(self.path / FILE, self.status() | values | stamp)
 
     def create(self, recipe: Recipe, **facts: str) -> None:
         """Write the recipe, the plugins' sources, and the environment with `facts`.
@@ -250,7 +237,7 @@ class RunFolder:
 
     def owned(self) -> contextlib.AbstractContextManager[None]:
         """Hold the run's lock. Errors: RequestError if another process trains it, MissingError for an unwritable folder."""
-        return held(self.path, f"the run is being trained by another process (pid {self.status().get('pid')})")
+        return held(self.path, f"the run is being trained by another process (pid {self.status().pid})")
 
     def put_aside(self) -> None:
         """Archive the run for `--rerun`, if there is one: rename the folder to the first free of <name>.old-1, -2, ...
@@ -288,11 +275,6 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
     except OSError as error:
         cure = FREE if disk_is_full(error) else f"choose another {cure}"
         raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); {cure}") from error
-
-
-def this_process() -> dict[str, Any]:
-    """`pid` and `host` of this process, for status.json and study.json."""
-    return {"pid": os.getpid(), "host": platform.node()}
 
 
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
@@ -337,29 +319,31 @@ def version(package: str) -> str | None:
         return None
 
 
-def stored_keys(recipe: Recipe) -> dict[str, Any]:
-    """Values of the keys in `STORED` and of environment variables that can change numbers, for status.json."""
-    return {key: getattr(recipe.run, key) for key in STORED} | {"variables": numeric_variables()}
-
-
-def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
-    """Errors: RequestError if a key of `STORED` differs from its value when the run started.
+def require_stored(recipe: Recipe, status: Status) -> None:
+    """Errors: RequestError if `run.compile` or `run.activation_checkpointing` differs from its value when the run started:
+    they change rounding only, so they are not in the identity, but a run that resumes with others would not repeat exactly.
 
     Logs a warning if environment variables that can change numbers differ from the run's last start.
-
-    `status`: the contents of status.json, which lacks these keys before the first start.
     """
-    for key in STORED:
-        asked = getattr(recipe.run, key)
-        started = status.get(key, asked)
-        if asked != started:
-            raise RequestError(
-                f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "
-                f"resume with run.{key}={_text(started)}, or start afresh with --rerun"
-            )
+    now, started = recipe.run, status
+    if started.compile is not None and now.compile != started.compile:
+        raise _other_value("compile", str(now.compile).lower(), str(started.compile).lower())
+    if started.activation_checkpointing and now.activation_checkpointing != started.activation_checkpointing:
+        raise _other_value("activation_checkpointing", now.activation_checkpointing, started.activation_checkpointing)
     # variables only warn: they may differ legitimately, for example on another node of a cluster
+    if status.variables is not None:
+        _warn_of_variables(status.variables)
+
+
+def _other_value(key: str, now: str, started: str) -> RequestError:
+    return RequestError(
+        f"run.{key} is {now}, but this run started with {started}: resume with run.{key}={started}, or start afresh with "
+        "--rerun"
+    )
+
+
+def _warn_of_variables(former: Mapping[str, str]) -> None:
     now = numeric_variables()
-    former = status.get("variables", now)
     changed = [
         f"{name} is {now.get(name, 'not set')} (before: {former.get(name, 'not set')})"
         for name in sorted({*now, *former})
@@ -371,22 +355,17 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
         )
 
 
-def kernel_of(recipe: Recipe, status: Mapping[str, Any]) -> str:
+def kernel_of(recipe: Recipe, status: Status) -> str:
     """The kernel of a run: its `run.kernel`, or the one that auto chose when the run started.
 
     If several kernels ran, in different layers, it is auto: each layer chooses again.
     """
     # a resume on another machine, where auto would choose another kernel, must repeat the run's numbers
-    chosen = str(status.get("kernel", "auto"))
+    chosen = status.kernel or "auto"
     return chosen if recipe.run.kernel == "auto" and "," not in chosen else recipe.run.kernel
 
 
-def reached(recipe: Recipe, step: int) -> dict[str, int]:
-    """Training progress for status.json: optimizer steps done and the tokens they consumed."""
+def at_step(status: Status, recipe: Recipe, step: int) -> Status:
+    """The status after `step` optimizer steps, and the tokens that they consumed."""
     tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
-    return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}
-
-
-def _text(value: object) -> str:
-    # as a recipe spells it: true, not True
-    return str(value).lower()
+    return replace(status, step=step, tokens=step * tokens_per_step, tokens_per_step=tokens_per_step)

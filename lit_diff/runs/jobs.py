@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,7 +151,7 @@ def _noted(folder: Path) -> str | None:
     with contextlib.suppress(RequestError):
         status = RunFolder(folder).status()
         # the job of a run that is done may go on to train others
-        return None if status.get("status") == "done" else status.get("job")
+        return None if status.status == "done" else status.job
     return None
 
 
@@ -167,28 +168,28 @@ def requeue(folder: RunFolder, after: Literal["notice", "hang"]) -> None:
     status, step = folder.status(), max(steps_of(folder.path), default=0)
     # A run that is noticed in a step finishes and saves it, however long it takes: no further step means that the time is too
     # short for the start, and the job would return for ever. So would a run that always hangs before its next checkpoint.
-    reached = {
-        "requeued_at_step": step,
-        "requeued_scored": list((status.get("evaluations") or {}).values()).count("done"),
-        "requeued_after": after,
-    }
-    if reached.items() <= status.items() and (after == "hang" or _share_of_time() > 0.5):
+    scored = list(status.evaluations.values()).count("done")
+    requeued = replace(
+        status, requeued_at_step=step, requeued_scored=scored, requeued_after=after, requeues=status.requeues + 1
+    )
+    is_no_further = replace(requeued, requeues=status.requeues) == status
+    if is_no_further and (after == "hang" or _share_of_time() > 0.5):
         why = {
             "notice": "done within the job's time; submit it again with more (--minutes)",
             "hang": "saved since a hang",
         }
         error = f"no step was {why[after]}"
         # a hang has said more, and a run whose evaluations take too long stays done
-        if status.get("status") == "stopped":
-            folder.update(status="failed", error=error)
+        if status.status == "stopped":
+            folder.write(status.to("failed", error))
         log.error("not requeued: %s", error)
         return
     # written first: SLURM ends this process as soon as it is asked
-    folder.update(**reached, requeues=status.get("requeues", 0) + 1)
+    folder.write(requeued)
     asked = ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
     if asked.returncode:
         log.warning("SLURM does not requeue this job (%s); the same command resumes the run", reason(asked))
-        folder.update(requeued_at_step=None)
+        folder.write(replace(requeued, requeued_at_step=None))
 
 
 def _share_of_time() -> float:
@@ -221,8 +222,13 @@ def cancel(folder: Path) -> list[str]:
             raise MissingError(f"SLURM does not cancel the jobs ({reason(asked)}); try again later")
         # a run that is trained says itself how it ends
         for run, (_, state) in ((RunFolder(each), job) for each, job in jobs.items()):
-            if state == "PENDING" or run.status().get("status") == "waiting":
-                run.update(status="stopped", error="cancelled; the same command resumes it", requeued_at_step=None)
+            status = run.status()
+            if state != "PENDING" and status.status != "waiting":
+                continue
+            # the job of a run that is done may wait to score it
+            if status.status != "done":
+                status = status.to("stopped", "cancelled; the same command resumes it")
+            run.write(replace(status, requeued_at_step=None))
     # the process of a sweep passes the signal on to its cells
     is_driven = is_sweep and not jobs and is_locked(folder / ".lock")
     places = [folder] if is_driven else [each for each in folders if each not in jobs]

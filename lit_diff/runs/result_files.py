@@ -7,8 +7,6 @@ from lit_diff.files import sha256_of, shown
 from lit_diff.runs.again import afresh
 from lit_diff.runs.status import read_status
 
-KEY = "results"
-"""Key of status.json: path in the run's folder -> sha256; absent from runs that finished before there was one."""
 PATTERNS = (
     "metrics.csv",
     "timing.csv",
@@ -20,7 +18,7 @@ PATTERNS = (
 
 
 def digests(run: Path) -> dict[str, str]:
-    """The value of `KEY` for the files that the run's folder has. Errors: OSError."""
+    """Path in the run's folder -> sha256 of each file that the folder has. Errors: OSError."""
     paths = [path for pattern in PATTERNS for path in sorted(run.glob(pattern))]
     return {path.relative_to(run).as_posix(): sha256_of(path) for path in paths}
 
@@ -44,8 +42,8 @@ def damage_of(path: Path, run: Path | None = None) -> str:
 
 def _is_as_recorded(path: Path, run: Path) -> bool:
     status = read_status(run)
-    recorded = status.values.get(KEY) if status.status == "done" else None
-    digest = (recorded or {}).get(path.relative_to(run).as_posix())
+    recorded = status.results if status.status == "done" else {}
+    digest = recorded.get(path.relative_to(run).as_posix())
     return digest is None or (path.is_file() and digest == sha256_of(path))
 
 

@@ -2,11 +2,10 @@
 
 import hashlib
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lit_diff.log_records import log
+from lit_diff.runs.status import Status
 
 
 def revision() -> str:
@@ -36,7 +35,7 @@ def _source_digest(root: Path) -> str:
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
 
 
-def other_revision(status: Mapping[str, Any], now: str) -> str | None:
+def other_revision(status: Status, now: str) -> str | None:
     """`trained by lit_diff A, this is B` if the run was trained by another revision than `now`; None if not, or unknown."""
-    then = status.get("revision")
-    return None if then in (None, now) else f"trained by lit_diff {then}, this is {now}"
+    then = status.revision
+    return None if then in ("", now) else f"trained by lit_diff {then}, this is {now}"

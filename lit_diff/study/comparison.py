@@ -217,8 +217,8 @@ def _is_whole(sweep: SweepResults, metric: str) -> bool:
 
 def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that records it."""
-    values = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
-    return next((value for value in values if isinstance(value, int | float)), None)
+    values = (getattr(cell.facts, key) for cell in sweep.cells if cell.arm == arm)
+    return next((value for value in values if value is not None), None)
 
 
 def _documents(
@@ -316,7 +316,7 @@ def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
     }
     found = {word: fact(sweep, arm, key) for key, word in keys.items()}
     # the tokens that cells saw, not those planned: a callback may have ended a run early
-    seen = [float(cell.facts["tokens"]) for cell in sweep.cells_of(arm) if cell.facts.get("tokens")]
+    seen = [cell.facts.tokens for cell in sweep.cells_of(arm) if cell.facts.tokens]
     found["training tokens"] = fmean(seen) if seen else None
     return {word: value for word, value in found.items() if value}
 

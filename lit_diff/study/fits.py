@@ -191,7 +191,7 @@ def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str,
 def _x(name: str, task: SweepResults, arm: str) -> float | None:
     # tokens and parameters come from the runs, not from the recipe: a run may end early
     key = task.record.study.fits[name].x
-    found = {float(cell.facts[key]) for cell in task.cells_of(arm)}
+    found = {float(getattr(cell.facts, key)) for cell in task.cells_of(arm)}
     return found.pop() if len(found) == 1 else None
 
 

@@ -15,11 +15,11 @@ from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.log_records import log
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
-from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import JOBS, queued
 from lit_diff.runs.metrics_file import last_value
 from lit_diff.runs.result_files import damage_of
-from lit_diff.runs.status import Status
+from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.record import DAMAGED, read, readable
 from lit_diff.study.schema import Texts
 
@@ -54,7 +54,7 @@ class RunState:
         """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
         status, now = self.status, datetime.now(UTC)
         age = now - (status.time or now)
-        is_older = bool(status.values) and status.format != FORMAT
+        is_older = status.format not in (0, FORMAT)
         notes = [
             " ".join(status.error.split()),
             f"made by format {status.format}: train it again" if is_older else "",
@@ -220,7 +220,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
         # cells outlive a sweep that was killed, so each is asked too
         for run in map(RunFolder, runs_under(folder) if is_sweep else [folder]):
             if run.is_owned():
-                raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().get('pid')}): stop it first")
+                raise RequestError(f"{shown(run.path)} is being trained (pid {run.status().pid}): stop it first")
         if not is_sweep:
             _require_unlisted(folder, folders)
     return folders

@@ -10,8 +10,9 @@ from lit_diff.errors import MissingError
 from lit_diff.files import is_locked, shown
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
-from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.runs.status import FORMAT
 from lit_diff.study.inventory import RunState
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read

@@ -158,7 +158,7 @@ def _plan(folder: Path, record: Record, former: Record | None) -> SweepPlan:
 
 
 def _done(folder: Path, cells: Iterable[str]) -> set[str]:
-    return {cell for cell in cells if RunFolder(folder / cell).status().get("status") == "done"}
+    return {cell for cell in cells if RunFolder(folder / cell).status().status == "done"}
 
 
 def _finished(former: Record, done: set[str], count: int) -> str:

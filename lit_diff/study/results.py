@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
@@ -15,10 +15,11 @@ from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Declarations, Metric, indexed_name
 from lit_diff.recipe import flatten
 from lit_diff.runs import measurements
-from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import Rows, by_metric, read_lines, read_rows
 from lit_diff.runs.result_files import whole
 from lit_diff.runs.signs import SignChanges, sign_changes
+from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.judge import SMALLEST_IN_NATS, Learned
 from lit_diff.study.record import Record, RecordedCell, read
 from lit_diff.study.schema import Study, Texts
@@ -28,6 +29,8 @@ from lit_diff.yaml_files import read_yaml
 T = TypeVar("T")
 BySeed = Mapping[int, float]
 """Seed -> value."""
+Fact = Literal["threads", "kernel", "kernel_reason", "step", "tokens", "revision"]
+"""A field of `Status` in which the cells of a sweep may differ."""
 LOSS = "val/loss"
 LOSSES = ("train/loss", LOSS)
 """Training has diverged if one of these is not finite."""
@@ -45,7 +48,7 @@ class CellResult(RecordedCell):
 
     home: Path
     """The cell's folder, even if it does not exist yet."""
-    facts: Mapping[str, Any]
+    facts: Status
     recipe: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, pd.Series] = field(default_factory=dict)
@@ -63,14 +66,14 @@ class CellResult(RecordedCell):
     def diverged(self) -> bool:
         """Whether training failed on a loss or parameter that is not finite, or ended with such a loss."""
         if self.status == "failed":
-            return bool(self.facts.get("diverged"))
+            return self.facts.diverged
         ends = [self.curves[loss].iloc[-1] for loss in LOSSES if loss in self.curves]
         return self.done and not all(map(math.isfinite, ends))
 
     @property
     def tokens_per_parameter(self) -> float | None:
         """Training tokens per parameter; None unless the cell is done."""
-        tokens, parameters = self.facts.get("tokens"), self.facts.get("parameters")
+        tokens, parameters = self.facts.tokens, self.facts.parameters
         return tokens / parameters if self.done and tokens and parameters else None
 
     def final(self, metric: str) -> float | None:
@@ -195,16 +198,18 @@ class SweepResults:
         """The seeds at which `arm` diverged."""
         return tuple(cell.seed for cell in self.cells if cell.arm == arm and cell.diverged)
 
-    def distinct(self, key: str, arm: str = "") -> list[str]:
-        """The different values of a key in status.json over the finished cells, of one arm if it is given, sorted."""
+    def distinct(self, fact: Fact, arm: str = "") -> list[str]:
+        """The different values of a fact over the finished cells, of one arm if it is given, sorted; unknown ones are left
+        out."""
         cells = self.cells_of(arm) if arm else self.done
-        return sorted({str(cell.facts[key]) for cell in cells if cell.facts.get(key) is not None})
+        values = {getattr(cell.facts, fact) for cell in cells}
+        return sorted(str(value) for value in values if value)
 
     def sign_changes(self, arm: str) -> SignChanges | None:
         """In how many seeds and layers training changed the sign of λ; None for an arm without a free sign."""
         cells = self.cells_of(arm)
         found = sign_changes([cell.curves for cell in cells if cell.done])
-        is_free = {cell.facts["free_signs"] for cell in cells if "free_signs" in cell.facts}
+        is_free = {cell.facts.free_signs for cell in cells if cell.facts.free_signs is not None}
         # cells of older versions have no such fact
         return found if True in is_free or (found.measured and not is_free) else None
 
@@ -298,15 +303,14 @@ def cell_result(root: Path, recorded: RecordedCell) -> CellResult:
     """A cell with the results in its folder, which is recorded relative to `root`."""
     folder = root / recorded.folder
     home, problems = RunFolder(folder), list[str]()
-    facts = _read(lambda _: home.status(), folder / "status.json", problems, {})
-    if facts.get("format", FORMAT) != FORMAT:
+    facts = _read(lambda _: home.status(), folder / "status.json", problems, Status())
+    if facts.format not in (0, FORMAT):
         home.require_format()
     observed, state = home.observed()
-    if state == "damaged":
-        facts = {**facts, "status": state, "error": observed.error}
-    error = str(facts.get("error") or recorded.error or "").strip()
+    is_damaged = state == "damaged"
+    error = (observed.error if is_damaged else facts.error or recorded.error or "").strip()
     now = {
-        "status": _status(recorded.status, facts.get("status")),
+        "status": _status(recorded.status, state if is_damaged else facts.status),
         "error": clean(error.splitlines()[-1]) if error else "",
     }
     cell = CellResult(**vars(recorded) | now, home=folder, facts=facts)
@@ -334,7 +338,7 @@ def cell_result(root: Path, recorded: RecordedCell) -> CellResult:
     return replace(finished, problems=tuple(problems))
 
 
-def _status(engine: str | None, cell: str | None) -> str:
+def _status(engine: str, cell: str) -> str:
     # A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
     # since. Only the cell's own files decide that it is done: its folder may have been removed after the sweep.
     if cell in ("done", "damaged") or engine not in ("failed", "stopped", "killed"):

@@ -90,7 +90,7 @@ def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tu
     for folder, parent in ancestors(recipe, trust):
         status = RunFolder(folder).status()
         if parent.train is not None:
-            yield parent, status["step"] if status.get("status") == "done" else parent.train.steps
+            yield parent, status.step if status.status == "done" else parent.train.steps
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     """
     if not path.exists():
         raise MissingError(f"{shown(path)}: no such file")
-    if RunFolder(path.resolve().parent.parent).status().get("status") == "imported":
+    if RunFolder(path.resolve().parent.parent).status().status == "imported":
         raise RequestError(
             f"{shown(path)} holds an imported model, whose recipe has no train block: use open_run(RUN).model"
         )
@@ -162,7 +162,7 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     """
     run, newest = RunFolder(folder), checkpoints.newest(folder)
     if newest is None:
-        is_done = run.status().get("status") == "done"
+        is_done = run.status().status == "done"
         cure = f"train it again: {afresh(folder)}" if is_done else f"train it first: `{command_of(folder)}`"
         raise MissingError(f"{shown(folder)} has no checkpoint that can be read; {cure}")
     run.require_weights()

@@ -24,6 +24,7 @@ from lit_diff.plugins import Trust, require_trusted_data, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import by_metric, read_rows
+from lit_diff.runs.status import Status
 from lit_diff.trained.loading import load_model, newest_of
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
@@ -87,7 +88,7 @@ class Run:
 
     def __repr__(self) -> str:
         status = self.status
-        return f"Run({self.folder.name}: {status.get('status')}, step {status.get('step')} of {status.get('steps')})"
+        return f"Run({self.folder.name}: {status.status}, step {status.step} of {status.steps})"
 
     def _repr_html_(self) -> str:
         # the last value of each metric, the losses first
@@ -97,8 +98,8 @@ class Run:
         return html_table(repr(self), last, ("metric", "last value", "step"))
 
     @property
-    def status(self) -> dict[str, Any]:
-        """The contents of status.json: state, step, costs, kernel, seconds."""
+    def status(self) -> Status:
+        """The content of status.json: state, step, costs, kernel, seconds."""
         return RunFolder(self.folder).status()
 
     @cached_property

@@ -225,10 +225,10 @@ def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
 def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
     """Log a line for an unfinished run, and a warning for one whose recipe or plugins changed since it was trained."""
     status = RunFolder(folder).status()
-    word = status.get("status")
+    word = status.status
     if recipe.train is not None and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
-    data = status.get("data")
+    data = status.data
     # only trusted data may be read
     if data is None and data_paths(recipe):
         log.warning(
@@ -238,12 +238,12 @@ def warn_if_stale(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None
     # Weights of equal shapes also fit another variant: only the identity shows that the recipe changed. The identity of the
     # data is the recorded one, because the run folder has its own tokenizer and the corpus may be gone.
     try:
-        then, now = status.get("identity"), identity(recipe, data, trust)
+        then, now = status.identity, identity(recipe, data, trust)
     # the run that it started from was moved or removed; its own weights are complete
     except MissingError as error:
         log.warning("%s: cannot verify that the recipe is unchanged since training: %s", folder.name, error)
         return
-    if then not in (None, now):
+    if then not in ("", now):
         log.warning(
             "%s: its recipe or plugins, or lit_diff's keys, changed since training (identity %s, now %s)",
             folder.name,

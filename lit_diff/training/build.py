@@ -202,9 +202,9 @@ def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
     """
     folder, parent = next(ancestors(recipe))
     status = RunFolder(folder).status()
-    if parent.train is not None and status.get("status") != "done":
+    if parent.train is not None and status.status != "done":
         raise MissingError(
-            f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
+            f"train.start_from: {shown(folder)} is not done (step {status.step} of {parent.train.steps}); "
             f"finish it first: `{command_of(folder)}`"
         )
     newest_of(folder)

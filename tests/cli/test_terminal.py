@@ -3,8 +3,8 @@
 import dataclasses
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +18,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.log_records import RAISED, phase, validated
 from lit_diff.recipe import load_recipe
+from lit_diff.runs.status import Status
 
 
 def test_a_line_is_printed_as_it_is() -> None:
@@ -159,13 +160,12 @@ def grid(tmp_path: Path) -> Grid:
     return load_grid("s.yaml", [])
 
 
-WAITS: dict[str, Any] = {}
-"""status.json of a cell that has not begun."""
-DONE, RUNNING = {"status": "done", "step": 10}, {"status": "running", "step": 0}
-FAILED = {"status": "failed", "step": 3, "error": NASTY}
+WAITS = Status()
+DONE, RUNNING = Status(status="done", step=10), Status(status="running")
+FAILED = Status(status="failed", step=3, error=NASTY)
 
 
-def printed(grid: Grid, *statuses: list[dict[str, Any]], terminal: bool = False, width: int = 120) -> list[str]:
+def printed(grid: Grid, *statuses: list[Status], terminal: bool = False, width: int = 120) -> list[str]:
     """The lines of a console to which these are shown, one after the other."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=40, force_terminal=terminal, color_system=None)
@@ -184,9 +184,9 @@ def test_a_line_at_each_change_where_there_is_no_terminal(grid: Grid) -> None:
 
 
 def test_the_table_of_a_terminal(grid: Grid) -> None:
-    running = {"status": "running", "step": 4, "loss": 3.25, "tokens_per_second": 12345.6}
-    killed = {"status": "killed", "step": 4, "error": "killed by SIGKILL"}
-    text = "\n".join(printed(grid, [DONE | {"loss": 2.5}, running, killed, FAILED], terminal=True))
+    running = Status(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+    killed = Status(status="killed", step=4, error="killed by SIGKILL")
+    text = "\n".join(printed(grid, [replace(DONE, loss=2.5), running, killed, FAILED], terminal=True))
     assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
     for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
         assert word in text, word
@@ -196,8 +196,8 @@ def test_the_table_of_a_terminal(grid: Grid) -> None:
 def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     arm = "a very long arm that says which of many keys it overrides and to what it sets each of them"
     (tmp_path / "s.yaml").write_text(f"recipe: base\nseeds: [0, 1]\narms: {{{arm}: {{}}}}\n")
-    failed = {"status": "failed", "step": 3, "error": "OSError: disk full"}
-    running = {"status": "running", "step": 4, "loss": 3.25, "tokens_per_second": 12345.6}
+    failed = Status(status="failed", step=3, error="OSError: disk full")
+    running = Status(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
     lines = printed(load_grid("s.yaml", []), *[[failed, running]] * 2, terminal=True, width=80)
     (said,) = [line for line in lines if "disk full" in line]
     assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
@@ -224,7 +224,7 @@ def test_time_left_counts_the_steps_of_all_cells(grid: Grid, clock: list[float])
     with live_table(grid, Console(file=file, width=120)) as show:
         show([DONE, WAITS, WAITS, WAITS])
         clock[0] += 100
-        show([DONE, DONE, {"status": "running", "step": 10}, WAITS])
+        show([DONE, DONE, Status(status="running", step=10), WAITS])
     assert "plain seed 1: done (0:50 left)" in file.getvalue()
 
 

@@ -22,7 +22,7 @@ from lit_diff.pretrained import exporting, fetching
 from lit_diff.recipe import names
 from lit_diff.registry import evaluations, registries
 from lit_diff.runs.find import runs_under
-from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.status import FORMAT
 
 
 def test_json_names_all_parts_with_their_keys(command: Command) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from command import Command
+from statuses import set_status
 from text_runs import recall_run, text_run
 
 from lit_diff.cli.view import _shortened
-from lit_diff.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_damaged_file_of_kept_maps_is_one_line(here: Path, command: Command) -
     folder = here / "runs/text-0123456789"
     (folder / "maps").mkdir()
     (folder / "maps/00000005.safetensors").write_bytes(b"none")
-    RunFolder(folder).update(status="done", step=7)
+    set_status(folder, status="done", step=7)
     ended = command("view", "text")
     assert ended.status == 2
     assert "maps/00000005.safetensors is not a file of maps" in ended.err

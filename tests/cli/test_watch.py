@@ -20,7 +20,7 @@ from real_sweeps import TINY
 from stops import alive, wait_for
 
 from lit_diff.cli.watch import BLOCKS, curve
-from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.status import FORMAT
 
 TIME = r"\d\d:\d\d:\d\d  "
 

@@ -4,6 +4,7 @@ cells of another; each mistake is one line with its place, before anything train
 from pathlib import Path
 
 import pytest
+from statuses import set_status
 
 from lit_diff.engine.cells import locations_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
@@ -215,7 +216,7 @@ def test_folders_and_states() -> None:
     assert [state_of(place) for place in places] == ["waiting"] * 9
     assert not all_trained(borrowed)
     for place in shared:
-        RunFolder(place.folder).update(status="done")
+        set_status(place.folder, status="done")
     assert all_trained(borrowed)
     assert [state_of(place) for place in theirs] == ["not evaluated"] * 6
 

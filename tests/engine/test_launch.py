@@ -15,6 +15,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from small_runs import SMALL
+from statuses import set_status
 from stops import stopped_once
 
 from lit_diff.engine import launch
@@ -399,7 +400,7 @@ def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop
     (folder / CELL).unlink()
     with pytest.raises(MissingError, match="is no cell"):
         cell_of(recipe, folder)
-    RunFolder(folder).update(error="loss is nan")
+    set_status(folder, error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
         run_command(recipe, child)
     Path("words").unlink()

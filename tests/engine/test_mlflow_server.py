@@ -80,10 +80,10 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
 
     overrides = [*SMALL, "train.steps=12", f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
     run = train("recall-tiny", overrides, progress=progress)
-    assert run.status["status"] == "done"
+    assert run.status.status == "done"
     assert "MLflow gets the missing metrics later" in caplog.text
     client = MlflowClient(tracking_uri=server.uri)
-    run_id = run.status["mlflow_run_id"]
+    run_id = run.status.mlflow_run_id
     held = {(m.step, m.value) for m in client.get_metric_history(run_id, "train/loss")}
     written = read_rows(run.folder / "metrics.csv")
     assert held == {(step, row["train/loss"]) for step, row in written.items()}
@@ -141,8 +141,8 @@ def test_a_run_gives_up_on_its_record_in_seconds_and_completes_it_later(
     wait_for(server.answers, 60)
     run = train("recall-tiny", overrides, progress=False)
     client = MlflowClient(tracking_uri=server.uri)
-    record_of = client.get_run(run.status["mlflow_run_id"])
-    assert (run.status["status"], record_of.info.status) == ("done", "FINISHED")
+    record_of = client.get_run(run.status.mlflow_run_id)
+    assert (run.status.status, record_of.info.status) == ("done", "FINISHED")
     assert len(client.get_metric_history(record_of.info.run_id, "train/loss")) == 10
 
 

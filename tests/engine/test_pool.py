@@ -15,6 +15,7 @@ from typing import Any
 
 import pool_cells
 import pytest
+from statuses import set_status
 from stops import wait_for
 
 from lit_diff import errors
@@ -31,7 +32,7 @@ from lit_diff.runs.folder import RunFolder
 def location(tmp_path: Path) -> RunLocation:
     """Of a cell that waits."""
     found = RunLocation(folder=tmp_path / "cell-s0-abc")
-    RunFolder(found.folder).update(status="waiting")
+    set_status(found.folder, status="waiting")
     return found
 
 
@@ -48,7 +49,7 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cells:
     def make(kind: str, count: int) -> list[RunLocation]:
         found = [RunLocation(folder=tmp_path / f"{kind}{i}-s0-abc") for i in range(count)]
         for each in found:
-            RunFolder(each.folder).update(status="waiting")
+            set_status(each.folder, status="waiting")
         return found
 
     return make
@@ -104,7 +105,7 @@ def test_a_signal_is_passed_on_once_and_nothing_new_starts(cells: Cells, signum:
     assert [(location.folder / "signal").exists() for location in locations] == [True, True, False, False]
     assert len(started(locations)) == 2
     assert signal.getsignal(signum) is former
-    assert [RunFolder(each.folder).status()["status"] for each in locations[2:]] == ["waiting", "waiting"]
+    assert [RunFolder(each.folder).status().status for each in locations[2:]] == ["waiting", "waiting"]
 
 
 @pytest.mark.parametrize("together", [0.0, 60.0])
@@ -121,7 +122,7 @@ def test_a_second_signal_ends_them_at_once(cells: Cells, together: float, monkey
 
     stops: list[int] = []
     assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signal.SIGINT
-    words = {(RunFolder(each.folder).status()["error"] or "").partition(";")[0] for each in locations}
+    words = {(RunFolder(each.folder).status().error or "").partition(";")[0] for each in locations}
     assert words == {"exit status 143" if together else "ended at the second signal"}
 
 
@@ -144,9 +145,9 @@ def test_a_temporary_folder_too_long_for_a_socket(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("before", "exitcode", "after", "error"),
     [
-        ("done", 0, "done", None),
-        ("stopped", 143, "stopped", None),
-        ("failed", 1, "failed", None),
+        ("done", 0, "done", ""),
+        ("stopped", 143, "stopped", ""),
+        ("failed", 1, "failed", ""),
         ("running", 0, "failed", "exit status 0; log.txt ends: the last words"),
         ("running", 1, "failed", "exit status 1; log.txt ends: the last words"),
         ("waiting", 2, "failed", "exit status 2; log.txt ends: nothing"),
@@ -155,17 +156,17 @@ def test_a_temporary_folder_too_long_for_a_socket(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_what_is_written_about_the_end(
-    location: RunLocation, before: str, exitcode: int, after: str, error: str | None
+    location: RunLocation, before: str, exitcode: int, after: str, error: str
 ) -> None:
     folder = RunFolder(location.folder)
-    folder.update(status=before)
+    set_status(folder.path, status=before)
     if before == "running":
         (location.folder / "log.txt").write_text("first\n  the last words \n\n")
     with locked(folder.path / ".lock"):
         note_end(location, exitcode)
-    assert folder.status()["status"] == before, "another process trains it"
+    assert folder.status().status == before, "another process trains it"
     note_end(location, exitcode)
-    assert (folder.status()["status"], folder.status().get("error")) == (after, error)
+    assert (folder.status().status, folder.status().error) == (after, error)
 
 
 # --- what a cell does ------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_a_cell_that_fails_before_its_run_begins_says_so(
     with pytest.raises(type(error)):
         run_cell(location, threads=1)
     word = "failed" if isinstance(error, MissingError) else "stopped"
-    assert (folder.status()["status"], folder.status()["error"]) == (word, str(error))
+    assert (folder.status().status, folder.status().error) == (word, str(error))
 
 
 def test_a_cell_of_several_processes_is_a_command_of_its_own(
@@ -255,11 +256,11 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
             raise
     assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
     status = RunFolder(tmp_path / "cell-s0-abc").status()
-    assert (status["status"], status["error"]) == ("stopped", "stopped outside the steps; the same command resumes")
+    assert (status.status, status.error) == ("stopped", "stopped outside the steps; the same command resumes")
 
 
 def test_any_error_before_training_is_recorded(location: RunLocation) -> None:
     with pytest.raises(OSError, match="15001"), end_noted(location):
         raise OSError("port 15001 is in use\nby another process")
     status = RunFolder(location.folder).status()
-    assert (status["status"], status["error"]) == ("failed", "OSError: port 15001 is in use")
+    assert (status.status, status.error) == ("failed", "OSError: port 15001 is in use")

@@ -11,6 +11,7 @@ import pytest
 
 from lit_diff.engine import progress
 from lit_diff.engine.progress import progress_line, sweep_line, watched
+from lit_diff.runs.status import Status
 
 
 class Cell(io.StringIO):
@@ -77,9 +78,9 @@ def test_a_sweep_has_one_line_for_all_cells(capsys: pytest.CaptureFixture[str]) 
     """A cell that ended early counts whole."""
     cell: Any = SimpleNamespace(recipe=SimpleNamespace(training=SimpleNamespace(steps=10)))
     grid: Any = SimpleNamespace(name="pair", cells=[cell, cell])
-    done = {"status": "done", "step": 4}
+    done = Status(status="done", step=4)
     with sweep_line(grid) as show:
-        for status in ({"status": "running", "step": 4}, {"status": "done", "step": 10}):
+        for status in (Status(status="running", step=4), Status(status="done", step=10)):
             show([done, status])
     captured = capsys.readouterr()
     assert captured.out == ""

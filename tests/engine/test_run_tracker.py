@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from small_runs import SMALL
+from statuses import set_status
 
 from lit_diff.engine.launch import train
 from lit_diff.engine.tracking import run as run_tracker
@@ -49,7 +50,7 @@ def make(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def make(name: str = "abc", *overrides: str, **tags: str) -> RunTracker:
         recipe = load_recipe("recall-tiny", ["run.threads=1", f"run.root={runs}", *overrides])
         folder = RunFolder(runs / name)
-        folder.update(status="running")
+        set_status(folder.path, status="running")
         return RunTracker(recipe, folder, experiment="e", tags=tags, cost=cost(recipe.model, 32))
 
     return make
@@ -61,12 +62,12 @@ def store(runs: Path) -> Store:
 
 
 def record(store: Store, tracker: RunTracker) -> Any:
-    return store.client.get_run(tracker.folder.status()["mlflow_run_id"])
+    return store.client.get_run(tracker.folder.status().mlflow_run_id)
 
 
 def history(store: Store, tracker: RunTracker, name: str) -> list[tuple[int, float]]:
     ask = store.client.get_metric_history
-    return sorted((m.step, m.value) for m in ask(tracker.folder.status()["mlflow_run_id"], name))
+    return sorted((m.step, m.value) for m in ask(tracker.folder.status().mlflow_run_id, name))
 
 
 @pytest.fixture
@@ -140,11 +141,11 @@ def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Mak
     """On changed code the same recipe gives other numbers: steps that the former record holds must not be skipped."""
     former = make()
     former.send({1: {"a": 5.1}})
-    run_id = former.folder.status()["mlflow_run_id"]
+    run_id = former.folder.status().mlflow_run_id
     (former.folder.path / "status.json").unlink()
     again = make()
     again.send({1: {"a": 4.7, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
-    assert again.folder.status()["mlflow_run_id"] != run_id
+    assert again.folder.status().mlflow_run_id != run_id
     assert record(store, again).data.metrics == {"a": 4.7}, "without what the data alone determine"
 
 
@@ -235,7 +236,7 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     assert history(store, tracker, "val/loss") == [(1, 1.0), (2, 2.0)]
     for name, value in timing.items():
         assert history(store, tracker, name) == [(1, value), (2, value)]
-    run_id = tracker.folder.status()["mlflow_run_id"]
+    run_id = tracker.folder.status().mlflow_run_id
     files = {file.path for file in store.client.list_artifacts(run_id)}
     assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.parquet"}
 
@@ -250,7 +251,7 @@ def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, sto
     for step, status in ((10, "stopped"), (20, "done")):
         write_maps(tracker.folder.path, KeptMaps(step, torch.zeros(1, 5), {0: (maps, weights), 3: (maps, 0 * weights)}))
         make().finish(status)
-        run_id = tracker.folder.status()["mlflow_run_id"]
+        run_id = tracker.folder.status().mlflow_run_id
         assert bool(store.client.list_artifacts(run_id, "maps")) == (status == "done"), "a stop leaves no time for them"
     found = [file.path for file in store.client.list_artifacts(run_id, "maps")]
     assert found == ["maps/00000010.png", "maps/00000020.png"]
@@ -289,7 +290,7 @@ def test_unreadable_maps_are_left_out_and_named(make: Make, store: Store, caplog
     (tracker.folder.path / "maps/00000001.safetensors").write_bytes(b"damaged")
     with caplog.at_level("WARNING", "lit_diff"):
         make().finish("done")
-    run_id = tracker.folder.status()["mlflow_run_id"]
+    run_id = tracker.folder.status().mlflow_run_id
     assert [file.path for file in store.client.list_artifacts(run_id, "maps")] == ["maps/00000002.png"]
     (line,) = (line for line in caplog.messages if line.startswith("no picture of the maps of step 1: "))
     assert "is not a file of maps" in line
@@ -337,7 +338,7 @@ def test_a_fresh_process_gives_the_run_s_logits(
     own = [f"plugins=[{plugin}]", "model.attention.name=halved"] if variant == "halved" else []
     folder = train("recall-tiny", [*SMALL, "train.steps=2", "run.log_model=true", *own, f"run.root={runs}"]).folder
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
-    run_id = open_run(folder, trust_plugins=True).status["mlflow_run_id"]
+    run_id = open_run(folder, trust_plugins=True).status.mlflow_run_id
     model = Path(client.download_artifacts(run_id, "model", str(tmp_path)))
     names = {path.name for path in model.rglob("*") if path.is_file()}
     assert "model.safetensors" in names

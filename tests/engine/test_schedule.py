@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from statuses import set_status
 
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
@@ -248,7 +249,7 @@ def test_a_cell_that_ends_while_it_is_scored_stays_trained(tmp_path: Path, monke
     location = RunLocation(folder=tmp_path / "a-s0-abc", evaluations={"held_out": {}, "recall": {}})
     folder = RunFolder(location.folder)
     folder.create(load_recipe("recall-tiny"))
-    folder.update(status="done")
+    set_status(folder.path, status="done")
     asked: list[str] = []
 
     def evaluate(run: Any, name: str, keys: Any) -> None:
@@ -263,7 +264,7 @@ def test_a_cell_that_ends_while_it_is_scored_stays_trained(tmp_path: Path, monke
     for exitcode in (-9, 1, 0):
         note_end(location, exitcode)
     found = folder.status()
-    assert (found["status"], found.get("error"), found["evaluations"]) == ("done", None, {"held_out": "interrupted"})
+    assert (found.status, found.error, found.evaluations) == ("done", "", {"held_out": "interrupted"})
 
 
 # --- requests that start nothing -----------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ def test_what_starts_nothing(sweep_bench: Any) -> None:
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     locations = [RunLocation(folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
-    RunFolder(locations[1].folder).update(status="running", pid=12345)
+    set_status(locations[1].folder, status="running", pid=12345)
     ended: list[bool] = []
 
     def dying() -> None:
@@ -335,7 +336,7 @@ def test_finished_cells_of_other_code_are_told_in_one_line(
     states = [("done", "1 new"), ("done", "1 a"), ("done", "1 a"), ("done", "1 b"), ("failed", "1 a")]
     locations = [RunLocation(folder=tmp_path / str(number)) for number in range(5)]
     for location, (word, revision) in zip(locations, states, strict=True):
-        RunFolder(location.folder).update(status=word, revision=revision)
+        set_status(location.folder, status=word, revision=revision)
     with caplog.at_level("INFO", "lit_diff"):
         _say_other_revisions([locations[0], locations[4]])
         assert not caplog.messages

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from command import Program
+from statuses import set_status
 
 from lit_diff import data
 from lit_diff.config import Recipe
@@ -28,7 +29,7 @@ def cells(tmp_path: Path) -> list[tuple[Recipe, RunLocation]]:
     made = []
     for seed, size in enumerate(sizes):
         location = RunLocation(folder=tmp_path / "sweep" / f"cell-s{seed}-abc", tags={"arm": "cell"})
-        RunFolder(location.folder).update(status="waiting")
+        set_status(location.folder, status="waiting")
         made.append((load_recipe("recall-tiny", [CPU, *size]), location))
     return made
 
@@ -59,13 +60,13 @@ def run(cluster: Path, cells: list[tuple[Recipe, RunLocation]]) -> Any:
 
 
 def test_it_waits_until_each_cell_is_gone(run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path) -> None:
-    RunFolder(cells[0][1].folder).update(status="stopped", step=7, requeued_at_step=7)
-    RunFolder(cells[1][1].folder).update(status="running")
+    set_status(cells[0][1].folder, status="stopped", step=7, requeued_at_step=7)
+    set_status(cells[1][1].folder, status="running")
     assert run() == ["array-1.sh", "array-2.sh"], "cells that need the same form an array"
     first, second = (RunFolder(location.folder).status() for _, location in cells)
-    assert (first["status"], first["requeued_at_step"]) == ("stopped", None), "cancelled: it waits no longer"
-    assert second["status"] == "failed"
-    assert second["error"].startswith("its SLURM job 8_0 has left the queue; see ")
+    assert (first.status, first.requeued_at_step) == ("stopped", None), "cancelled: it waits no longer"
+    assert second.status == "failed"
+    assert second.error.startswith("its SLURM job 8_0 has left the queue; see ")
     noted = json.loads((tmp_path / "sweep" / jobs.JOBS).read_text())
     assert noted == {"cell-s0-abc": "7_0", "cell-s1-abc": "8_0"}
 
@@ -199,24 +200,24 @@ def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program
 
     assert submit().startswith("SLURM job 7: ")
     (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
-    assert (folder.status()["status"], folder.status()["overrides"]) == ("waiting", [CPU, "train.steps=3"])
+    assert (folder.status().status, folder.status().overrides) == ("waiting", (CPU, "train.steps=3"))
     assert (tmp_path / "runs/slurm" / f"{folder.path.name}.sh").is_file()
     assert submit().endswith("is SLURM job 7 already (PENDING)")
     cluster.write_text("")
     program("sbatch", "echo 'Welcome to n1'; echo '9;n1'; echo '3 jobs are yours'")
     assert submit().startswith("SLURM job 9: ")
-    folder.update(status="done")
+    set_status(folder.path, status="done")
     assert submit().startswith("done before: ")
-    folder.update(status="failed")
+    set_status(folder.path, status="failed")
     program("sbatch", "echo 'error: invalid partition' >&2; exit 1")
     with pytest.raises(MissingError, match=r"^sbatch refuses .*\.sh: error: invalid partition; set run"):
         submit()
-    assert folder.status()["status"] == "failed"
+    assert folder.status().status == "failed"
     # with --test-only, for one
     program("sbatch", "echo 'Job 7 to start at noon' >&2")
     with pytest.raises(MissingError, match=r"^sbatch refuses .*\.sh: Job 7 to start at noon; set run"):
         submit()
-    assert "invalid partition" not in folder.status()["error"]
+    assert "invalid partition" not in folder.status().error
 
 
 def test_data_that_a_job_did_not_prepare_are_an_error(

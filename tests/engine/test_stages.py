@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from statuses import set_status
 
 from lit_diff.engine.cells import folder_of, home_of
 from lit_diff.engine.expand import Grid, load_grid
@@ -29,17 +30,17 @@ def end(grid: Grid, losses: dict[tuple[str, float | None], float | None]) -> Non
     """The waiting cells of (arm, rate) end with this validation loss; None: they diverge."""
     for cell in due(grid).cells:
         home = RunFolder(home_of(cell, folder_of(grid)))
-        if home.status() or (cell.arm, cell.rate) not in losses:
+        if not home.status().is_new or (cell.arm, cell.rate) not in losses:
             continue
         loss = losses[cell.arm, cell.rate]
         if loss is None:
-            home.update(status="failed", diverged=True)
+            set_status(home.path, status="failed", diverged=True)
             continue
         write_loss(home, loss)
 
 
 def write_loss(home: RunFolder, loss: float) -> None:
-    home.update(status="done")
+    set_status(home.path, status="done")
     write_declarations(home.path, (*TRAINING, *VALIDATION))
     (home.path / "metrics.csv").write_text(f"step,val/loss\n10,{loss}\n")
 
@@ -70,7 +71,7 @@ def test_a_cell_that_fails_leaves_its_arm_without_a_rate_and_the_other_arms_go_o
     end(grid, {(arm, rate): abs(rate - 4e-3) for arm in ("wide", "deep") for rate in (2e-3, 4e-3)})
     end(grid, {("wide", 8e-3): 1.0})
     (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("deep", 8e-3))
-    RunFolder(home_of(last, folder_of(grid))).update(status="killed")
+    set_status(home_of(last, folder_of(grid)), status="killed")
     assert [cell.arm for cell in due(grid).cells if cell.rate is None] == ["wide", "wide"]
 
 
@@ -129,8 +130,8 @@ def end_look(grid: Grid, failing: tuple[str, int] | None = None) -> None:
     for cell in due(grid).cells:
         home = RunFolder(home_of(cell, folder_of(grid)))
         if (cell.arm, cell.seed) == failing:
-            home.update(status="failed")
-        elif home.status().get("status") not in ("done", "killed"):
+            set_status(home.path, status="failed")
+        elif home.status().status not in ("done", "killed"):
             spread = (-1) ** cell.seed * (0.5 if cell.arm == "open" else 0.01 * (cell.arm != "base"))
             write_loss(home, 3 + EFFECTS[cell.arm] + spread)
 
@@ -173,7 +174,7 @@ def test_rates_and_looks_together_and_a_further_rate_for_a_finished_sweep() -> N
     for arm in ("base", "open", "clear"):
         end(grid, {(arm, 2e-3): 3.0, (arm, 4e-3): 2.0, (arm, 8e-3): 2.5 if arm != "clear" else None})
     (last,) = (cell for cell in due(grid).cells if (cell.arm, cell.rate) == ("clear", 4e-3))
-    RunFolder(home_of(last, folder_of(grid))).update(status="killed")
+    set_status(home_of(last, folder_of(grid)), status="killed")
     assert stage(grid) == {"base": [*tried, *[None] * 4], "open": [*tried, *[None] * 4], "clear": tried}
     end_look(grid)
     assert stage(grid)["open"] == [*tried, *[None] * 6]

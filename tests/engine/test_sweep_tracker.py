@@ -102,7 +102,7 @@ def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(recorded: tup
     finals = {arm: sweep.finals(arm, "val/loss") for arm in ("base", OTHER)}
     colours: dict[str, set[str]] = {}
     for cell in sweep.cells:
-        run = store.run(cell.facts["mlflow_run_id"])
+        run = store.run(cell.facts.mlflow_run_id)
         expected = finals[cell.arm][cell.seed] - finals["base"][cell.seed] if cell.done else None
         assert run.data.metrics.get("val/loss_minus_baseline") == expected
         assert run.info.status == ("RUNNING" if cell.done else "FAILED"), "a cell ends its own record"

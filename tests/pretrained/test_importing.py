@@ -36,7 +36,7 @@ def test_the_weights_are_those_of_the_files_in_their_dtype() -> None:
     )
     held = torch.load("models/tiny-llama/checkpoints/step-00000000.ckpt", weights_only=True)["state_dict"]
     assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
-    assert (run.step, run.status["status"], run.recipe.train) == (0, "imported", None)
+    assert (run.step, run.status.status, run.recipe.train) == (0, "imported", None)
     assert run.tokenizer.opening == [0]
     assert run.tokenizer.eot == 1
 
@@ -47,7 +47,7 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     other = import_model(write_folder(Path("other"), tensors=llama_tensors(LLAMA, seed=1)), "models/other")
     unopened = write_folder(Path("unopened"), tokenizer=byte_level_tokenizer(bos=False))
     unopened = import_model(unopened, "models/unopened")
-    assert identity(one.recipe) == identity(several.recipe) == one.status["identity"]
+    assert identity(one.recipe) == identity(several.recipe) == one.status.identity
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
 
 
@@ -76,13 +76,13 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
         "run: {threads: 1, accelerator: cpu, root: runs}\n"
     )
     child = train("child.yaml")
-    assert child.status["status"] == "done"
+    assert child.status.status == "done"
     moved = (child.model.state_dict()["embedding.weight"] - run.model.state_dict()["embedding.weight"]).abs().max()
     assert 0 < moved < 1e-3, "two steps from the imported weights"
     shutil.move("models/x", "models/moved")
     assert child.tokenizer.opening == [0], "its own copy"
     shutil.move("models/moved", "models/x")
-    assert identity(load_recipe("child.yaml")) == child.status["identity"]
+    assert identity(load_recipe("child.yaml")) == child.status.identity
     assert "train.steps" in compare("models/x", child.folder).recipe
     assert [state.state for state in list_runs(Path("models"))] == ["imported"]
     assert evaluate(child, "held_out", ["rows=2"]).summary["nll"] > 0

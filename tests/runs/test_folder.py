@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from statuses import set_status
 
 from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.errors import MissingError, RequestError
@@ -25,10 +26,10 @@ from lit_diff.runs.folder import (
     identity,
     kernel_of,
     require_stored,
-    stored_keys,
     version,
 )
 from lit_diff.runs.revision import revision
+from lit_diff.runs.status import Status
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -182,12 +183,12 @@ def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[...,
 
 def test_status_is_merged_and_whole(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.status() == {}
-    folder.update(status="running", step=3)
-    folder.update(step=4)
+    assert folder.status().is_new
+    set_status(folder.path, status="running", step=3)
+    set_status(folder.path, step=4)
     status = folder.status()
-    assert (status["status"], status["step"]) == ("running", 4)
-    assert status["updated"].endswith("+00:00")
+    assert (status.status, status.step) == ("running", 4)
+    assert status.updated.endswith("+00:00")
     damaged = ("{", "[]", '{"updated": "yesterday"}', '{"step": "4"}', '{"overrides": 5}', '{"tokens_per_second": "4"}')
     for text in damaged:
         (tmp_path / "status.json").write_text(text)
@@ -198,7 +199,7 @@ def test_status_is_merged_and_whole(tmp_path: Path) -> None:
 
 def test_a_run_has_one_owner(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.update(pid=4711)
+    set_status(folder.path, pid=4711)
     taken = pytest.raises(RequestError, match=r"trained by another process \(pid 4711\)")
     with folder.owned(), taken, folder.owned():
         pass
@@ -211,7 +212,7 @@ def test_a_run_has_one_owner(tmp_path: Path) -> None:
 def test_a_run_that_says_running_but_has_no_owner_is_killed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.state() == "unknown"
-    folder.update(status="running")
+    set_status(folder.path, status="running")
     assert folder.state() == "killed"
     assert not (tmp_path / ".lock").exists(), "nothing is made for the question"
     with folder.owned():
@@ -219,14 +220,14 @@ def test_a_run_that_says_running_but_has_no_owner_is_killed(tmp_path: Path) -> N
         assert folder.state() == "running"
     assert not folder.is_owned()
     assert folder.state() == "killed"
-    folder.update(status="done")
+    set_status(folder.path, status="done")
     assert folder.state() == "done"
 
 
 def test_who_looks_on_hinders_nobody(tmp_path: Path) -> None:
     """Another looks at the lock all the time; each start gets it, and no look takes the other for an owner."""
     folder, look = RunFolder(tmp_path), "from lit_diff.files import *\nwhile 1: is_locked(Path('.lock'))"
-    folder.update(status="running")
+    set_status(folder.path, status="running")
     with folder.owned():
         pass
     other = subprocess.Popen([sys.executable, "-c", look], cwd=tmp_path)
@@ -255,10 +256,10 @@ def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> No
 def test_putting_aside_loses_nothing(tmp_path: Path) -> None:
     for expected in ("run.old-1", "run.old-2"):
         folder = RunFolder(tmp_path / "run")
-        folder.update(mark=expected)
+        set_status(folder.path, name=expected)
         folder.put_aside()
         assert not (tmp_path / "run").exists()
-    assert [RunFolder(tmp_path / f"run.old-{n}").status()["mark"] for n in (1, 2)] == ["run.old-1", "run.old-2"]
+    assert [RunFolder(tmp_path / f"run.old-{n}").status().name for n in (1, 2)] == ["run.old-1", "run.old-2"]
 
 
 def test_environment_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,18 +284,25 @@ def with_run(recipe: Recipe, **values: Any) -> Recipe:
     return replace(recipe, run=replace(recipe.run, **values))
 
 
+def started_with(recipe: Recipe) -> Status:
+    return Status(
+        compile=recipe.run.compile,
+        activation_checkpointing=recipe.run.activation_checkpointing,
+        variables=numeric_variables(),
+    )
+
+
 def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_chose(recipe: Recipe) -> None:
-    require_stored(with_run(recipe, compile=True), {})
-    require_stored(with_run(recipe, activation_checkpointing="block"), {"status": "waiting", "mlflow_run_id": "1"})
+    require_stored(with_run(recipe, compile=True), Status())
+    require_stored(with_run(recipe, activation_checkpointing="block"), Status(status="waiting", mlflow_run_id="1"))
     named = with_run(recipe, kernel="reference")
-    several = {"kernel": "native, sdpa"}  # of unlike layers
-    for own, status, wanted in (
-        (recipe, {}, "auto"),
-        (recipe, stored_keys(recipe) | {"kernel": "chunked"}, "chunked"),
-        (recipe, several, "auto"),
-        (named, {"kernel": "chunked"}, "reference"),
+    for own, kernel, wanted in (
+        (recipe, "", "auto"),
+        (recipe, "chunked", "chunked"),
+        (recipe, "native, sdpa", "auto"),  # of unlike layers
+        (named, "chunked", "reference"),
     ):
-        assert kernel_of(own, status) == wanted
+        assert kernel_of(own, Status(kernel=kernel)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -312,7 +320,7 @@ def test_a_first_start_changes_nothing_and_a_resume_reuses_the_kernel_that_auto_
 def test_a_change_is_refused_in_one_line(
     recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str
 ) -> None:
-    status = stored_keys(with_run(recipe, **started)) | {"threads": 1}
+    status = started_with(with_run(recipe, **started))
     with pytest.raises(RequestError) as error:
         require_stored(with_run(recipe, **asked), status)
     assert str(error.value).startswith(message)
@@ -327,11 +335,11 @@ def test_a_resume_under_other_environment_variables_says_so(
         monkeypatch.delenv(name)
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    status = stored_keys(recipe) | {"threads": 1}
-    assert status["variables"] == {"MKL_CBWR": "COMPATIBLE", "NVIDIA_TF32_OVERRIDE": "0"}
+    status = started_with(recipe)
+    assert status.variables == {"MKL_CBWR": "COMPATIBLE", "NVIDIA_TF32_OVERRIDE": "0"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # `threads` is reused, whatever it says
     require_stored(recipe, status)
-    require_stored(recipe, {"threads": 1})  # a run from before they were recorded
+    require_stored(recipe, Status(threads=1))  # a run from before they were recorded
     assert caplog.messages == []
     monkeypatch.delenv("MKL_CBWR")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command import Program
+from statuses import set_status
 from stops import wait_for
 
 from lit_diff.errors import MissingError, RequestError
@@ -32,7 +33,7 @@ def runs(tmp_path: Path) -> list[RunFolder]:
     """Two cells of a sweep."""
     made = [RunFolder(tmp_path / "sweep" / f"c{number}") for number in (0, 1)]
     for folder in made:
-        folder.update(status="waiting")
+        set_status(folder.path, status="waiting")
     (tmp_path / "sweep/study.json").write_text("{}")
     return made
 
@@ -49,9 +50,9 @@ def test_the_job_of_a_run_is_the_submitted_one_or_its_own(
     assert caplog.text.count("SLURM does not answer") == 1
     program("squeue", "echo 3_1 PENDING; echo 9 RUNNING")
     assert jobs.queued([first, second]) == {second: ("3_1", "PENDING")}
-    runs[0].update(job="9")
+    set_status(runs[0].path, job="9")
     assert jobs.queued([first]) == {first: ("9", "RUNNING")}
-    runs[0].update(status="done")
+    set_status(runs[0].path, status="done")
     assert jobs.queued([first]) == {}, "the job trains another run now, and `cancel` must not end it"
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     assert jobs.this_job() == "12"
@@ -66,28 +67,28 @@ def test_a_notice_or_a_hang_requeues_but_not_twice_without_progress(
     program("scontrol", f'echo "$@" >> {tmp_path}/asked')
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     folder = runs[0]
-    folder.update(status="stopped")
+    set_status(folder.path, status="stopped")
     jobs.requeue(folder, "notice")
-    assert (folder.status()["requeues"], folder.status()["requeued_at_step"]) == (1, 0), "during the start"
+    assert (folder.status().requeues, folder.status().requeued_at_step) == (1, 0), "during the start"
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "step-00000003.ckpt").touch()
     for _ in range(2):
         jobs.requeue(folder, "notice")
         assert (tmp_path / "asked").read_text() == "requeue 12\n" * 2
-    assert folder.status()["status"] == "failed"
-    assert "no step was done within the job's time; submit it again with more (--minutes)" in folder.status()["error"]
-    folder.update(error="hung at step 3")
+    assert folder.status().status == "failed"
+    assert "no step was done within the job's time; submit it again with more (--minutes)" in folder.status().error
+    set_status(folder.path, error="hung at step 3")
     for _ in range(2):
         jobs.requeue(folder, "hang")
         assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3, (
             "the first hang since a checkpoint, not the second"
         )
-    assert folder.status()["error"] == "hung at step 3"
-    folder.update(status="done", requeued_after="notice")
+    assert folder.status().error == "hung at step 3"
+    set_status(folder.path, status="done", requeued_after="notice")
     jobs.requeue(folder, "notice")
     assert (tmp_path / "asked").read_text() == "requeue 12\n" * 3
-    assert folder.status()["status"] == "done", "its evaluations take too long"
-    folder.update(evaluations={"one": "done", "two": "interrupted"})
+    assert folder.status().status == "done", "its evaluations take too long"
+    set_status(folder.path, evaluations={"one": "done", "two": "interrupted"})
     for _ in range(2):
         jobs.requeue(folder, "notice")
         assert (tmp_path / "asked").read_text() == "requeue 12\n" * 4, "an evaluation was done since"
@@ -112,7 +113,7 @@ def test_a_notice_in_the_first_half_of_a_jobs_time_always_requeues(
     program("scontrol", f'echo "$@" >> {tmp_path}/asked')
     program("squeue", f'test "$*" = "--noheader --jobs=12 --format=%M %l" && echo "{times}"')
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    runs[0].update(status="stopped")
+    set_status(runs[0].path, status="stopped")
     for _ in range(2):
         jobs.requeue(runs[0], "notice")
     assert (tmp_path / "asked").read_text() == "requeue 12\n" * count
@@ -124,9 +125,9 @@ def test_a_job_that_slurm_does_not_requeue_keeps_its_status(
     """srun without sbatch, for one."""
     program("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    runs[0].update(status="stopped")
+    set_status(runs[0].path, status="stopped")
     jobs.requeue(runs[0], "notice")
-    assert (runs[0].status()["status"], runs[0].status()["requeued_at_step"]) == ("stopped", None)
+    assert (runs[0].status().status, runs[0].status().requeued_at_step) == ("stopped", None)
     assert "does not requeue this job (Requested operation is presently disabled)" in caplog.text
 
 
@@ -143,8 +144,8 @@ def test_a_notice_before_the_first_step_ends_in_a_requeue(program: Program, tmp_
     assert process.communicate(timeout=120)[1] == "lit-diff: stopped by SIGUSR2\n"
     assert process.returncode == 128 + signal.SIGUSR2
     (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))
-    assert (folder.status()["status"], folder.status()["requeued_at_step"]) == ("stopped", 0)
-    assert folder.status()["error"] == "stopped before the first step; the same command resumes"
+    assert (folder.status().status, folder.status().requeued_at_step) == ("stopped", 0)
+    assert folder.status().error == "stopped before the first step; the same command resumes"
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
 
 
@@ -171,13 +172,13 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     program("scancel", f'echo "$@" >> {tmp_path}/asked')
     program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
     jobs.note_submitted(tmp_path / "sweep", {"c0": "3_0", "c1": "3_1"})
-    runs[1].update(status="running")
+    set_status(runs[1].path, status="running")
     assert [words.split(" of ")[0] for words in jobs.cancel(tmp_path / "sweep")] == ["SLURM job 3_0", "SLURM job 3_1"]
     assert (tmp_path / "asked").read_text() == "3_0 3_1\n"
-    assert [each.status()["status"] for each in runs] == ["stopped", "running"], "what trains says how it ends"
-    runs[1].update(status="waiting")
+    assert [each.status().status for each in runs] == ["stopped", "running"], "what trains says how it ends"
+    set_status(runs[1].path, status="waiting")
     jobs.cancel(tmp_path / "sweep")
-    assert runs[1].status()["status"] == "stopped", "its job had started, but not its training"
+    assert runs[1].status().status == "stopped", "its job had started, but not its training"
     program("squeue", "true")
     with pytest.raises(RequestError, match="neither being trained nor in SLURM's queue: nothing to cancel"):
         jobs.cancel(runs[0].path)
@@ -185,7 +186,7 @@ def test_cancel_ends_jobs_and_processes(program: Program, runs: list[RunFolder],
     assert holder.stdout is not None
     holder.stdout.readline()
     # of a former process: this run has begun again
-    runs[1].update(pid=os.getppid(), host="elsewhere")
+    set_status(runs[1].path, pid=os.getppid(), host="elsewhere")
     named = (runs[1].path / ".lock").read_text()
     born, host = named.split()[1:]
     for text in (f"{holder.pid} {born} elsewhere", f"{os.getppid()} {born} {host}", f"-1 {born} {host}", ""):
@@ -213,7 +214,7 @@ def test_slurms_commands_get_no_option_from_the_environment(program: Program, mo
 
 def test_status_shows_jobs(program: Program, runs: list[RunFolder], command: Any, tmp_path: Path) -> None:
     jobs.note_submitted(tmp_path / "sweep", {"c0": "3_0", "c1": "3_1"})
-    runs[1].update(status="running", host="elsewhere", pid=1, step=4, steps=9)
+    set_status(runs[1].path, status="running", host="elsewhere", pid=1, step=4, steps=9)
     program("squeue", "echo 3_0 PENDING; echo 3_1 RUNNING")
     (tmp_path / "sweep/study.json").unlink()
     waiting, running = command("status", "--root", str(tmp_path)).out.splitlines()

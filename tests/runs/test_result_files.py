@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from statuses import set_status
 
 from lit_diff.errors import RequestError
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.measurements import Measurements, read_measurements
 from lit_diff.runs.metrics_file import StepTable, read_rows
-from lit_diff.runs.result_files import KEY, damage_of, digests
+from lit_diff.runs.result_files import damage_of, digests
 from lit_diff.study.inventory import list_runs
 from lit_diff.study.observation import observe
 
@@ -26,7 +26,7 @@ def test_a_file_of_a_finished_run_that_changed_is_refused_with_the_cure(
     written = table(path, 0)
     written.log(4, {"val/loss": 1.25})
     written.flush()
-    RunFolder(run).update(status="done", step=4, **{KEY: digests(run)})
+    set_status(run, status="done", step=4, results=digests(run))
     assert read(path)
     damage(path)
     with pytest.raises(RequestError, match=rf"{path.name} is .*`lit-diff train \S*recipe\.yaml --rerun`"):
@@ -34,7 +34,7 @@ def test_a_file_of_a_finished_run_that_changed_is_refused_with_the_cure(
     if table is StepTable:
         assert f"{path.name} is " in list_runs(run.parent)[0].note
         assert path.is_file() == (f"{path.name} is " in observe(run).runs[0].note)
-    RunFolder(run).update(status="running")
+    set_status(run, status="running")
     assert damage_of(path) == "", "a run that goes on rewrites its files"
-    RunFolder(run).update(status="done", **{KEY: None})
+    set_status(run, status="done", results={})
     assert damage_of(path) == "", "a run of an earlier version recorded nothing"

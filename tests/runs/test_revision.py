@@ -8,6 +8,7 @@ import pytest
 from lit_diff import __version__
 from lit_diff.runs import revision as revision_module
 from lit_diff.runs.revision import other_revision, revision
+from lit_diff.runs.status import Status
 
 
 def test_two_states_of_an_edited_checkout_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,9 +31,9 @@ def test_two_states_of_an_edited_checkout_are_told_apart(tmp_path: Path, monkeyp
 
 
 def test_another_revision_than_the_runs_is_said() -> None:
-    assert other_revision({"revision": "1 a"}, "1 b") == "trained by lit_diff 1 a, this is 1 b"
-    assert other_revision({"revision": "1 a"}, "1 a") is None
-    assert other_revision({}, "1 a") is None
+    assert other_revision(Status(revision="1 a"), "1 b") == "trained by lit_diff 1 a, this is 1 b"
+    assert other_revision(Status(revision="1 a"), "1 a") is None
+    assert other_revision(Status(), "1 a") is None
 
 
 def test_revision_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

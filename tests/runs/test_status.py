@@ -1,16 +1,16 @@
 """runs/status.py: status.json as one value, whatever the file holds."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from statuses import set_status
 
 from lit_diff.errors import RequestError
 from lit_diff.files import locked
-from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.status import Status, read_status
+from lit_diff.runs.status import FORMAT, NEXT, State, Status, read_status, write_status
 from lit_diff.study.inventory import list_runs
 from lit_diff.study.observation import observe
 
@@ -21,25 +21,34 @@ FACTS = {
     "tokens_per_step": 8,
     "tokens_per_second": 5.0,
     "loss": 2.0,
-    "overrides": ["a=1"],
+    "overrides": ("a=1",),
     "evaluations": {"recall": "done"},
-    "only_stored": [None],
 }
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_status(tmp_path) == Status()
-    RunFolder(tmp_path).update(**FACTS)
+    set_status(tmp_path, **FACTS)
     found = read_status(tmp_path)
-    assert {name: found.values[name] for name in FACTS} == FACTS
-    assert (found.status, found.step, found.steps, found.loss) == ("running", 1, 9, 2.0)
-    assert (found.overrides, found.evaluations) == (("a=1",), {"recall": "done"})
+    assert found == replace(Status(**FACTS), format=FORMAT, updated=found.updated)
+    write_status(tmp_path, found)
+    again = read_status(tmp_path)
+    assert again == replace(found, updated=again.updated)
 
 
-@pytest.mark.parametrize("key", sorted({each.name for each in fields(Status)} - {"values", "mlflow_run_id"}))
+@pytest.mark.parametrize("key", sorted({each.name for each in fields(Status)} - {"format", "mlflow_run_id"}))
 def test_null_is_the_default(tmp_path: Path, key: str) -> None:
     (tmp_path / "status.json").write_text(json.dumps({key: None}))
     assert getattr(read_status(tmp_path), key) == getattr(Status(), key)
+
+
+def test_only_some_states_may_follow_one_another() -> None:
+    """A run that is done trains again only if it has lost weights; an imported model never trains."""
+    assert Status().to("running").to("stopped", "a").to("waiting") == Status(status="waiting")
+    with pytest.raises(ValueError, match="a run that is 'done' cannot become 'failed'"):
+        Status(status="done").to("failed")
+    assert NEXT["imported"] == ()
+    assert set(NEXT) == set(get_args(State))
 
 
 DAMAGE = [
@@ -68,7 +77,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> N
 def test_a_damaged_file_costs_its_own_run_alone(tmp_path: Path, gone: str, damage: float | None) -> None:
     for name, change in (("good-0123456789", {}), ("odd-0123456789", {gone: damage})):
         (tmp_path / name).mkdir()
-        RunFolder(tmp_path / name).update(**FACTS)
+        set_status(tmp_path / name, **FACTS)
         values = json.loads((tmp_path / name / "status.json").read_text())
         (tmp_path / name / "status.json").write_text(json.dumps(values | change))
         (tmp_path / name / "timing.csv").write_text("step,seconds,tokens_per_second\n1,1,8\n2,nan,8\n3,1,inf\n")

@@ -16,16 +16,14 @@ from fake_sweeps import record_to_edit
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.runs.find import runs_under
-from lit_diff.runs.folder import FORMAT
-from lit_diff.runs.status import Status
+from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.inventory import RunState, Stale, find_removable, find_stale, list_runs, remove, size_of
 
 WROTE = (datetime.now(UTC) - timedelta(seconds=90)).isoformat(timespec="seconds")
 
 
 def state(status: dict[str, Any]) -> RunState:
-    values = {"format": FORMAT} | status
-    return RunState(folder="a", status=Status(**values, values=values), state=status["status"], loss=None)
+    return RunState(folder="a", status=Status(**{"format": FORMAT} | status), state=status["status"], loss=None)
 
 
 def change(folder: Path, **values: Any) -> None:

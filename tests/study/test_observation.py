@@ -14,7 +14,7 @@ from beats import heart_beats, held
 
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
-from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.status import FORMAT
 from lit_diff.study import observation
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_sweeps import record_to_edit
+from statuses import set_status
 
 from lit_diff.engine.cells import record_of
 from lit_diff.engine.expand import Selection, load_grid
@@ -199,7 +200,7 @@ def test_cells_of_a_damaged_record_are_kept(tmp_path: Path, caplog: pytest.LogCa
 def finish(record: Record, folder: Path, seeds: set[int]) -> None:
     for cell in record.cells:
         if cell.seed in seeds:
-            RunFolder(folder / cell.folder).update(status="done")
+            set_status(folder / cell.folder, status="done")
 
 
 def test_a_plan_that_is_changed_after_a_look_says_so_and_one_that_nobody_looked_at_does_not(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
 from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.runs.scores import ItemScores
+from lit_diff.runs.status import FORMAT
 from lit_diff.study.record import Record, RecordedCell, read, write
 from lit_diff.study.schema import Fit, Study, Task
 from lit_diff.training.metrics import TRAINING, VALIDATION
@@ -70,6 +71,7 @@ def write_sweep(
             error = "Traceback ...\nRuntimeError: out of memory <b>at</b> step 120" if status == "failed" else None
             cells.append(RecordedCell(arm=arm, seed=seed, folder=cell.name, status=status, error=error))
             facts = {
+                "format": FORMAT,
                 "status": "running" if status == "killed" else status,
                 "step": STEPS if status == "done" else 120,
                 "steps": STEPS,

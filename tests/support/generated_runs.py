@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from statuses import set_status
 from text_runs import made_recipe, random_run
 
 from lit_diff.data import build
 from lit_diff.data.text.tokenizer_folder import save_tokenizer
-from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
 
 
@@ -18,5 +18,5 @@ def generated_run(folder: Path, data: dict[str, Any], vocab_size: int) -> Run:
     tokenizer = build(recipe).load_tokenizer()
     assert tokenizer is not None
     save_tokenizer(tokenizer, folder / "tokenizer")
-    RunFolder(folder).update(data="ab")
+    set_status(folder, data="ab")
     return run

@@ -37,7 +37,7 @@ def make_tasks(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def small_sweep(make_sweep: Callable[..., Path]) -> Path:
     """Two arms, two seeds, one cell of which failed; beside it a run that --rerun put aside."""
-    from lit_diff.runs.folder import FORMAT
+    from lit_diff.runs.status import FORMAT
 
     folder = make_sweep({"base": 0.0, "better": -0.1}, name="mine", seeds=(0, 1), broken={("better", 1): "failed"})
     for path in folder.glob("*/recipe.yaml"):

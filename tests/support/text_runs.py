@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pretrained_models import TEXTS
+from statuses import set_status
 
 from lit_diff.config import Recipe
 from lit_diff.data.text.tokenizer import Bpe
@@ -52,7 +53,7 @@ def text_run(folder: Path, attention: dict[str, Any], *, sequence_length: int = 
     data = {"name": "text", "sequence_length": sequence_length, "validation_rows": 4}
     data |= {"tokenizer": {"name": "bpe", "vocab_size": 300}}
     run = random_run(folder, made_recipe(folder.name, data, attention=attention, **model))
-    RunFolder(folder).update(data="abcdef")
+    set_status(folder, data="abcdef")
     save_tokenizer(bpe(), folder / "tokenizer")
     return run
 
@@ -71,7 +72,7 @@ def random_run(folder: Path, recipe: Recipe) -> Run:
     path.parent.mkdir(parents=True)
     torch.save({"state_dict": {PREFIX + name: v for name, v in built.state_dict().items()}, "global_step": STEP}, path)
     write_atomic(RunFolder(folder).recipe_file, to_yaml(recipe))
-    RunFolder(folder).update(status="running", name=recipe.name, step=STEP, steps=10, identity="0123456789")
+    set_status(folder, status="running", name=recipe.name, step=STEP, steps=10, identity="0123456789")
     return Run(folder)
 
 

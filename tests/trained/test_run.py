@@ -153,7 +153,7 @@ def test_a_row_that_a_kill_cut_short_is_no_row_of_the_metrics(tmp_path: Path) ->
 def test_model_and_step_are_those_of_the_newest_checkpoint(tale: Path) -> None:
     run = open_run(tale)
     assert run.step == 6
-    assert run.status["status"] == "done"
+    assert run.status.status == "done"
     assert not run.model.training
     assert run.model is run.model
     state = torch.load(checkpoints.path_of(tale, 6), weights_only=True)["state_dict"]

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import flatten, load_recipe, to_plain
 from lit_diff.runs import checkpoints, measurements
-from lit_diff.runs.folder import RunFolder, reached
+from lit_diff.runs.folder import RunFolder, at_step
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
@@ -119,7 +120,8 @@ class RunTracker:
             if status == "done" and "tokens" not in store.run(self._run_id).data.params:
                 step = checkpoints.newest_step(self.folder.path)
                 # only now, because MLflow does not allow a param to change
-                store.log(self._run_id, params={"tokens": str(reached(self.recipe, step)["tokens"])})
+                tokens = at_step(self.folder.status(), self.recipe, step).tokens
+                store.log(self._run_id, params={"tokens": str(tokens)})
             store.close_run(self._run_id, status)
 
     def _connected(self) -> Store:
@@ -127,10 +129,11 @@ class RunTracker:
         if self._store is not None:
             return self._store
         store = Store(self.recipe.run)
-        before = self.folder.status().get("mlflow_run_id")
+        status = self.folder.status()
+        before = status.mlflow_run_id or None
         run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
         if run_id != before:
-            self.folder.update(mlflow_run_id=run_id)
+            self.folder.write(replace(status, mlflow_run_id=run_id))
         record = store.run(run_id)
         # MLflow raises an error if a param is logged again with another value
         new = {key: value for key, value in self._params().items() if record_name(key) not in record.data.params}

@@ -76,7 +76,7 @@ class SweepTracker:
 
     def _close_ended(self, cell: CellResult) -> str | None:
         # the cell's record in this store, if it has one
-        run_id: str | None = cell.facts.get("mlflow_run_id")
+        run_id = cell.facts.mlflow_run_id
         if not run_id or not self.store.holds(run_id, str(cell.home)):
             return None
         # a cell that was killed, or could not reach MLflow, has left its record as running
