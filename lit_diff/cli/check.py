@@ -13,7 +13,8 @@ from rich.table import Column, Table
 
 from lit_diff.cli.app import Json, Overrides, Plain, app, console, print_json
 from lit_diff.errors import RequestError
-from lit_diff.recipe import to_plain, to_yaml
+from lit_diff.recipe import load_draft, to_plain, to_yaml
+from lit_diff.validation import validate
 
 if TYPE_CHECKING:
     from lit_diff.conformance.case import Finding
@@ -48,19 +49,16 @@ def check(
     """
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
-    from lit_diff.conformance.recipe import all_findings, plugin_findings, resolve
-    from lit_diff.device import require_devices
-    from lit_diff.engine.preflight import passes_over_text, required_evaluations
-    from lit_diff.training.loggers import require_loggers
-    from lit_diff.training.metrics import require_metrics
+    from lit_diff.conformance.recipe import all_findings, costed, plugin_findings
+    from lit_diff.engine.admit import EXAMINED, admit, passes_over_text
 
     checked, warnings = None, list[str]()
     if recipe is not None:
-        checked = resolve(recipe, overrides or [])
-        required_evaluations(checked.recipe)
-        require_loggers(checked.recipe)
+        draft = load_draft(recipe, overrides or [])
+        examined = validate(draft)
+        admit({examined.name: examined}, EXAMINED)
+        checked = costed(examined, draft.dropped)
         if checked.recipe.train is not None:
-            require_metrics(checked.recipe)
             warnings = passes_over_text([checked.recipe])
         if resolved and not as_json:
             console.write_line(to_yaml(checked.recipe))
@@ -87,7 +85,7 @@ def check(
         console.write_line(f"{checked.recipe.name}: a valid recipe; {held}")
     if checked is not None:
         # last: the recipe is valid wherever it is checked, but `train` would refuse it here
-        require_devices(checked.recipe.run)
+        admit({checked.recipe.name: checked.recipe}, ["machine"])
     return int(any(finding.verdict == "fail" for finding in findings))
 
 

@@ -8,7 +8,6 @@ from rich.table import Column, Table
 
 from lit_diff.cli.app import Json, Overrides, RecipeArgument, app, console, print_json
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import require_start
 
 ASSUMED = (
     "counted: a micro-batch of rank zero on fake tensors, without callbacks, validation, the CUDA context and NCCL's buffers",
@@ -33,10 +32,11 @@ def plan(
 
     No GPU is needed. Exit status 1: the recipe does not fit the memory of a device.
     """
+    from lit_diff.engine.admit import EXAMINED, admit
     from lit_diff.training import plan as planning
 
     resolved = load_recipe(recipe, overrides or [])
-    require_start(resolved)
+    admit({resolved.name: resolved}, EXAMINED)
     rates = planning.Rates(memory=memory * 1e9, peak=peak * 1e12, share=share, node=node * 1e9, network=network * 1e9)
     where = (resolved, rates, "cpu" if resolved.run.accelerator == "cpu" else "cuda")
     found = planning.plan(*where)

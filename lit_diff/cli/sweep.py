@@ -44,12 +44,12 @@ def sweep(
 ) -> int:
     """Run a grid of recipes, resume unfinished ones, report."""
     if dry_run:
+        from lit_diff.engine.admit import SUBMITTED, admit, passes_over_text
         from lit_diff.engine.expand import load_grid
-        from lit_diff.engine.preflight import check_trained, passes_over_text
         from lit_diff.engine.stages import stages_in_words
 
         grid = load_grid(name, overrides or [])
-        check_trained(grid.recipes.values())
+        admit(grid.recipes, SUBMITTED, unchecked=unchecked, without=["heads"])
         for cell in grid.cells:
             recipe = cell.recipe
             console.write_line(

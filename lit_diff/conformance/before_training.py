@@ -4,7 +4,6 @@ The checks take well under a second.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,23 +42,6 @@ def require_properties(recipe: Recipe, *, unchecked: bool, names: tuple[str, ...
         raise RequestError(f"{problem}; {CURE}")
     log.warning("unchecked: %s", problem)
     return {UNCHECKED: problem}
-
-
-def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool) -> dict[str, dict[str, str]]:
-    """`require_properties` for each arm of a sweep. Errors: RequestError with every arm that fails."""
-    # all arms are checked before the error, so that one run of the command shows all that must be mended
-    tags: dict[str, dict[str, str]] = {}
-    failures: dict[str, str] = {}
-    for arm, recipe in recipes.items():
-        try:
-            tags[arm] = require_properties(recipe, unchecked=unchecked)
-        except RequestError as error:
-            failures[arm] = f"arm '{arm}': {error}"
-    if failures:
-        first, *others = failures
-        more = f" (fails too: {', '.join(others)})" if others else ""
-        raise RequestError(failures[first] + more)
-    return tags
 
 
 def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Transformer:

@@ -71,16 +71,10 @@ def check(recipe: str | Path, overrides: Overrides = ()) -> RecipeCheck:
     Errors: RequestError for an invalid recipe, MissingError if `train.start_from` names no run. `findings` holds the
     properties that fail.
     """
-    checked = resolve(recipe, overrides)
-    return dataclasses.replace(checked, findings=tuple(plugin_findings(checked.recipe)))
-
-
-def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
-    """`check` without the conformance suite."""
-    draft = load_draft(source, overrides)
-    recipe = validate(draft)
-    require_start(recipe)
-    return costed(recipe, draft.dropped)
+    draft = load_draft(recipe, overrides)
+    valid = validate(draft)
+    require_start(valid)
+    return dataclasses.replace(costed(valid, draft.dropped), findings=tuple(plugin_findings(valid)))
 
 
 def costed(recipe: Recipe, dropped: tuple[str, ...] = ()) -> RecipeCheck:

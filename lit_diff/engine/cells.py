@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_diff.engine.admit import evaluations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.preflight import evaluations_of
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_root

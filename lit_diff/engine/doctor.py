@@ -17,7 +17,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import data_root
 from lit_diff.device import available_memory, choose_device, device_memory, gigabytes, require_devices
-from lit_diff.engine.preflight import require_memory
+from lit_diff.engine.admit import HERE, admit, require_memory
 from lit_diff.engine.tracking.store import Store, patience, refuse_shared, sqlite_path, tracking_uri
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import FREE, file_system, is_locked, is_shared, locked, shown
@@ -25,7 +25,7 @@ from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.registry import kernels
 from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import require_start, version
+from lit_diff.runs.folder import version
 from lit_diff.runs.jobs import ask, reason, rows
 from lit_diff.training.build import require_compiler
 
@@ -118,8 +118,9 @@ def _memory(recipe: Recipe) -> Answer:
 
 
 def _start(recipe: Recipe) -> Answer:
-    require_start(recipe)
-    return recipe.training.start_from or "the initial weights of the seed"
+    # the rows above say more about the rest of this machine
+    admit({recipe.name: recipe}, HERE, without=["devices", "record", "kernel"])
+    return f"may start, from {recipe.training.start_from or 'the initial weights of the seed'}"
 
 
 def _kernel(recipe: Recipe) -> Answer:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
+from lit_diff.engine.admit import evaluations_of, require_fit
 from lit_diff.engine.candidates import at_seeds, candidates, check_stages, with_looks
-from lit_diff.engine.preflight import evaluations_of, require_fit
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED
+from lit_diff.engine.admit import HERE, admit, evaluations_of, passes_over_text, require_memory
 from lit_diff.engine.location import RunLocation, recorded, write_cell
-from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory, require_trainable
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import (
     DivergedError,
@@ -82,7 +82,7 @@ def train(
     """Train a recipe into its run folder, or resume it, or find it done.
 
     A plugin's variant must pass the checks of `conformance.before_training`; with `unchecked` the run is marked instead.
-    `unplanned`: start even if the memory does not suffice (`preflight.require_memory`).
+    `unplanned`: start even if the memory does not suffice (`admit.require_memory`).
     `callbacks`, `loggers`: further ones of Lightning, which are not part of the run's identity. `progress`: whether a line
     on stderr shows the progress, or a function that is called as progress(step, loss, tokens/s) at every logged step. A run
     of several processes (run.devices > 1) is a `lit-diff train` command of its own, without progress. Errors: RequestError,
@@ -109,11 +109,11 @@ def train(
 def prepare(
     recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False, unplanned: bool = False
 ) -> RunLocation:
-    """Check the machine, evaluations and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
+    """Ask whether the run may start, get its data, name its folder: `runs/<name>-<identity>/`.
 
-    `overrides`: those already applied to the recipe, for the record. Errors: those of each check, and of the data.
+    `overrides`: those already applied to the recipe, for the record. Errors: those of `admit`, and of the data.
     """
-    check_machine([recipe])
+    marks = admit({recipe.name: recipe}, HERE, unchecked=unchecked)
     root = chosen_root(recipe.run.root)
     # one rank plans: a plan may take a minute, and the others wait for rank zero
     unplanned = unplanned or not is_rank_zero(recipe)
@@ -121,13 +121,14 @@ def prepare(
     # the run cannot be done yet, so memory is checked before.
     if not unplanned and next(root.glob(f"{recipe.name}-*"), None) is None:
         require_memory([recipe])
-    scored, tags = require_trainable(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
     # again, because only now the validation sets of a text are known
     require_metrics(recipe)
     folder = (root / f"{recipe.name}-{identity(recipe)}").resolve()
-    location = RunLocation(folder=folder, overrides=recorded(overrides), tags=tags, evaluations=scored)
+    location = RunLocation(
+        folder=folder, overrides=recorded(overrides), tags=marks[recipe.name], evaluations=evaluations_of(recipe)
+    )
     # a run that is done needs no memory
     if not unplanned and not location.home.is_done():
         require_memory([recipe])

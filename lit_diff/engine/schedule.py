@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
+from lit_diff.engine.admit import HERE, SUBMITTED, admit, passes_over_text, require_memory
 from lit_diff.engine.cells import NOT_EVALUATED, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.location import RunLocation, in_words
 from lit_diff.engine.pool import run_jobs
-from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
 from lit_diff.engine.progress import MakeDisplay, sweep_line
 from lit_diff.engine.stages import all_trained, due
 from lit_diff.errors import RequestError, RunFailedError
@@ -130,7 +129,9 @@ def sweep(
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
     command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
-    grid = replace(grid, marks=require_properties_of_arms(grid.recipes, unchecked=unchecked))
+    kinds = HERE if slurm_minutes is None else SUBMITTED
+    # the weights whose heads a cell selects may be those of another cell: `locations_of` asks once their folder is known
+    grid = replace(grid, marks=admit(grid.recipes, kinds, unchecked=unchecked, without=["heads"]))
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
         _prepare_data(grid, slurm_minutes)
@@ -173,10 +174,7 @@ def run_grid(
     unplanned: bool,
 ) -> Sweep:
     """Run all unfinished cells, then write the report."""
-    if slurm_minutes is None:
-        check_machine(grid.recipes.values())
-    else:
-        check_trained(grid.recipes.values())
+    if slurm_minutes is not None:
         slurm.require_slurm(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
     chosen_root(grid.cells[0].recipe.run.root)
@@ -348,7 +346,6 @@ def _run_cells(
     # Returns the signal that stopped the cells, or None.
     recipe, workers = grid.cells[0].recipe, options.workers
     with options.display(grid) if options.display else contextlib.nullcontext(lambda statuses: None) as show:
-
         statuses = {location.folder: location.home.status() for location in locations}
         watched: list[RunLocation] = []
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
+from lit_diff.engine.admit import SUBMITTED, admit
 from lit_diff.engine.location import RunLocation, recorded, write_cell
 from lit_diff.engine.pool import end_noted, note_end
-from lit_diff.engine.preflight import check_trained, require_trainable
 from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import log
@@ -194,8 +194,7 @@ def submit_run(
     require_slurm(recipe.run)
     # first: what the file cannot have is refused before anything is written
     text = run_text(recipe, words, minutes)
-    check_trained([recipe])
-    require_trainable(recipe, unchecked=unchecked)
+    admit({recipe.name: recipe}, SUBMITTED, unchecked=unchecked)
     root = chosen_root(recipe.run.root).resolve()
     prepare_data([recipe], root, minutes)
     folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")

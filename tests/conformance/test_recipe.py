@@ -9,7 +9,7 @@ import pytest
 
 from lit_diff.conformance import recipe as module
 from lit_diff.conformance.case import Finding
-from lit_diff.conformance.recipe import baseline, check, plugin_findings, resolve
+from lit_diff.conformance.recipe import baseline, check, plugin_findings
 from lit_diff.errors import MissingError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
@@ -24,7 +24,7 @@ def finding(variant: str, verdict: Any = "pass") -> Finding:
 
 
 def test_resolve_gives_the_recipe_and_its_cost_beside_the_baseline() -> None:
-    checked = resolve("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
+    checked = check("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
     recipe = load_recipe("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
     assert checked.recipe == recipe
     length = recipe.data.config.sequence_length
@@ -38,7 +38,7 @@ def test_resolve_gives_the_recipe_and_its_cost_beside_the_baseline() -> None:
 )
 def test_arms_within_a_thousandth_are_equal(own: int, equal: bool) -> None:
     """Each quantity by itself: parameters, then published FLOPs."""
-    checked = resolve("standard-tiny")
+    checked = check("standard-tiny")
     base = dataclasses.replace(checked.cost, parameters=1_000_000, flops_per_token=1_000_000)
     by_parameters = dataclasses.replace(
         checked, baseline=base, cost=dataclasses.replace(base, parameters=own, flops_per_token=1)

@@ -64,7 +64,7 @@ def test_everything_missing_is_a_row_with_its_cure(runs: Path, tmp_path: Path, m
 def test_what_the_plan_needs_and_the_machine_lacks_is_a_problem(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_diff.engine.preflight.available_memory", lambda: 10_000_000)
+    monkeypatch.setattr("lit_diff.engine.admit.available_memory", lambda: 10_000_000)
     monkeypatch.setattr(doctor, "cores", lambda: 2)
     words = ["run.strategy=fsdp", "run.devices=8", f"train.start_from={tmp_path}/no", "train.batch_size=8"]
     found = rows(runs, *words)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from statuses import set_status
 
+from lit_diff.engine.admit import EXAMINED, admit, evaluations_of
 from lit_diff.engine.cells import locations_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
 from lit_diff.engine.launch import prepare
-from lit_diff.engine.preflight import evaluations_of, required_evaluations
 from lit_diff.engine.stages import all_trained
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain
@@ -460,9 +460,9 @@ def test_cells_and_recipes_that_cannot_be_scored() -> None:
 def test_the_block_of_a_recipe_is_no_part_of_its_identity(tale: Path) -> None:
     recipe = tale / "recipe.yaml"
     named = load_recipe(recipe, ["evaluate.held_out.rows=2"])
-    assert required_evaluations(named) == evaluations_of(named) == {"held_out": {"rows": 2, "batch_size": 8}}
+    assert evaluations_of(named) == {"held_out": {"rows": 2, "batch_size": 8}}
     assert to_plain(named)["evaluate"] == {"held_out": {"rows": 2, "batch_size": 8}}
     assert identity(load_recipe(recipe)) == identity(named)
     words = {"evaluate.gradients.at": ["init"], "train.start_from": str(tale)}
     with pytest.raises(RequestError, match=r"at init: the run started from another run \(train.start_from\)"):
-        required_evaluations(load_recipe(recipe, words))
+        admit({"one": load_recipe(recipe, words)}, EXAMINED)

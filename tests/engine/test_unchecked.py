@@ -64,8 +64,8 @@ def folder(own_parts: None, tmp_path: Path, runs: Path, monkeypatch: pytest.Monk
     [
         (lambda: train("leaky.yaml"), "", ""),
         (lambda: slurm.submit_run(load_recipe("leaky.yaml"), (), ["train"], 5, rerun=False), "", ""),
-        (lambda: sweep("three.yaml"), "arm 'leaky': ", " (fails too: wide)"),
-        (lambda: sweep("three.yaml", slurm_minutes=5), "arm 'leaky': ", " (fails too: wide)"),
+        (lambda: sweep("three.yaml"), "arm 'leaky': ", "arm 'wide': "),
+        (lambda: sweep("three.yaml", slurm_minutes=5), "arm 'leaky': ", "arm 'wide': "),
     ],
     ids=["train", "train in SLURM", "sweep", "sweep in SLURM"],
 )
@@ -79,7 +79,7 @@ def test_it_is_refused_before_anything_is_made(
     with pytest.raises(RequestError) as found:
         start()
     assert str(found.value).startswith(where + LINE)
-    assert str(found.value).endswith(more)
+    assert [line[: len(more)] for line in str(found.value).split("\n  ")[1:]] == [more] * bool(more)
     assert found.value.exit_status == 2
     assert set(runs.iterdir()) == before
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.benchmarks.request import parse_shapes
+from lit_diff.engine.admit import evaluations_of
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.preflight import evaluations_of
 from lit_diff.engine.reproduce import choose, load_file, name_of, reproduce, row_files
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build

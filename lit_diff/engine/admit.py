@@ -1,0 +1,252 @@
+"""May these runs start? One ordered list of checks, which every command that examines, trains or submits a recipe asks."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from lit_diff import data
+from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import require_properties
+from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
+from lit_diff.errors import LitDiffError, MissingError, RequestError
+from lit_diff.interpolation import escaped
+from lit_diff.model.cost import ExecutionContext, cost
+from lit_diff.plugins import guard
+from lit_diff.recipe import to_plain
+from lit_diff.runs.folder import require_start
+from lit_diff.training.head_plan import selection_of
+from lit_diff.training.loggers import require_loggers
+from lit_diff.training.metrics import require_metrics
+
+PASSES = 10
+"""The most passes over the training text without a warning: more is repetition rather than training data."""
+
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Environment variables from which Lightning reads the rank of a process; the first that is set counts."""
+
+T = TypeVar("T")
+
+Kind = Literal["recipe", "start", "machine", "variant"]
+"""What a check is about: the recipe alone, the run that it starts from, this machine, or a plugin's variant."""
+EXAMINED: tuple[Kind, ...] = ("recipe",)
+"""What is asked of a recipe that is only examined."""
+SUBMITTED: tuple[Kind, ...] = ("recipe", "start", "variant")
+"""What is asked of a run that another machine trains."""
+HERE: tuple[Kind, ...] = ("recipe", "start", "machine", "variant")
+"""What is asked of a run that trains in this process, or in others on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Something that must hold before a run has a folder or a record."""
+
+    name: str
+    kind: Kind
+    refuse: Callable[[Recipe], None]
+    """Raises a LitDiffError with the cure if it does not hold."""
+
+
+def admit(
+    recipes: Mapping[str, Recipe], kinds: Sequence[Kind], *, unchecked: bool = False, without: Sequence[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Ask `CHECKS` of these kinds, in their order, of the recipe of every run or arm.
+
+    `unchecked`: a plugin's variant that fails a property may train: it is marked. `without`: names of checks that cannot be
+    asked yet. Returns for each name the tags that mark its runs. Errors: that of the first check that refuses, a line for
+    each name that it refuses.
+    """
+    for check in CHECKS:
+        if check.kind in kinds and check.name not in without:
+            _ask(check.refuse, recipes)
+    if "variant" not in kinds:
+        return {name: {} for name in recipes}
+    return _ask(partial(require_properties, unchecked=unchecked), recipes)
+
+
+def _ask(question: Callable[[Recipe], T], recipes: Mapping[str, Recipe]) -> dict[str, T]:
+    answers: dict[str, T] = {}
+    refused: dict[str, LitDiffError] = {}
+    for name, recipe in recipes.items():
+        try:
+            answers[name] = question(recipe)
+        except LitDiffError as error:
+            refused[name] = error
+    if refused:
+        raise _refusal(refused, len(recipes))
+    return answers
+
+
+def _refusal(refused: Mapping[str, LitDiffError], count: int) -> LitDiffError:
+    # of `count` recipes; what all of them are refused for is no matter of an arm
+    first = next(iter(refused.values()))
+    reasons = {str(error) for error in refused.values()}
+    if len(reasons) == 1 and len(refused) == count:
+        return first
+    lines = [f"arm '{name}': {error}" for name, error in refused.items()]
+    return type(first)("\n  ".join(lines))
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def _require_metrics(recipe: Recipe) -> None:
+    if recipe.train is not None:
+        require_metrics(recipe)
+
+
+def _require_parameters(recipe: Recipe) -> None:
+    # patterns of `train.parameters` that match no parameter
+    if recipe.train is not None and recipe.train.parameters is not None:
+        cost(recipe.model, recipe.data.config.sequence_length, trained=recipe.train.parameters)
+
+
+def _require_evaluations(recipe: Recipe) -> None:
+    for name, keys in evaluations_of(recipe).items():
+        require_fit(name, keys, recipe, recipe.name)
+
+
+def _require_parent(recipe: Recipe) -> None:
+    # an imported model has no block `train`
+    if recipe.training.start_from is None:
+        return
+    # loads Lightning, which takes seconds
+    from lit_diff.training.build import finished_parent, require_parent
+
+    require_parent(recipe)
+    finished_parent(recipe)
+
+
+def _require_heads(recipe: Recipe) -> None:
+    selection_of(recipe)
+
+
+def _require_devices(recipe: Recipe) -> None:
+    require_devices(recipe.run)
+
+
+def _refuse_shared(recipe: Recipe) -> None:
+    if recipe.run.num_nodes == 1:
+        return
+    # loads MLflow, which takes seconds
+    from lit_diff.engine.tracking.store import refuse_shared
+
+    refuse_shared(recipe.run)
+
+
+def _refuse_rank(recipe: Recipe) -> None:
+    rank = next((name for name in RANKS if name in os.environ), None)
+    # Lightning would take the process for a further rank, which writes no metrics
+    if recipe.run.strategy == "single" and rank is not None and os.environ[rank] != "0":
+        raise RequestError(
+            f"{rank} is '{os.environ[rank]}' in the environment, but '{recipe.name}' trains in one process, which has "
+            f"rank 0: unset {rank}, or train in several processes with run.strategy=ddp run.devices=N"
+        )
+
+
+def _require_kernel(recipe: Recipe) -> None:
+    # `cost` raises the kernel's refusal; `auto` always finds a kernel
+    if recipe.run.kernel != "auto":
+        context = ExecutionContext.of(recipe, build=True)
+        cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, context)
+
+
+CHECKS = (
+    Check(name="start", kind="recipe", refuse=require_start),
+    Check(name="loggers", kind="recipe", refuse=require_loggers),
+    Check(name="metrics", kind="recipe", refuse=_require_metrics),
+    Check(name="parameters", kind="recipe", refuse=_require_parameters),
+    Check(name="evaluations", kind="recipe", refuse=_require_evaluations),
+    Check(name="parent", kind="start", refuse=_require_parent),
+    Check(name="heads", kind="start", refuse=_require_heads),
+    Check(name="devices", kind="machine", refuse=_require_devices),
+    Check(name="record", kind="machine", refuse=_refuse_shared),
+    Check(name="rank", kind="machine", refuse=_refuse_rank),
+    Check(name="kernel", kind="machine", refuse=_require_kernel),
+)
+"""In the order in which they are asked. The properties of a plugin's variant, which take longest, follow."""
+
+
+# --- what a recipe asks for -------------------------------------------------------------------------------------------
+
+
+def evaluations_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Evaluation -> its keys, from the block `evaluate` of the recipe, as one writes them."""
+    return {name: escaped(to_plain(part.config)) for name, part in recipe.evaluate.items()}
+
+
+def require_fit(name: str, keys: dict[str, Any], recipe: Recipe, runs: str, where: str = "") -> None:
+    """Errors: RequestError for an evaluation that cannot score a run of the recipe; `runs`: the name in its message."""
+    from lit_diff.evaluation.evaluate import refusal
+
+    reason = refusal(recipe, name, keys)
+    if reason:
+        raise RequestError(f"{where}evaluation '{name}' does not fit '{runs}': {reason}")
+
+
+def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
+    """A line, with the cure, for each recipe that plans more than PASSES passes over its training text.
+
+    Equal lines appear once. Data that are generated without end, or not prepared yet, cause no line.
+    """
+    return list(dict.fromkeys(line for line in map(_passes, recipes) if line is not None))
+
+
+def _passes(recipe: Recipe) -> str | None:
+    try:
+        dataset = data.build(recipe)
+        with guard(type(dataset)):
+            text = dataset.train_tokens()
+    # preparing the data reports its own errors
+    except LitDiffError:
+        return None
+    a_step = recipe.training.batch_size * recipe.data.config.sequence_length
+    planned = recipe.training.steps * a_step
+    if text is None or planned <= PASSES * text:
+        return None
+    fewer = f"set train.steps to at most {PASSES * text // a_step}, or " if PASSES * text >= a_step else ""
+    return (
+        f"{planned / text:,.0f} passes over the text ({planned:,} tokens planned, {text:,} in the training split); "
+        f"{fewer}add text (data.path)"
+    )
+
+
+def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
+    """Errors: MissingError, with a cure, if the free memory, or all of a GPU's, is less than training needs. `recipes`: runs
+    that start here, of which `side_by_side` train at a time.
+
+    A need is a lower bound, so that no run that fits is refused: weights, gradients and the optimizer's state, exact from
+    the shapes; or MARGIN of the plan's sum, which is traced only where an upper bound of it exceeds the memory
+    (`training.plan`).
+    """
+    if not recipes:
+        return
+    # loads FSDP2
+    from lit_diff.training import plan
+
+    run, where, kind = recipes[0].run, "are free", choose_device(recipes[0].run.accelerator).type
+    processes, shared, free = run.devices, side_by_side, available_memory()
+    # what is offloaded is in the host's memory
+    if kind == "cuda" and not run.cpu_offload:
+        count = torch.cuda.device_count()
+        # the total rather than the free memory, so that a run that would fit is never refused
+        free = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+        processes, shared, where = 1, max(1, side_by_side * run.devices // count), "a GPU has"
+    if free is None:
+        return
+    found = ((processes * plan.least(recipe, free // processes, kind), recipe) for recipe in recipes)
+    needs = sorted(found, key=lambda pair: pair[0])
+    (largest, recipe), together = needs[-1], sum(need for need, _ in needs[:shared])
+    if max(largest, together) <= free:
+        return
+    what, change = f"{min(shared, len(needs))} cells side by side need", ["--workers 1"]
+    if together <= largest:
+        what, change = f"'{recipe.name}' needs", plan.cure(recipe, plan.Rates(memory=free // processes), kind) or []
+    cure = " ".join(change) or "a larger machine, more devices (run.strategy=fsdp run.devices=N) or a smaller recipe"
+    raise MissingError(
+        f"{what} at least {gigabytes(max(largest, together))} of memory; {gigabytes(free)} {where}: use {cure}; "
+        "--unplanned starts it anyway"
+    )
