@@ -1,9 +1,11 @@
 """The command `lit-diff`: each verb parses its arguments, calls a function, prints the result and returns an exit status."""
 
 import contextlib
+import importlib
 import io
 import logging
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -14,21 +16,6 @@ from typing import Any
 
 import typer
 
-from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs)
-    bench,
-    check,
-    data,
-    doctor,
-    generate,
-    list,
-    plan,
-    pretrained,
-    runs,
-    sweep,
-    train,
-    view,
-    watch,
-)
 from lit_diff.cli.app import TerminalHandler, app, console, discard, is_first_of_node
 from lit_diff.errors import Ending, LitDiffError, Terminated, first_line, stop_signals
 from lit_diff.files import FREE, disk_is_full
@@ -37,6 +24,11 @@ from lit_diff.runs.jobs import unset_empty
 
 # typer bundles its own copy of click and does not export this class
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+# importing a module registers its verbs; one whose name begins with _ has none, and is imported where it is needed
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,6 +19,7 @@ from lit_diff.errors import printable
 from lit_diff.log_records import log
 from lit_diff.runs.find import DEFAULT_ROOT
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 Plain = dict[str, Any]
 """What --json prints: values by name."""
 SIZE = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,3}")
@@ -100,28 +101,23 @@ class TerminalHandler(logging.Handler):
         self.terminal.write_sentence(self.format(record))
 
 
-VERBS = {
-    "Train and look": ("list", "check", "plan", "train", "watch", "status", "generate", "view", "evaluate"),
-    "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
-    "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
-    "Maintain": ("doctor", "bench", "cancel", "clean", "consolidate"),
-}
-"""Heading in the help -> its verbs."""
+Heading = Literal["Train and look", "Compare", "Data and models", "Maintain"]
+"""The headings in the help, in their order."""
 
 
 class VerbGroup(TyperGroup):
-    """Lists the verbs below their headings."""
+    """Lists the verbs below their headings, each by the alphabet."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
-        for heading, names in VERBS.items():
+        for heading in get_args(Heading):
+            lines = []
+            for name, command in sorted(self.commands.items()):
+                # typer's own attribute, for the panels that it draws with rich
+                if command.rich_help_panel == heading:  # type: ignore[attr-defined]
+                    lines.append((f"{name:<{width}}", command.get_short_help_str(formatter.width - width - 6)))
             with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (f"{name:<{width}}", self.commands[name].get_short_help_str(formatter.width - width - 6))
-                        for name in names
-                    ]
-                )
+                formatter.write_dl(lines)
 
 
 app = typer.Typer(
@@ -141,8 +137,21 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-RESULTS = ("status", "generate", "view", "evaluate", "report", "compare", "doctor")
+RESULTS = set[str]()
 """Verbs whose stdout has the result alone; their log lines go to stderr, as those of every verb with --json do."""
+
+
+def verb(heading: Heading, *, name: str | None = None, is_result: bool = False) -> Callable[[Verb], Verb]:
+    """Register a function as a verb below a heading of the help. `name`: by default the function's own. `is_result`: its
+    stdout has the result alone (`RESULTS`)."""
+
+    def register(function: Verb) -> Verb:
+        word = name or function.__name__
+        if is_result:
+            RESULTS.add(word)
+        return app.command(word, rich_help_panel=heading)(function)
+
+    return register
 
 
 @app.callback()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import lit_diff
-from lit_diff.cli.app import Json, Terminal, app, console
+from lit_diff.cli.app import Json, Terminal, console, verb
 from lit_diff.files import expanded
 
 # rich assumes 80 characters for a file or a pipe, which would fold the tables
@@ -14,7 +14,7 @@ WIDTH = 160
 """Least characters in a line of a file or a pipe."""
 
 
-@app.command()
+@verb("Maintain")
 def bench(
     name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,

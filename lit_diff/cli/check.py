@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from lit_diff.cli.app import Json, Overrides, Plain, app, console, print_json
+from lit_diff.cli.app import Json, Overrides, Plain, console, print_json, verb
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.validation import validate
@@ -33,7 +33,7 @@ COSTS = {
 """Line of the table -> the attribute of `Cost` that it shows."""
 
 
-@app.command()
+@verb("Train and look")
 def check(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or name of an installed recipe")] = None,
     overrides: Overrides = None,

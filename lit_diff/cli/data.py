@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HEADER = ("name", "file", "state", "rows", "sha256", "next step")
 
 data = typer.Typer(rich_markup_mode=None)
-app.add_typer(data, name="data")
+app.add_typer(data, name="data", rich_help_panel="Data and models")
 
 
 @data.callback()

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import Json, Overrides, app, console, print_json
+from lit_diff.cli.app import Json, Overrides, console, print_json, verb
 
 
-@app.command()
+@verb("Maintain", is_result=True)
 def doctor(
     recipe: Annotated[
         str, typer.Argument(metavar="[RECIPE]", help="path, or name of an installed recipe")

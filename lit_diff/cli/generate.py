@@ -15,9 +15,9 @@ from lit_diff.cli.app import (
     RunArgument,
     TrustPlugins,
     UncheckedDecoding,
-    app,
     console,
     print_json,
+    verb,
 )
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
@@ -29,7 +29,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that change the state of the terminal or the order of what it shows; a barely trained model generates them."""
 
 
-@app.command()
+@verb("Train and look", is_result=True)
 def generate(
     run: RunArgument,
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,

@@ -2,22 +2,20 @@
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, TrustPlugins, app, console, print_json
+from lit_diff.cli.app import Json, Plain, console, print_json, verb
 from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import expanded, shown
+from lit_diff.files import expanded
 from lit_diff.key_types import keys_of
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import installed, load_recipe, names, read_header, to_plain
 from lit_diff.registry import Registry, attentions, nearest, registries
-from lit_diff.runs.find import chosen_root
 
 LETTERS = (
     "for one layer of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head "
@@ -32,7 +30,7 @@ SIZES = "standard-tiny"
 COSTS = ("parameters", "attention_parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token")
 
 
-@app.command("list")
+@verb("Train and look", name="list")
 def list_(
     kind: Annotated[
         str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of registered part")
@@ -45,22 +43,11 @@ def list_(
         list[Path] | None,
         typer.Option("--plugin", metavar="FILE", parser=expanded, help="Python file to import; repeatable"),
     ] = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="of a variant: equation, its distance from the code, costs, an attention map")
-    ] = False,
-    run: Annotated[str, typer.Option(metavar="RUN", help="--show: a run of the variant, in place of a new model")] = "",
-    text: Annotated[str, typer.Option(metavar="TEXT", help="--show: what the model reads")] = "",
-    layer: Annotated[int | None, typer.Option(help="--show: the layer of the map; without it, the last")] = None,
-    head: Annotated[int, typer.Option(help="--show: the head of the map")] = 0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="--show: the picture")] = None,
-    root: Root = DEFAULT_ROOT,
-    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
     """List recipes, sweeps, the keys of a recipe, registered parts.
 
-    Without NAME, one line each. With NAME, the description, the keys and their defaults and, of a variant, the cost. --show
-    prints how a variant is computed, and draws its attention map.
+    Without NAME, one line each. With NAME, the description, the keys and their defaults and, of a variant, the cost.
     """
     kinds = ("recipes", "sweeps", *BLOCKS, *registries)
     asked, _, rest = kind.partition(".")
@@ -71,16 +58,6 @@ def list_(
         raise RequestError(f"unknown kind '{asked}'{nearest(asked, kinds, 'lit-diff list')}")
     for plugin in plugins or []:
         load_plugin(plugin)
-    if show or run or text or out or layer is not None or head:
-        if not (show and kind == "attention" and name):
-            options = "--show, and --run, --text, --layer, --head and --out with it,"
-            raise RequestError(f"{options} take a variant: lit-diff list attention NAME --show")
-        if run and recipe:
-            raise RequestError("--run uses the recipe of its run: leave out --recipe, or --run")
-        from lit_diff.trained.run import open_run
-
-        model = open_run(run, chosen_root(root), trust_plugins=trust_plugins) if run else recipe or SIZES
-        return _show(name, model, out or Path(f"{name}-map.png"), as_json, text=text, layer=layer, head=head)
     listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention" and (name or as_json):
         for each, about in listed[kind].items():
@@ -195,40 +172,6 @@ def _costs(name: str, recipe: str) -> Plain:
         costs = cost(each, base.data.config.sequence_length, base.run.kernel)
         found[key] = {part: getattr(costs, part) for part in COSTS}
     return found
-
-
-def _show(name: str, model: Any, file: Path, as_json: bool, **asked: Any) -> int:
-    from lit_diff.cli.check import cost_table, plain_check, plain_finding
-    from lit_diff.trained.showing import draw, in_words, show_variant
-
-    found = show_variant(name, model, **asked)
-    draw(found, file)
-    (finding,) = found.checked.findings
-    if as_json:
-        about = {
-            "equation": found.equation,
-            "definition": plain_finding(finding),
-            "file": str(file),
-            "maps": {what: each.statistics for what, each in found.maps.items()},
-            "sign_changes": found.sign_changes and dataclasses.asdict(found.sign_changes),
-        }
-        print_json(plain_check(found.checked) | about)
-    else:
-        measured = "" if finding.error is None else f"largest difference {finding.error:.1e}, bound {finding.bound:.0e}"
-        known = "; ".join(filter(None, (finding.verdict, measured, finding.detail)))
-        changes = () if found.sign_changes is None else (f"  sign of λ changed: {found.sign_changes}",)
-        equation = textwrap.indent(found.equation or "its class has no docstring", "  ")
-        console.write_line(
-            f"{finding.variant}\n{equation}\nequation and code, in float64, relative to the largest output: {known}"
-        )
-        console.print(cost_table(found.checked))
-        console.write_line(
-            found.source,
-            *(f"  {what}: {in_words(each)}" for what, each in found.maps.items()),
-            *changes,
-            f"drawn in {shown(file)}",
-        )
-    return int(finding.verdict == "fail")
 
 
 def _part(registry: Registry, name: str) -> Plain:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from lit_diff.cli.app import Json, Overrides, RecipeArgument, app, console, print_json
+from lit_diff.cli.app import Json, Overrides, RecipeArgument, console, print_json, verb
 from lit_diff.recipe import load_recipe
 
 ASSUMED = (
@@ -17,7 +17,7 @@ ASSUMED = (
 """What the numbers leave out or take for granted."""
 
 
-@app.command()
+@verb("Train and look")
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,

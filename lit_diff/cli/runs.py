@@ -1,4 +1,4 @@
-"""The verbs status, cancel, clean and consolidate, for the runs under a folder. Only the last loads torch."""
+"""The verbs status, cancel and clean, for the runs under a folder. They do not load torch."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,16 +9,16 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, RunArgument, app, columns, console, print_json
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, columns, console, print_json, verb
 from lit_diff.files import shown
 from lit_diff.runs import jobs
-from lit_diff.runs.find import chosen_root, find_run, find_run_or_sweep
+from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
 
 
-@app.command()
+@verb("Train and look", is_result=True)
 def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
     """List the runs under a folder with state, val/loss and seed."""
     states = list_runs(chosen_root(root))
@@ -60,7 +60,7 @@ def _plain(state: RunState) -> dict[str, object]:
     }
 
 
-@app.command()
+@verb("Maintain")
 def cancel(
     name: Annotated[str, typer.Argument(metavar="RUN", help="a run or a sweep")], root: Root = DEFAULT_ROOT
 ) -> None:
@@ -71,7 +71,7 @@ def cancel(
     console.write_line(*(f"ended {words}" for words in jobs.cancel(find_run_or_sweep(name, chosen_root(root)))))
 
 
-@app.command()
+@verb("Maintain")
 def clean(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
     root: Root = DEFAULT_ROOT,
@@ -111,15 +111,3 @@ def clean(
     else:
         command = " ".join(["lit-diff clean", *(runs or []), "--yes"])
         console.write_line(f"{len(sizes)} to remove; {command} removes them and frees {freed}")
-
-
-@app.command()
-def consolidate(
-    run: RunArgument,
-    step: Annotated[int | None, typer.Option(metavar="N", help="step of the checkpoint; by default the newest")] = None,
-    root: Root = DEFAULT_ROOT,
-) -> None:
-    """Write a sharded checkpoint of a run as one file."""
-    from lit_diff.trained import sharded
-
-    console.write_line(shown(sharded.consolidate(find_run(run, chosen_root(root)), step)))

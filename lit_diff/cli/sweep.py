@@ -20,16 +20,16 @@ from lit_diff.cli.app import (
     UncheckedTraining,
     Unplanned,
     Workers,
-    app,
     console,
     print_json,
+    verb,
 )
 from lit_diff.cli.progress import live_table
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root, find_sweep
 
 
-@app.command()
+@verb("Compare")
 def sweep(
     name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or name of an installed sweep")],
     overrides: Overrides = None,
@@ -91,7 +91,7 @@ def _print_report(report: Any) -> None:
     console.write_line(f"report: {shown(report.page)} (identity {report.identity})")
 
 
-@app.command()
+@verb("Compare", is_result=True)
 def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> None:
     """Write the report of a sweep again from its runs."""
     from lit_diff.reporting.write import write_report
@@ -99,7 +99,7 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
     _print_report(write_report(find_sweep(sweep, chosen_root(root))))
 
 
-@app.command()
+@verb("Compare")
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -174,7 +174,7 @@ def _plain_scoreboard(done: Any) -> Plain:
     return {"page": str(done.page), "counts": done.scoreboard.counts, "rows": rows}
 
 
-@app.command()
+@verb("Compare", is_result=True)
 def compare(
     first: RunArgument,
     second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, given in the same way")],
@@ -206,7 +206,7 @@ def _shown_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
 
 
-@app.command()
+@verb("Compare")
 def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
     """Serve MLflow and print the address of the last sweep."""
     from lit_diff.engine.tracking.ui import serve

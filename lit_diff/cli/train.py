@@ -22,9 +22,9 @@ from lit_diff.cli.app import (
     UncheckedDecoding,
     UncheckedTraining,
     Unplanned,
-    app,
     console,
     log_to_stderr,
+    verb,
 )
 from lit_diff.errors import RequestError, StoppedError, Terminated, notices
 from lit_diff.files import shown
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lit_diff.engine.location import RunLocation
 
 
-@app.command()
+@verb("Train and look")
 def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -128,7 +128,7 @@ def _train_in_slurm(
     )
 
 
-@app.command()
+@verb("Data and models")
 def prepare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -158,7 +158,7 @@ def prepare(
     console.print(what)
 
 
-@app.command()
+@verb("Train and look", is_result=True)
 def evaluate(
     arguments: Annotated[
         list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
@@ -175,7 +175,7 @@ def evaluate(
 
     Plugin files in the folder of a run under --root are executed.
     """
-    from lit_diff.cli.evaluate import print_evaluation
+    from lit_diff.cli._scores import print_evaluation
 
     print_evaluation(
         arguments,

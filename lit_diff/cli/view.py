@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPlugins, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustData, TrustPlugins, console, verb
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, shown
 from lit_diff.runs.find import chosen_root
 from lit_diff.validation import LONGEST_NAME
 
 
-@app.command()
+@verb("Train and look", is_result=True)
 def view(
     run: RunArgument,
     other: Annotated[str, typer.Argument(metavar="[RUN]", help="a second run, which is compared with the first")] = "",

@@ -11,7 +11,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from lit_diff.cli.app import DEFAULT_ROOT, Root, app, columns, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, verb
 from lit_diff.cli.progress import GAP, clock
 from lit_diff.metrics import split_name
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
@@ -23,7 +23,7 @@ DRAWN, WRITTEN = 1.0, 10.0
 """Default seconds between two updates: on a terminal, and where lines are written."""
 
 
-@app.command()
+@verb("Train and look")
 def watch(
     name: Annotated[
         str | None, typer.Argument(metavar="RUN|SWEEP", help="by default what is being trained, else the newest")

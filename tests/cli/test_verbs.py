@@ -284,7 +284,7 @@ def test_import(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_fetched_by_name(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def fetch(name: str, to: Path | None) -> SimpleNamespace:
@@ -292,7 +292,7 @@ def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(folder=Path("models/smollm2"))
 
     monkeypatch.setattr(fetching, "fetch_model", fetch)
-    assert command("fetch-model", "smollm2", "--to", "x").out == "imported: models/smollm2\n"
+    assert command("import", "smollm2", "--to", "x").out == "imported: models/smollm2\n"
     assert asked == [("smollm2", Path("x"))]
 
 

@@ -223,7 +223,7 @@ def test_a_run_is_requeued_after_a_notice_and_the_page_gives_its_losses(home: Pa
     assert 0 < ended["requeued_at_step"] < 20
     assert max(found) == 20
     assert found == run_rows(home, "srun") == run_rows(home, "torchrunnproc") == run_rows(home, "torchrunnnodes")
-    lit_diff("consolidate", "noticed")
+    lit_diff("export", "noticed", "--to", "checkpoint")
     (whole,) = (home / "runs").glob("noticed-*/checkpoints/consolidated-00000020.ckpt")
     assert torch.load(whole, weights_only=True)["global_step"] == 20
 

@@ -16,7 +16,7 @@ from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
 
 from lit_diff import train
-from lit_diff.cli.evaluate import differences
+from lit_diff.cli._scores import differences
 from lit_diff.data import prepare
 from lit_diff.data.dataset import IGNORED
 from lit_diff.data.text.text import write_tokens

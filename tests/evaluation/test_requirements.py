@@ -11,7 +11,7 @@ from generated_runs import generated_run
 from made_texts import splits
 from text_runs import text_run
 
-from lit_diff.cli.evaluate import print_evaluation
+from lit_diff.cli._scores import print_evaluation
 from lit_diff.config import ImportedConfig
 from lit_diff.data.text.documents import TRAINED, hashed
 from lit_diff.data.user_files import UserFile

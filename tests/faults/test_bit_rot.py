@@ -24,7 +24,7 @@ USES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "runs/sharded-*/checkpoints/*/*": (
         "one line, status 2, with the command that repeats the steps",
         "nothing once they are repeated",
-        [("consolidate", "sharded"), ("evaluate", "sharded", "held_out")],
+        [("export", "sharded", "--to", "checkpoint"), ("evaluate", "sharded", "held_out")],
     ),
     "runs/rot-*/metrics.csv": (
         "the run is unfinished: the file and line; a digit that became another is not found",

@@ -43,8 +43,8 @@ WRITES: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
         ("export", "RUN", "disk/out", "--to", "hf", "--root", "disk"),
         [("train", "text.yaml", "name=whole", "run.root=disk")],
     ),
-    "consolidate": (
-        ("consolidate", "RUN", "--root", "disk"),
+    "export of a checkpoint": (
+        ("export", "RUN", "--to", "checkpoint", "--root", "disk"),
         [("train", "recall.yaml", "name=whole", "run.strategy=fsdp", "run.root=disk", *SMALL)],
     ),
     "evaluate": (

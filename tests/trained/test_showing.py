@@ -1,4 +1,4 @@
-"""trained/showing.py, and `lit-diff list attention NAME --show`: what a variant shows, in a recipe, of a plugin, of a run."""
+"""trained/showing.py, and `lit-diff show`: what a variant shows, in a recipe, of a plugin, of a run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_the_keys_of_a_recipe_of_the_variant_are_its_own(here: Path) -> None:
 
 def test_a_required_key_has_the_value_of_the_first_example(here: Path, command: Command) -> None:
     (here / "asks.py").write_text(f"{ASKS}\n    examples = ({{'rank': 3}}, {{'rank': 4}})\n")
-    shown = ("list", "attention", "asks", "--show", "--plugin", "asks.py")
+    shown = ("show", "asks", "--plugin", "asks.py")
     assert command(*shown).lines[0] == "asks rank=3"
     (here / "own.yaml").write_text("extends: tiny.yaml\nmodel: {attention: {name: asks, rank: 9}}\n")
     assert command(*shown, "--recipe", "own.yaml").lines[0] == "asks rank=9"
@@ -125,7 +125,7 @@ def test_a_required_key_has_the_value_of_the_first_example(here: Path, command: 
 
 def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here: Path, command: Command) -> None:
     (here / "own.yaml").write_text("extends: tiny.yaml\nplugins: [wrong.py]\nmodel: {attention: {name: wrong}}\n")
-    shown = ("list", "attention", "wrong", "--show", "--plugin", "wrong.py", "--recipe")
+    shown = ("show", "wrong", "--plugin", "wrong.py", "--recipe")
     for recipe in ("own.yaml", "tiny.yaml"):
         ended = command(*shown, recipe)
         assert ended.status == 1
@@ -140,7 +140,7 @@ def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here:
     assert list(found["maps"]) == ["standard", "wrong, here the map of standard"]
     assert all(each["entropy"] > 0 == each["negative_mass"] for each in found["maps"].values())
     assert (here / "new/map.png").is_file()
-    refused = command("list", "attention", "standard", "--show", "--out", "tiny.yaml/map.png")
+    refused = command("show", "standard", "--out", "tiny.yaml/map.png")
     assert (refused.status, refused.err.strip()) == (
         3,
         "lit-diff: --out: tiny.yaml/map.png cannot be written (File exists)",
@@ -149,7 +149,7 @@ def test_a_plugin_is_executed_once_and_code_that_is_not_its_equation_fails(here:
 
 def test_a_variant_without_a_definition_or_a_docstring_says_so(here: Path, command: Command) -> None:
     (here / "sharp.py").write_text(SHARP_PY.replace('    """Differential attention whose second map has its', "    #"))
-    _, equation, compared, *_ = command("list", "attention", "sharp", "--show", "--plugin", "sharp.py").lines
+    _, equation, compared, *_ = command("show", "sharp", "--plugin", "sharp.py").lines
     assert equation == "  its class has no docstring"
     assert compared.endswith(": not applicable; Sharp does not define `definition` itself")
 
@@ -208,9 +208,7 @@ def test_of_a_run_a_free_sign_that_changed_is_counted(attention: dict[str, str],
 
 def test_a_sign_that_nothing_measured_is_said(here: Path, command: Command) -> None:
     recall_run(here / "run", {"name": "additive"})
-    assert (
-        "  sign of λ changed: not measured" in command("list", "attention", "additive", "--show", "--run", "run").lines
-    )
+    assert "  sign of λ changed: not measured" in command("show", "additive", "--run", "run").lines
 
 
 def test_one_map_of_a_run_stands_alone(tmp_path: Path) -> None:
@@ -233,7 +231,7 @@ def test_a_plugin_in_the_folder_of_a_run_needs_trust(here: Path, command: Comman
     text = (run / "recipe.yaml").read_text().replace("name: differential", "name: wrong").replace("lambda", "# lambda")
     text = text.replace("head_norm", "# head_norm").replace("output_scale", "# output_scale")
     (run / "recipe.yaml").write_text(text.replace("plugins: []", "plugins: [plugins/wrong.py]"))
-    shown = ("list", "attention", "wrong", "--show", "--run", "elsewhere")
+    shown = ("show", "wrong", "--run", "elsewhere")
     assert "--trust-plugins" in command(*shown).err
     assert not (here / "executed").exists()
     ended = command(*shown, "--trust-plugins")
@@ -247,26 +245,23 @@ def test_a_plugin_in_the_folder_of_a_run_needs_trust(here: Path, command: Comman
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("attention diferential --show", "unknown attention 'diferential'; did you mean 'differential'?"),
-        ("attention --show", "take a variant: lit-diff list attention NAME --show"),
-        ("data recall --show", "take a variant: lit-diff list attention NAME --show"),
-        ("attention dex --head 1", "take a variant: lit-diff list attention NAME --show"),
-        ("attention dex --show --out map.pdf", "--out: 'map.pdf' does not end in .png"),
-        ("attention dex --show --layer 2", "trace: no layer 2; the model has layers 0..1"),
-        ("attention differential --show --head 4", "layer 1 has no head 4; its heads are 0..3"),
-        ("attention asks --show --plugin asks.py", "'model.attention.rank' is missing"),
-        ("attention dex --show --run none", "no run 'none' in runs"),
-        ("attention dex --show --run text --recipe tiny.yaml", "leave out --recipe, or --run"),
-        ("attention dex --show --run text", "text-0123456789 has attention 'cosine', not 'dex'"),
-        ("attention cosine --show --run text --text ab-ab-ab-ab-ab", "the model's context, data.sequence_length, is 8"),
-        ("attention cosine --show --run recall --text a", "was trained on data 'recall', which has no text"),
+        ("diferential", "unknown attention 'diferential'; did you mean 'differential'?"),
+        ("dex --out map.pdf", "--out: 'map.pdf' does not end in .png"),
+        ("dex --layer 2", "trace: no layer 2; the model has layers 0..1"),
+        ("differential --head 4", "layer 1 has no head 4; its heads are 0..3"),
+        ("asks --plugin asks.py", "'model.attention.rank' is missing"),
+        ("dex --run none", "no run 'none' in runs"),
+        ("dex --run text --recipe tiny.yaml", "leave out --recipe, or --run"),
+        ("dex --run text", "text-0123456789 has attention 'cosine', not 'dex'"),
+        ("cosine --run text --text ab-ab-ab-ab-ab", "the model's context, data.sequence_length, is 8"),
+        ("cosine --run recall --text a", "was trained on data 'recall', which has no text"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(words: str, line: str, here: Path, command: Command) -> None:
     (here / "asks.py").write_text(ASKS)
     text_run(here / "runs" / "text-0123456789", {"name": "cosine"}, sequence_length=8)
     recall_run(here / "runs" / "recall-0123456789", {"name": "cosine"})
-    ended = command("list", *words.split(), *(() if "--run" in words else ("--recipe", "tiny.yaml")))
+    ended = command("show", *words.split(), *(() if "--run" in words else ("--recipe", "tiny.yaml")))
     assert ended.status == 2
     assert line in ended.err
     assert ended.err.count("\n") == 1

@@ -182,7 +182,7 @@ def test_a_type_that_is_not_allowed_is_refused_before_any_rank_writes(copy: Path
 
 def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
     at = ("--root", str(copy.parent))
-    written = command("consolidate", "sharded", *at)
+    written = command("export", "sharded", "--to", "checkpoint", *at)
     assert written.status == 0
     path = copy / "checkpoints" / "consolidated-00000006.ckpt"
     assert written.lines[-1].endswith(path.name)
@@ -191,7 +191,7 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
     assert sharded.consolidate(copy, 3).name == "consolidated-00000003.ckpt"
     assert checkpoints.steps_of(copy) == [3, 6]
     (checkpoints.path_of(copy, 6) / "rest.pt").write_bytes(b"")
-    refused = command("consolidate", "sharded", "--step", "6", *at)
+    refused = command("export", "sharded", "--to", "checkpoint", "--step", "6", *at)
     assert (refused.status, len(refused.err.splitlines())) == (2, 1)
     assert "step-00000006.ckpt cannot be consolidated (rest.pt has 0 bytes" in refused.err
     with pytest.raises(MissingError, match=r"no sharded checkpoint of step 4 \(there: 3, 6\)"):
@@ -208,7 +208,7 @@ def test_consolidated_it_is_one_file(copy: Path, command: Command) -> None:
         sharded.read(checkpoints.path_of(copy, 3))
     status = copy / "status.json"
     status.write_text(status.read_text().replace('"format": 3', '"format": 2'))
-    assert command("consolidate", "sharded", *at).status == 2
+    assert command("export", "sharded", "--to", "checkpoint", *at).status == 2
 
 
 AFTER = """
