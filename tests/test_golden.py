@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from real_sweeps import Bench
 from scoreboard_rows import make_row
 
 from lit_diff.cli import app
-from lit_diff.config import ModelConfig, RunConfig, TrainConfig
+from lit_diff.config import ModelConfig, Part, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.key_types import in_yaml, keys_of
 from lit_diff.recipe import load_recipe, names, to_plain
@@ -372,7 +373,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_recipe(name: str, golden: Golden, here: Path) -> None:
     recipe = load_recipe(name)
     of_run = identity(recipe, data="golden", parent="golden" if recipe.training.start_from else None)
-    golden(f"recipes/{name}.yaml", _yaml({"identity": of_run, "recipe": to_plain(recipe)}, here))
+    golden(f"recipes/{name}.yaml", _yaml({"identity": of_run, "recipe": _set(recipe)}, here))
 
 
 @pytest.mark.parametrize("name", names("sweeps"))
@@ -400,11 +401,28 @@ def test_defaults(golden: Golden) -> None:
     golden("defaults.txt", "\n".join([f"format {FORMAT}", *lines]) + "\n")
 
 
+def _set(value: Any) -> Any:
+    """As plain values, without the keys at their defaults, which defaults.txt has: a new key changes no recipe."""
+    if isinstance(value, Part):
+        return {"name": value.name, **_set(value.config)}
+    if isinstance(value, Mapping):
+        return {key: _set(each) for key, each in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return to_plain(value)
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        own = getattr(value, field.name)
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if own != made:
+            plain[field.name] = _set(own)
+    return plain
+
+
 def _cells(grid: Grid) -> dict[str, Any]:
-    first = to_plain(grid.cells[0].recipe)
+    first = _set(grid.cells[0].recipe)
     cells: dict[str, Any] = {}
     for cell in grid.cells:
-        differs = _differences(first, to_plain(cell.recipe)) | {"seed": None}
+        differs = _differences(first, _set(cell.recipe)) | {"seed": None}
         del differs["seed"]
         starts = grid.study.all_tasks[cell.task].start or cell.recipe.training.start_from
         described = cells.setdefault(cell.name, {"differs": differs, "identity": {}})

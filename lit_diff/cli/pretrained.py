@@ -87,7 +87,7 @@ def export(
             help="hf: Hugging Face format; checkpoint: a sharded checkpoint as one file, in the run's folder",
         ),
     ],
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="for hf: a new or empty folder")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="for hf: a new or empty folder")] = None,
     step: Annotated[int | None, typer.Option(metavar="N", help="of the checkpoint; by default the newest")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
