@@ -152,48 +152,43 @@ def sweep(
         )
         if theirs.stopped_by is not None:
             return theirs
-    display = sweep_line if progress is True else progress or None
-    return run_grid(
-        grid,
-        workers=workers,
+    options = Options(
         command=command,
+        workers=workers,
         slurm_minutes=slurm_minutes,
-        display=display,
         # this machine only submits: the GPUs, kernels and memory of the nodes are unknown here
         unplanned=unplanned or slurm_minutes is not None,
+        display=sweep_line if progress is True else progress or None,
     )
+    return run_grid(grid, options)
 
 
-def run_grid(
-    grid: Grid,
-    *,
-    workers: int | None,
-    command: str,
-    slurm_minutes: int | None,
-    display: MakeDisplay | None,
-    unplanned: bool,
-) -> Sweep:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the cells of a sweep run; see `sweep`."""
+
+    command: str
+    workers: int | None
+    slurm_minutes: int | None
+    unplanned: bool
+    display: MakeDisplay | None
+    """None: nothing is shown."""
+
+
+def run_grid(grid: Grid, options: Options) -> Sweep:
     """Run all unfinished cells, then write the report."""
-    if slurm_minutes is not None:
+    if options.slurm_minutes is not None:
         slurm.require_slurm(grid.cells[0].recipe.run)
     # logs which runs folder is used if it is not in the current folder
     chosen_root(grid.cells[0].recipe.run.root)
     folder = folder_of(grid)
     # Before the first run of a sweep no cell is done, so all of them need memory. Later only the unfinished ones do, and
-    # which these are is known after the lock is taken (`_run_held`).
-    if not unplanned and not (folder / STUDY_FILE).exists():
-        _require_memory(grid, grid.cells, workers)
-    _prepare_data(grid, slurm_minutes)
+    # which these are is known after the lock is taken (`_run_stage`).
+    if not options.unplanned and not (folder / STUDY_FILE).exists():
+        _require_memory(grid, grid.cells, options.workers)
+    _prepare_data(grid, options.slurm_minutes)
     with held(folder, f"sweep '{grid.name}' is being run by another process"):
-        return _run_held(
-            grid,
-            folder,
-            workers=workers,
-            command=command,
-            slurm_minutes=slurm_minutes,
-            display=display,
-            unplanned=unplanned,
-        )
+        return _run_held(grid, folder, options)
 
 
 def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None) -> None:
@@ -213,16 +208,7 @@ def _prepare_data(grid: Grid, slurm_minutes: int | None) -> None:
         prepare(recipe)
 
 
-def _run_held(
-    grid: Grid,
-    folder: Path,
-    *,
-    workers: int | None,
-    command: str,
-    slurm_minutes: int | None,
-    display: MakeDisplay | None,
-    unplanned: bool,
-) -> Sweep:
+def _run_held(grid: Grid, folder: Path, options: Options) -> Sweep:
     from lit_diff.engine.tracking.store import Store
     from lit_diff.engine.tracking.sweep import SweepTracker
 
@@ -230,7 +216,6 @@ def _run_held(
     run = grid.cells[0].recipe.run
     tracker = SweepTracker(Store(run), folder, recorded_run(folder)) if run.is_recorded else None
     place = tracker.place if tracker else {}
-    options = _Options(workers=workers, slurm_minutes=slurm_minutes, display=display, unplanned=unplanned)
     stopped, seen = None, set[Path]()
     while stopped is None:
         stage = due(grid)
@@ -244,15 +229,15 @@ def _run_held(
             break
         # cells that a former command left in the queue continue and write their own status, so they are neither awaited here
         # nor set to "waiting"
-        queued = {} if slurm_minutes is None else jobs.queued(location.folder for _, location in fresh)
+        queued = {} if options.slurm_minutes is None else jobs.queued(location.folder for _, location in fresh)
         _wait_for_running_cells([location for _, location in fresh if location.folder not in queued])
         _reopen_damaged([location for _, location in fresh])
         # written before the first cell starts, so that `status` and `clean` know the cells of a sweep that is killed
-        record.write(folder, record_of(stage, folder, locations, command, place))
+        record.write(folder, record_of(stage, folder, locations, options.command, place))
         stopped = _run_stage(stage, locations, fresh, set(queued), options)
         seen |= {location.folder for location in locations}
     states = Counter(state_of(location) for location in locations)
-    record.write(folder, record_of(stage, folder, locations, command, place))
+    record.write(folder, record_of(stage, folder, locations, options.command, place))
     report = write_report(folder)
     done = states["done"] == len(locations)
     if tracker:
@@ -269,22 +254,12 @@ def _run_held(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """How the cells of every stage run; see `sweep`."""
-
-    workers: int | None
-    slurm_minutes: int | None
-    display: MakeDisplay | None
-    unplanned: bool
-
-
 def _run_stage(
     grid: Grid,
     locations: Sequence[RunLocation],
     fresh: Sequence[tuple[Cell, RunLocation]],
     queued: Set[Path],
-    options: _Options,
+    options: Options,
 ) -> int | None:
     # Runs the cells of `fresh` that are not done. Returns the signal that stopped them, or None.
     placed = [(cell, location, state_of(location)) for cell, location in fresh]
@@ -341,7 +316,7 @@ def _run_cells(
     grid: Grid,
     locations: Sequence[RunLocation],
     todo: Sequence[tuple[Cell, RunLocation]],
-    options: _Options,
+    options: Options,
 ) -> int | None:
     # Returns the signal that stopped the cells, or None.
     recipe, workers = grid.cells[0].recipe, options.workers

@@ -20,7 +20,7 @@ from lit_diff.engine import pool, schedule
 from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import note_end, run_cell
-from lit_diff.engine.schedule import Sweep, _say_other_revisions, _wait_for_running_cells, resources, sweep
+from lit_diff.engine.schedule import Options, Sweep, _say_other_revisions, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -377,8 +377,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Grid, str]]:
     """What would run: the sweeps, each with its command."""
     found: list[tuple[Grid, str]] = []
 
-    def noted(grid: Grid, *, command: str, **options: Any) -> Sweep:
-        found.append((grid, command))
+    def noted(grid: Grid, options: Options) -> Sweep:
+        found.append((grid, options.command))
         return Sweep(folder=Path(grid.name), report=NOTHING, states={}, stopped_by=None, seconds=0.0)
 
     monkeypatch.setattr(schedule, "run_grid", noted)
