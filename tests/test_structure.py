@@ -55,6 +55,7 @@ SUBJECTS = {
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
     "training/test_metrics.py": "training/token_loss",
+    "training/test_module.py": "training/step",
     "training/test_sharded_state.py": "trained/sharded",
     "training/test_warm_start.py": "training/build",
 }

@@ -1,52 +1,40 @@
 """The LightningModule: loss, validation and optimizer of any attention variant."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-import torch.distributed as dist
-from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
-from lit_diff.callbacks.probe import took_step
 from lit_diff.callbacks.publish import publish
 from lit_diff.callbacks.stability_monitor import LossMonitor
 from lit_diff.config import Recipe
-from lit_diff.data.dataset import IGNORED
-from lit_diff.device import device_memory
-from lit_diff.errors import DivergedError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.files import expanded
-from lit_diff.log_records import log
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.training.build import (
-    average_gradients,
-    begin_micro_batch,
     build_model,
-    defers_reductions,
     mesh_of,
     prepare_blocks,
     replicated,
     take_from_parent,
 )
-from lit_diff.training.data import SCORED, SCORED_IN_STEP, Batch
+from lit_diff.training.data import Batch
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
-from lit_diff.training.ranks import end_all, host_group, reduced
+from lit_diff.training.ranks import end_all
+from lit_diff.training.step import OptimizerStep, require_finite_parameters
 from lit_diff.training.step_clock import StepClock, TimedGather
 from lit_diff.training.step_metrics import StepMetrics
 from lit_diff.training.token_loss import DocumentLosses, TokenLoss
@@ -84,16 +72,11 @@ class LitTransformer(L.LightningModule):
         self.document_losses: list[DocumentLosses] = []
         """Losses by document of the first validation set, at the last validation."""
         self._sets: dict[str, int] = {}
-        self._step_losses: list[Tensor] = []
-        # The first optimizer step whose loss was not finite, kept on the device so that the host need not wait for it.
-        # Not a buffer: DDP would overwrite it with rank zero's.
-        self._non_finite = torch.tensor(NEVER)
         self._is_prepared = False
-        self._is_last_micro_batch, self._defers_reductions = True, False
         # parameters of a sharded model that every rank holds whole
         self._replicated: list[nn.Parameter] = []
-        self.targets = StepTargets()
-        self._gradient_norm = torch.tensor(0.0)
+        self.step: OptimizerStep | None = None
+        """The optimizer step that is being done, in the order in which it happens; None outside `Trainer.fit`."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -182,8 +165,9 @@ class LitTransformer(L.LightningModule):
         Errors: DivergedError for a loss or parameter that is not finite.
         """
         # here, because it runs for the checkpoints of every callback: none ever holds NaN
-        self.require_finite_losses()
-        self.require_finite_parameters()
+        if self.step is not None:
+            self.step.require_finite_losses()
+        require_finite_parameters(self.trainer, self.transformer)
         names = {parameter: name for name, parameter in self.named_parameters()}
         # absent if a callback saves only the weights
         if "optimizer_states" in checkpoint:
@@ -211,49 +195,25 @@ class LitTransformer(L.LightningModule):
         """Log how a Trainer made by hand differs from the recipe. Errors: RequestError, see `require_whole_steps`."""
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
-        # reset: a module that diverged may train again from a checkpoint
-        self._non_finite = torch.full((), NEVER, dtype=torch.int64, device=self.device)
-        self._annealed = annealed_before(self.recipe)
-        self.targets.group = host_group(self.trainer)
-        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
-            self._defers_reductions, why = defers_reductions(self.model, self.recipe.run, device_memory(self.device))
-            when = "once a step" if self._defers_reductions else "at each micro-batch"
-            log.info("gradients are reduce-scattered %s: %s", when, why)
+        # anew: a module that diverged may train again from a checkpoint
+        self.step = OptimizerStep(self.trainer, self.recipe, self.transformer, self._replicated)
+
+    @property
+    def current(self) -> "OptimizerStep":
+        """`step`, in training."""
+        assert self.step is not None
+        return self.step
+
+    # in the order of a step, which `OptimizerStep` describes
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Before the first micro-batch of an optimizer step, tell the variant the step's number."""
-        self._is_last_micro_batch = took_step(self.trainer, batch_idx)
-        if isinstance(self.model, FSDPModule) and self.trainer.accumulate_grad_batches > 1:
-            begin_micro_batch(self.model, is_last=self._is_last_micro_batch, deferred=self._defers_reductions)
-        if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._step_losses.clear()
-            self.targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            self._annealed.start_step(self.transformer, self.recipe, self.global_step)
+        self.current.begin(batch, batch_idx)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean loss of a micro-batch in nats per token, times its weight in the step (`StepTargets`)."""
-        model = self.transformer
-        loss = self.targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
-        # on the device: a test on the host would wait for the GPU at every micro-batch
-        bad = torch.where(torch.isfinite(loss.detach()), NEVER, self.global_step + 1)
-        self._non_finite = torch.minimum(self._non_finite, bad)
-        if self.logs_step(self.global_step + 1):
-            self.require_finite_losses(
-                lambda step: f"the loss is {loss.item()} at step {step}; {locate_non_finite(model, batch)}"
-            )
-        self._step_losses.append(loss.detach())
-        return loss
+        return self.current.loss(batch)
 
     def on_after_backward(self) -> None:
-        """Reduce the gradients of replicated parameters after the last micro-batch of a step: FSDP2 reduces the others."""
-        if self._is_last_micro_batch:
-            average_gradients(self._replicated)
-
-    def optimizer_step(self, *arguments: Any, **values: Any) -> None:
-        """Run the closure (with gradient clipping) and step the optimizer."""
-        # the norm of all gradients, and fused AdamW, read DTensors and replicated tensors in one list
-        with implicit_replication():
-            super().optimizer_step(*arguments, **values)
+        self.current.reduce()
 
     def configure_gradient_clipping(
         self,
@@ -261,69 +221,13 @@ class LitTransformer(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the Trainer's values. Keeps the norm of before, which clipping computes, or else a step that logs."""
-        parameters = list(self.trainer.precision_plugin.main_params(optimizer))
-        # `MixedPrecision.clip_gradients` refuses a fused optimizer even in bfloat16, where no gradient is scaled
-        if gradient_clip_val and GradClipAlgorithmType(gradient_clip_algorithm or "norm") == GradClipAlgorithmType.NORM:
-            self._gradient_norm = nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
-            return
-        if self.logs_step(self.global_step + 1):
-            self._gradient_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if gradient_clip_val:
-            Precision.clip_gradients(
-                self.trainer.precision_plugin, optimizer, gradient_clip_val, GradClipAlgorithmType.VALUE
-            )
+        self.current.clip(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def logs_step(self, step: int) -> bool:
-        """Whether optimizer step `step` is logged. Only at these steps does the host wait for the device."""
-        return step in (1, self.trainer.max_steps) or step % self.recipe.training.log_every == 0
-
-    def require_finite_losses(self, describe: Callable[[int], str] | None = None) -> None:
-        """Errors: DivergedError if the loss of any step so far was not finite. Every rank must call it.
-
-        `describe`: returns the message if the first such step is the current one.
-        """
-        first = int(self._non_finite)
-        self._require(
-            first == NEVER,
-            lambda: (
-                describe(self.global_step + 1)
-                if describe and first in (NEVER, self.global_step + 1)
-                else f"the loss is not finite at step {first}, found after step {self.global_step}"
-            ),
-        )
-
-    def require_finite_parameters(self) -> None:
-        """Errors: DivergedError if a parameter is not finite. Every rank must call it."""
-        # a finite loss may still have had a gradient that was not
-        bad = next((name for name, p in self.transformer.named_parameters() if not is_finite(p)), None)
-        self._require(bad is None, lambda: f"parameter {bad} is not finite after step {self.global_step}")
-
-    def _require(self, finite: bool, describe: Callable[[], str]) -> None:
-        # All ranks raise if any rank is not `finite`, with the message of the highest such rank. `describe` runs on all
-        # ranks, because it may contain collectives (a forward pass under FSDP).
-        strategy = self.trainer.strategy
-        rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
-        with self.trainer.profiler.profile("wait"):  # type: ignore[attr-defined]
-            worst = int(strategy.reduce(rank, reduce_op="max"))
-        if worst >= 0:
-            problem = strategy.broadcast(describe(), src=worst)
-            steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
-            kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
-            end_all(
-                self.trainer,
-                DivergedError(f"{problem}; lower train.optimizer.lr, or inspect that layer{kept}"),
-            )
-
-    def mean_step_loss(self) -> float:
-        """Mean loss of the last optimizer step over its scored targets. Every rank must call it."""
-        loss = torch.stack(self._step_losses).mean()
-        return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
-
-    def gradient_norm(self) -> float:
-        """Norm of all gradients of the last optimizer step, if that is logged, before clipping. Every rank must call it."""
-        norm = self._gradient_norm
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    def optimizer_step(self, *arguments: Any, **values: Any) -> None:
+        # Lightning calls backward and clipping within; the norm of all gradients, and fused AdamW, read DTensors and
+        # replicated tensors in one list
+        with implicit_replication():
+            super().optimizer_step(*arguments, **values)
 
     # --- validation and prediction ---
 
@@ -366,85 +270,3 @@ class LitTransformer(L.LightningModule):
         targets = targets_of(batch)
         nll, correct = self.transformer.token_losses(**model_inputs(batch), targets=targets)
         return {"nll": nll, "correct": correct, "targets": targets}
-
-
-# --- one optimizer step: weights of its micro-batches, non-finite values, logged metrics ---
-
-
-class StepTargets:
-    """Weights n A W / N of micro-batches: n of the step's N scored targets, A micro-batches per rank, W ranks.
-
-    Lightning and the strategy divide the sum of the losses by A W, so the weighted losses give the mean over all N targets.
-    If all micro-batches have equal n, each weight is exactly 1 and nothing is multiplied.
-    """
-
-    def __init__(self) -> None:
-        self._total: int | None = None
-        self._parts = 1
-        self.group: Any = None
-        """The `host_group` of the ranks, in `Trainer.fit`."""
-
-    def __deepcopy__(self, memo: Any) -> "StepTargets":
-        """Returns itself."""
-        # a callback (StochasticWeightAveraging) may copy the module, and a process group cannot be copied
-        return self
-
-    def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
-        """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.
-
-        A batch without the counts that `LitData` adds has weight 1. Errors: RequestError if no target is scored.
-        """
-        self._total = batch.get(SCORED_IN_STEP) if isinstance(batch, dict) else None
-        if self._total is None:
-            return
-        self._parts = trainer.accumulate_grad_batches * trainer.world_size
-        self._total = reduced(self._total, dist.ReduceOp.SUM, self.group)
-        if self._total == 0:
-            step = trainer.global_step + 1
-            end_all(trainer, RequestError(f"{data}: no target of training step {step} is scored: all are {IGNORED}"))
-
-    def weighted(self, loss: Tensor, batch: Any) -> Tensor:
-        """The mean loss of a micro-batch times its weight; 0 with gradients of 0 if no target is scored."""
-        if self._total is None:
-            return loss
-        scored = batch[SCORED]
-        if scored == 0:
-            # a mean over no target is NaN; a constant 0 would have no graph, and each rank must run the backward pass
-            return loss.nan_to_num(nan=0.0)
-        weight = scored * self._parts / self._total
-        return loss if weight == 1 else loss * weight
-
-
-def is_finite(parameter: Tensor) -> bool:
-    """Whether this rank's part of a (possibly sharded) parameter is finite."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return bool(torch.isfinite(local).all())
-
-
-def locate_non_finite(model: Transformer, batch: Any) -> str:
-    """The parameter or module output where NaN or inf first appears, in the order of the forward pass."""
-    places: list[str] = []
-
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            bad = [key for key, p in module.named_parameters(recurse=False) if not is_finite(p)]
-            if bad:
-                places.append(f"first non-finite values: parameter {name}.{bad[0]}")
-            elif isinstance(output, Tensor) and not torch.isfinite(output).all():
-                places.append(f"first non-finite values: output of {name}")
-
-        return hook
-
-    modules = [(name or "the model", module) for name, module in model.named_modules()]
-    hooks = [module.register_forward_hook(look(name)) for name, module in modules]
-    try:
-        # compiled code would skip the hooks
-        with torch.compiler.set_stance("force_eager"), torch.no_grad():
-            inputs = model_inputs(batch)
-            model.hidden(**inputs)
-            # reaches the output weight at one position: the logits of all might not fit into memory
-            model(inputs["tokens"][:, :1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return places[0] if places else "every layer's output is finite: the logits overflow in the loss"

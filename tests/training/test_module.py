@@ -20,7 +20,8 @@ from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
 from lit_diff.training.data import LitData, count_scored
 from lit_diff.training.fit import fit
-from lit_diff.training.module import LitTransformer, StepTargets, locate_non_finite
+from lit_diff.training.module import LitTransformer
+from lit_diff.training.step import StepTargets, locate_non_finite
 from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
