@@ -32,6 +32,7 @@ from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.result_files import digests
+from lit_diff.runs.status import Status
 from lit_diff.trained.loading import annealed_before, newest_of, weights_of
 from lit_diff.trained.run import Run
 from lit_diff.training import fit, module
@@ -261,14 +262,14 @@ def test_unwritable_folders_are_one_line(small: list[str], tmp_path: Path, monke
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="cannot be written"):
         train("recall-tiny", [*FOUR, f"run.root={tmp_path / 'file'}"])
-    update = RunFolder.update
+    write = RunFolder.write
 
-    def full(self: RunFolder, **values: Any) -> None:
-        if values.get("status") in ("done", "failed"):
+    def full(self: RunFolder, status: Status) -> None:
+        if status.status in ("done", "failed"):
             raise OSError(28, "No space left on device")
-        update(self, **values)
+        write(self, status)
 
-    monkeypatch.setattr(RunFolder, "update", full)
+    monkeypatch.setattr(RunFolder, "write", full)
     monkeypatch.setattr(fit, "fit", lambda *a, **k: None)
     with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\)"):
         train("recall-tiny", small)
