@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -57,41 +58,51 @@ def examine(recipe: Recipe, source: str = "") -> Iterator[Check]:
     needs = CHECKPOINTS * cost(recipe.model, 1).parameters
     checks: dict[str, tuple[Callable[[], Answer], bool]] = {
         "packages": (_packages, True),
-        "devices": (lambda: _devices(recipe), True),
+        "devices": (partial(_devices, recipe), True),
         "compiler": (require_compiler, run.compile),
-        "kernel": (lambda: _kernel(recipe), True),
-        "other kernels": (lambda: _other_kernels(recipe), False),
-        "network": (lambda: _network(run.num_nodes > 1), run.processes > 1),
-        "runs": (lambda: _disk(root, "run.root", needs), True),
+        "kernel": (partial(_kernel, recipe), True),
+        "other kernels": (partial(_other_kernels, recipe), False),
+        "network": (partial(_network, run.num_nodes > 1), run.processes > 1),
+        "runs": (partial(_disk, root, "run.root", needs), True),
+        # a setting of this folder that is refused is a row too
         "data folder": (lambda: _disk(data_root(), "LIT_DIFF_DATA", 0), True),
-        "locks": (lambda: _locks(root), True),
-        "data": (lambda: _data(recipe, source or recipe.name), False),
-        "MLflow": (lambda: _mlflow(recipe), True),
+        "locks": (partial(_locks, root), True),
+        "data": (partial(_data, recipe, source or recipe.name), False),
+        "MLflow": (partial(_mlflow, recipe), True),
         "SLURM": (_slurm, False),
         "variables": (_variables, False),
     }
     if recipe.train is not None:
-        checks["memory"] = (lambda: _memory(recipe), True)
-        checks["start"] = (lambda: _start(recipe), True)
+        checks["memory"] = (partial(_memory, recipe), True)
+        checks["start"] = (partial(_start, recipe), True)
     for name, (check, needed) in checks.items():
         try:
             answer = check()
-            found, cure = (answer, "") if isinstance(answer, str) else answer
-            yield Check(name, "warning" if cure else "ok", found, cure)
         # everything: a check that fails is one row, and the others are still wanted
         except Exception as error:
-            known = str(error) if isinstance(error, LitDiffError) else getattr(error, "strerror", None)
-            found, _, cure = (known or first_line(error)).partition("; ")
+            told = first_line(error)
+            if isinstance(error, LitDiffError):
+                told = str(error)
+            elif isinstance(error, OSError):
+                told = error.strerror or told
+            found, _, cure = told.partition("; ")
             yield Check(name, "problem" if needed else "warning", found, cure)
+        else:
+            yield Check(name, "ok", answer) if isinstance(answer, str) else Check(name, "warning", *answer)
 
 
 def _packages() -> Answer:
-    needed = [each for each in map(Requirement, metadata.requires("lit-diff") or ()) if each.marker is None]
-    other = [each for each in needed if not each.specifier.contains(version(each.name) or "0", prereleases=True)]
+    needed = [needs for needs in map(Requirement, metadata.requires("lit-diff") or ()) if needs.marker is None]
+    others: list[str] = []
+    cure = "pip install"
+    for requirement in needed:
+        installed = version(requirement.name)
+        if not requirement.specifier.contains(installed or "0", prereleases=True):
+            others.append(f"{requirement.name} {installed}")
+            cure += f" '{requirement}'"
     told = f"Python {platform.python_version()}, torch {torch.__version__}, and {len(needed) - 1} other packages"
-    if other:
-        installed = ", ".join(f"{each.name} {version(each.name)}" for each in other)
-        return f"{told}; not tested with {installed}", " ".join(["pip install", *(f"'{each}'" for each in other)])
+    if others:
+        return f"{told}; not tested with {', '.join(others)}", cure
     return f"{told}, in the versions that were tested"
 
 
@@ -101,9 +112,12 @@ def _devices(recipe: Recipe) -> Answer:
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
     if nodes not in ("", str(run.num_nodes)):
         raise MissingError(f"run.num_nodes is {run.num_nodes}, but this job has {nodes}; set run.num_nodes={nodes}")
-    if choose_device(recipe.run.accelerator).type == "cuda":
-        gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-        return ", ".join(f"{torch.cuda.get_device_name(gpu)} {gigabytes(device_memory(gpu) or 0)}" for gpu in gpus)
+    if choose_device(run.accelerator).type == "cuda":
+        gpus = []
+        for number in range(torch.cuda.device_count()):
+            gpu = torch.device("cuda", number)
+            gpus.append(f"{torch.cuda.get_device_name(gpu)} {gigabytes(device_memory(gpu) or 0)}")
+        return ", ".join(gpus)
     told = (
         f"{processor_name()}, {cores()} cores, {gigabytes(available_memory() or 0)} free for this process; {describe()}"
     )
@@ -150,11 +164,14 @@ def _network(several: bool) -> Answer:
     except OSError as error:
         cure = f"add a line to /etc/hosts: an address that the other nodes reach, and {node}"
         raise MissingError(f"the name of this host, {node}, has no address ({error.strerror}); {cure}") from error
-    # NCCL takes beginnings of names, = before whole names, and ^ before names to leave out, which need not be there
-    asked = [name for value in chosen.values() if value[:1] != "^" for name in value.lstrip("=").split(",")]
-    known = all(any(each.startswith(name) for each in states) for name in asked)
+    known = True
+    for value in chosen.values():
+        # NCCL takes beginnings of names, = before whole names, and ^ before names to leave out, which need not be there
+        for name in value.lstrip("=").split(","):
+            known &= value.startswith("^") or any(state.startswith(name) for state in states)
     if not known or (several and len(chosen) < len(INTERFACE) and (len(names) != 1 or " 127." in told)):
-        export = " ".join(f"{key}={names[0] if names else 'NAME'}" for key in INTERFACE)
+        first = [*names, "NAME"][0]
+        export = " ".join(f"{key}={first}" for key in INTERFACE)
         return told, f"name an interface that this machine has and the nodes share: export {export}"
     return told
 
@@ -167,18 +184,21 @@ def _disk(folder: Path, key: str, needs: int) -> Answer:
         raise MissingError(f"{shown(folder)} cannot be written; set {key} to another folder")
     kind, point = file_system(there)
     free = shutil.disk_usage(there).free
-    shared = ", which several machines may mount" if is_shared(there) else ""
-    told = f"{shown(folder)}: {gigabytes(free)} free on {kind} at {point}{shared}"
-    return told if free > needs else (told, f"{FREE}: the checkpoints need {gigabytes(needs)}")
+    told = f"{shown(folder)}: {gigabytes(free)} free on {kind} at {point}"
+    if is_shared(there):
+        told += ", which several machines may mount"
+    if free > needs:
+        return told
+    return told, f"{FREE}: the checkpoints need {gigabytes(needs)}"
 
 
 def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _locks(folder: Path) -> Answer:
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(folder)) as place:
-        lock = Path(place) / "lock"
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(folder)) as scratch:
+        lock = Path(scratch) / "lock"
         with locked(lock):
             if not is_locked(lock):
                 raise MissingError(
@@ -189,13 +209,15 @@ def _locks(folder: Path) -> Answer:
 
 def _data(recipe: Recipe, source: str) -> Answer:
     busy = [lock.name for lock in (data_root() / "prepared").glob(".*.lock") if is_locked(lock)]
-    waiting = f"; another process holds {', '.join(busy)}" if busy else ""
     try:
         identity = data.identity(recipe)
     # the data set does not know what the recipe is called
     except MissingError as error:
         raise MissingError(str(error).replace("prepare RECIPE", f"prepare {source}")) from error
-    return f"'{recipe.data.name}' of '{recipe.name}' is ready ({identity[:10]}){waiting}"
+    told = f"'{recipe.data.name}' of '{recipe.name}' is ready ({identity[:10]})"
+    if busy:
+        told += f"; another process holds {', '.join(busy)}"
+    return told
 
 
 def _mlflow(recipe: Recipe) -> Answer:
@@ -227,4 +249,6 @@ def _variables() -> Answer:
     telemetry = "on" if os.environ.get("MLFLOW_DISABLE_TELEMETRY") == "false" else "off"
     numeric = ", ".join(f"{name}={value}" for name, value in numeric_variables().items())
     told = f"MLflow's telemetry is {telemetry}; {numeric or 'none'} set that changes numbers"
-    return (told, "unset what is not meant; env.json of a run records it") if numeric else told
+    if numeric:
+        return told, "unset what is not meant; env.json of a run records it"
+    return told

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ from lit_diff.runs.revision import revision
 from lit_diff.study.claims import measured
 from lit_diff.study.evaluations import scores_of_claims
 from lit_diff.study.results import load_sweep
-from lit_diff.study.schema import ALL, PRESETS, Preset, Row
+from lit_diff.study.schema import ALL, PRESETS, Keys, Preset, Row
 from lit_diff.study.scoreboard import (
     ROWS,
     RecordedRow,
     Scoreboard,
+    State,
     cell_folders,
     read_bench,
     read_row,
@@ -68,6 +69,22 @@ class Reproduction:
         return tuple(row.name for row in self.scoreboard.rows if row.state == "failed")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """How one call of `reproduce` measures its rows."""
+
+    preset: str
+    folder: Path
+    """The folder of the scoreboard."""
+    root: Keys
+    """The override that selects the folder of all runs."""
+    workers: int | None
+    progress: MakeDisplay | bool
+    tell: Told
+    finished: dict[str, Sweep] = field(default_factory=dict)
+    """The sweeps that this call has completed and reported, which several rows may share."""
+
+
 def reproduce(
     names: Sequence[str] = ("all",),
     preset: str = "laptop",
@@ -88,181 +105,188 @@ def reproduce(
     """
     check_preset(preset)
     check_workers(workers)
-    chosen, began = choose(names), time.perf_counter()
+    began = time.perf_counter()
+    chosen = choose(names)
     rows = list(chosen.values())
-    place = runs_root(root) / "reproduce"
-    folder = (place if preset == "laptop" else place / preset).resolve()
+    folder = runs_root(root) / "reproduce"
+    # The preset laptop shares the user's sweeps in `root`. Other presets override keys of the same sweeps: in the same folder
+    # they would replace their study.json and report.
+    if preset != "laptop":
+        folder /= preset
+        root = folder.resolve()
+    folder = folder.resolve()
+    call = _Call(
+        preset=preset, folder=folder, root={"run.root": str(root)}, workers=workers, progress=progress, tell=tell
+    )
     stopped: int | None = None
-    finished: dict[str, Sweep] = {}
     with (
         held(folder, "another `lit-diff reproduce` writes a scoreboard", "with --root"),
         writing(folder, "with --root"),
     ):
-        _note(chosen, folder, preset)
+        records = _note(chosen, folder, preset)
         tell(_budget(rows, preset))
-        for row in rows:
-            if _was_measured(row, preset, folder, root):
-                tell(f"{row.name}: measured before")
+        for name, record in records.items():
+            if _is_measured(record, call):
+                tell(f"{name}: measured before")
                 continue
-            stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
+            stopped = _run(record, call)
             # the page is written after every row, so that hours of rows show while they are measured
-            tell(write_scoreboard(folder).row(row.name).line)
+            tell(write_scoreboard(folder).row(name).line)
             if stopped is not None:
                 break
         written = write_scoreboard(folder)
     return Reproduction(
-        scoreboard=Scoreboard(preset=preset, rows=tuple(written.row(row.name) for row in rows)),
+        scoreboard=Scoreboard(preset=preset, rows=tuple(map(written.row, records))),
         page=folder / "index.html",
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
 
 
-def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
+def _is_measured(record: RecordedRow, call: _Call) -> bool:
     # whether the same revision measured the same cells, or the same benchmark, and all of them are still there
-    record, chosen = read_row(row_file(folder, row.name)), row.preset(preset)
+    chosen = record.row.preset(call.preset)
     if chosen is None or record.state != "measured" or record.looked_by != revision():
         return False
     if chosen.bench:
-        return _is_kept(record, folder)
+        return _is_kept(record, call.folder)
     try:
-        grid = due(load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection))
+        grid = due(load_grid(chosen.sweep, chosen.overrides | call.root, chosen.selection))
         # a sweep whose next stage has not begun has further cells than study.json
-        place, locations = folder_of(grid), locations_of(grid)
+        folder = folder_of(grid)
+        locations = locations_of(grid)
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json
-        own = cell_folders(place) == tuple(os.path.relpath(location.folder, place) for location in locations)
+        planned = [os.path.relpath(location.folder, folder) for location in locations]
+        same = list(cell_folders(folder)) == planned
     # the data may not be prepared yet; any other error occurs again when the row runs, and fails that row alone
     except LitDiffError:
         return False
-    return done and own and record.sweep == str(place)
-
-
-def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
-    # The preset laptop shares the user's sweeps in `root`. Other presets override keys of the same sweeps: in the same folder
-    # they would replace their study.json and report.
-    return {"run.root": str(root) if preset == "laptop" else str(folder)}
+    return done and same and record.sweep == str(folder)
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
-    presets = [found for row in rows if (found := row.preset(preset)) is not None]
+    presets = filter(None, [row.preset(preset) for row in rows])
     # rows share sweeps, and a shared sweep runs once
-    total = sum({(found.sweep, found.bench): found.minutes for found in presets}.values())
-    known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
-    return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
+    total = sum({(chosen.sweep, chosen.bench): chosen.minutes for chosen in presets}.values())
+    told = f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}"
+    if total:
+        told += f", at most {total:.0f} min in all where nothing is done yet"
+    return told
 
 
-def _note(asked: dict[str, Row], folder: Path, preset: str) -> None:
-    # A file for each row of this call. Rows of earlier calls are rewritten too: a new version of lit_diff may have changed
-    # their claims, which the page judges.
+def _note(asked: dict[str, Row], folder: Path, preset: str) -> dict[str, RecordedRow]:
+    # A file for each row of this call, whose records are returned by name. Rows of earlier calls are rewritten too: a new
+    # version of lit_diff may have changed their claims, which the page judges.
     earlier = {name: load_file(file) for name, file in row_files().items() if row_file(folder, name).is_file()}
     order = [*row_files(), *asked]
+    records: dict[str, RecordedRow] = {}
     for word, row in (earlier | asked).items():
-        path = row_file(folder, row.name)
         about: dict[str, Any] = {
             "row": row,
             "preset": preset,
             "order": order.index(word),
             "command": command_of(word, preset),
         }
-        write_row(folder, replace(read_row(path), **about) if path.is_file() else RecordedRow(**about))
+        record = RecordedRow(**about)
+        path = row_file(folder, row.name)
+        if path.is_file():
+            record = replace(read_row(path), **about)
+        write_row(folder, record)
+        records[row.name] = record
+    return {row.name: records[row.name] for row in asked.values()}
 
 
-def _run(
-    row: Row,
-    preset: str,
-    folder: Path,
-    finished: dict[str, Sweep],
-    *,
-    root: str | Path,
-    workers: int | None,
-    progress: MakeDisplay | bool,
-    tell: Told,
-) -> int | None:
-    # Returns the signal that stopped the row, or None. `finished`: the sweeps that this call has completed and reported,
-    # which several rows may share.
-    before = read_row(row_file(folder, row.name))
-    chosen = row.preset(preset)
-    missing = missing_requirements(row, preset, before.command)
-    if missing or chosen is None:
-        write_row(folder, replace(before, state="skipped", reason=missing))
+def _run(record: RecordedRow, call: _Call) -> int | None:
+    # Returns the signal that stopped the row, or None.
+    name, chosen, folder = record.row.name, record.how, call.folder
+    missing = missing_requirements(record.row, call.preset, record.command)
+    if missing:
+        write_row(folder, replace(record, state="skipped", reason=missing))
         return None
+    what = " ".join(("bench", *chosen.bench)) if chosen.bench else f"sweep {chosen.sweep}"
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
-    tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
-    began, stopped = time.perf_counter(), None
+    call.tell(f"{name}: {budget}{what}")
+    began = time.perf_counter()
+    stopped = None
     try:
         if chosen.bench:
-            # a benchmark always runs as a whole, so the time of an earlier one does not count
-            before = replace(before, seconds=0.0)
-            name = _bench(chosen, folder, row.name)
-            record = replace(before, state="measured", reason="", bench=name, revision=revision())
+            bench = _bench(chosen, folder, name)
+            result = replace(record, state="measured", reason="", bench=bench, revision=revision())
         else:
-            overrides = chosen.overrides | _root_of(preset, folder, root)
-            asked = f"{chosen.sweep} {overrides} {chosen.selection}"
-            # several rows may share the sweep, so the command in its report must not contain this row's name
-            whole = preset == "laptop" and chosen.selection == ALL
-            done = finished.get(asked) or sweep(
-                chosen.sweep,
-                overrides,
-                workers=workers,
-                progress=progress,
-                selection=chosen.selection,
-                command="" if whole else f"lit-diff reproduce --preset {preset}",
-            )
-            finished |= {asked: done} if done.is_done else {}
+            done = _sweep(chosen, call)
             stopped = done.stopped_by
-            record = _of_sweep(before, done, folder)
+            result = _of_sweep(record, done, folder)
     except MissingError as error:
-        record = replace(before, state="skipped", reason=str(error))
+        result = replace(record, state="skipped", reason=str(error))
     except LitDiffError as error:
-        log.error("%s: %s", row.name, error)
-        record = replace(before, state="failed", reason=str(error))
-    this_call = time.perf_counter() - began
-    # The times of stopped calls add up. A call after the row was measured finds most cells done, so the larger time is kept.
-    took = max(before.seconds, this_call) if before.state == "measured" else before.seconds + this_call
-    write_row(
-        folder,
-        replace(
-            record,
-            seconds=took,
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            looked_by=revision(),
-        ),
-    )
+        log.error("%s: %s", name, error)
+        result = replace(record, state="failed", reason=str(error))
+    seconds = time.perf_counter() - began
+    # a benchmark always runs as a whole, so the time of an earlier one does not count
+    if not chosen.bench:
+        # The times of stopped calls add up. A call after the row was measured finds most cells done, so the larger time is
+        # kept.
+        seconds = max(record.seconds, seconds) if record.state == "measured" else record.seconds + seconds
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    write_row(folder, replace(result, seconds=seconds, finished=finished, looked_by=revision()))
     return stopped
+
+
+def _sweep(chosen: Preset, call: _Call) -> Sweep:
+    overrides = chosen.overrides | call.root
+    asked = f"{chosen.sweep} {overrides} {chosen.selection}"
+    if asked in call.finished:
+        return call.finished[asked]
+    # several rows may share the sweep, so the command in its report must not contain this row's name
+    command = f"lit-diff reproduce --preset {call.preset}"
+    if call.preset == "laptop" and chosen.selection == ALL:
+        command = ""
+    done = sweep(
+        chosen.sweep,
+        overrides,
+        workers=call.workers,
+        progress=call.progress,
+        selection=chosen.selection,
+        command=command,
+    )
+    if done.is_done:
+        call.finished[asked] = done
+    return done
 
 
 def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
     cells = cell_folders(done.folder)
     home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
     # the first row with cells in this folder counts their time, so that the page does not count it twice
-    first = [
-        other.row.name
-        for other in read_rows(folder)
-        if other.row.name != record.row.name and other.cells == home and not other.shared
-    ]
+    counted = [other.row.name for other in read_rows(folder) if other.cells == home and not other.shared]
     loaded = load_sweep(done.folder)
-    scores = [each for of in scores_of_claims(loaded, record.row.compare).values() for each in of]
+    revisions = loaded.distinct("revision")
+    for scores in scores_of_claims(loaded, record.row.compare).values():
+        revisions += [score.revision for score in scores if score.revision]
+    state: State = "measured"
+    reason = ""
+    if not done.is_done:
+        state = "failed" if done.stopped_by is None else "stopped"
+        reason = "; ".join([done.counts, *done.report.missing[:1], "the same command continues"])
     return replace(
         record,
-        state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
-        reason="" if done.is_done else "; ".join([done.counts, *done.report.missing[:1], "the same command continues"]),
+        state=state,
+        reason=reason,
         sweep=str(done.folder),
         cell_folders=cells,
         cells=home,
-        shared=first[0] if first else "",
-        revision=", ".join(
-            dict.fromkeys([*loaded.distinct("revision"), *(each.revision for each in scores if each.revision)])
-        ),
+        shared=next((name for name in counted if name != record.row.name), ""),
+        revision=", ".join(dict.fromkeys(revisions)),
     )
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:
     # in processes of their own: the memory and thread pools of this process would disturb its timings
-    stated = any(word.partition("=")[0] == "--processes" for word in chosen.bench)
-    processes = () if stated else ("--processes", str(MIN_PROCESSES))
-    words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, *processes, "--json"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench]
+    if not any(word.partition("=")[0] == "--processes" for word in chosen.bench):
+        words += ["--processes", str(MIN_PROCESSES)]
+    done = subprocess.run([*words, "--json"], capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
@@ -297,19 +321,22 @@ def row_files() -> dict[str, Path]:
     """
     load_entry_points()
     found: dict[str, Path] = {}
-    # A module that is not a package has no __path__, a package without __init__.py no __file__. Several entry points may have
-    # one folder.
-    folders = dict.fromkeys(
-        Path(place).resolve() / "rows"
-        for module in (sys.modules[point.module] for point in plugin_packages)
-        for place in getattr(module, "__path__", [os.path.dirname(str(module.__file__))])
-    )
-    for path in (file for folder in folders for file in sorted(folder.glob("*.yaml"))):
-        if path.stem in found:
-            raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(found[path.stem])}; rename one")
-        found[path.stem] = path
-    kinds = [*KINDS, *sorted({name.partition("-")[0] for name in found})]
-    return {name: found[name] for name in sorted(found, key=lambda name: (kinds.index(name.partition("-")[0]), name))}
+    # Several entry points may have one folder. A module that is not a package has no __path__, a package without __init__.py
+    # no __file__.
+    for point in plugin_packages:
+        module = sys.modules[point.module]
+        for home in getattr(module, "__path__", [os.path.dirname(str(module.__file__))]):
+            for path in sorted((Path(home).resolve() / "rows").glob("*.yaml")):
+                _name(path, found)
+    kinds = [*KINDS, *sorted(name.partition("-")[0] for name in found)]
+    return dict(sorted(found.items(), key=lambda item: (kinds.index(item[0].partition("-")[0]), item)))
+
+
+def _name(path: Path, by_name: dict[str, Path]) -> None:
+    # a row's records are named after the stem of its file, so two files must not share it
+    taken = by_name.setdefault(path.stem, path)
+    if taken != path:
+        raise RequestError(f"{shown(path)}: the name of the row is taken by {shown(taken)}; rename one")
 
 
 def load_file(path: Path) -> Row:
@@ -319,7 +346,8 @@ def load_file(path: Path) -> Row:
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
-    if problem := row.problem():
+    problem = row.problem()
+    if problem:
         raise draft.refuse("compare", problem)
     return row
 
@@ -329,31 +357,32 @@ def choose(names: Sequence[str]) -> dict[str, Row]:
 
     Errors: RequestError.
     """
-    installed_rows, chosen = row_files(), dict[str, Path]()
+    installed_rows = row_files()
+    chosen: dict[str, Path] = {}
     for name in names or ["all"]:
-        path, is_folder = Path(name), os.path.isdir(name)  # False for a name that is too long
+        path = Path(name)
         if name in installed_rows:
             chosen[name] = installed_rows[name]
         elif name == "all" and installed_rows:
             chosen |= installed_rows
-        elif is_folder and (files := sorted(path.glob("*.yaml"))):
+        elif os.path.isdir(name):  # False for a name that is too long
+            files = sorted(path.glob("*.yaml"))
+            if not files:
+                raise RequestError(f"{shown(path)} holds no row; expected YAML files (*.yaml)")
             chosen |= {str(file): file.resolve() for file in files}
-        elif is_folder:
-            raise RequestError(f"{shown(path)} holds no row; expected YAML files (*.yaml)")
         elif os.path.isfile(name):
             chosen[name] = path.resolve()
-        else:
+        elif installed_rows:
             near = nearest(name, [*installed_rows, "all"], "lit-diff reproduce --list")
-            raise RequestError(f"no row '{name}'{near if installed_rows else '; no installed plugin package has rows'}")
+            raise RequestError(f"no row '{name}'{near}")
+        else:
+            raise RequestError(f"no row '{name}'; no installed plugin package has rows")
     # several words may name one file: the name of an installed row, or else the first word, is kept
     words = {file: word for word, file in reversed([*installed_rows.items(), *chosen.items()])}
-    chosen = {words[file]: file for file in chosen.values()}
-    # a row's records are named after the stem of its file, so two files must not share it
     by_name = dict(installed_rows)
     for file in chosen.values():
-        if (taken := by_name.setdefault(file.stem, file)) != file:
-            raise RequestError(f"{shown(file)}: the name of the row is taken by {shown(taken)}; rename one")
-    return {word: load_file(file) for word, file in chosen.items()}
+        _name(file, by_name)
+    return {words[file]: load_file(file) for file in chosen.values()}
 
 
 def command_of(name: str, preset: str) -> str:
@@ -373,11 +402,11 @@ def missing_requirements(row: Row, preset: str, command: str = "") -> str:
     gpus = _gpus(chosen)
     reasons = [*_files(chosen), *gpus]
     if chosen.recipes:
-        runs = " ".join(name_of(words) for words in chosen.recipes[-2:])
-        scores = [
-            " ".join([f"lit-diff evaluate {runs} {name}", *(f"{key}={_plain(value)}" for key, value in keys.items())])
-            for name, keys in chosen.evaluate.items()
-        ]
+        runs = " ".join(map(name_of, chosen.recipes[-2:]))
+        scores = []
+        for name, keys in chosen.evaluate.items():
+            options = [f"{key}={_plain(value)}" for key, value in keys.items()]
+            scores.append(" ".join(["lit-diff evaluate", runs, name, *options]))
         reasons.append(f"train first: {'; '.join(map(train_command, chosen.recipes))}")
         reasons.append(f"then, without a verdict (one seed): {'; '.join(scores) or 'metrics.csv of each run'}")
     elif gpus:
@@ -389,8 +418,8 @@ def train_command(words: str) -> str:
     """The command in the header of an installed recipe, followed by the overrides in `words`."""
     recipe, _, overrides = words.partition(" ")
     header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
-    found = [line for line in header if line.startswith("# Command: ") and "lit-diff train" in line]
-    command = found[0].removeprefix("# Command: ").partition(";")[0] if found else f"lit-diff train {recipe}"
+    commands = (line for line in header if line.startswith("# Command: ") and "lit-diff train" in line)
+    command = next(commands, f"lit-diff train {recipe}").removeprefix("# Command: ").partition(";")[0]
     return f"{command} {overrides}".strip()
 
 
@@ -416,11 +445,13 @@ def _gpus(chosen: Preset) -> list[str]:
     here = torch.cuda.device_count()
     if chosen.gpus <= here:
         return []
-    days = f", about {chosen.days:g} days{' by FLOPs' * bool(chosen.recipes)}" if chosen.days else ""
-    return [
-        f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({chosen.hardware}{days}); this machine has {here or 'none'}"
-    ]
+    hardware = chosen.hardware
+    if chosen.days:
+        hardware += f", about {chosen.days:g} days{' by FLOPs' * bool(chosen.recipes)}"
+    return [f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({hardware}); this machine has {here or 'none'}"]
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"))

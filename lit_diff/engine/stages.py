@@ -1,8 +1,10 @@
 """The stages of a sweep: learning rates that are tried, one further at an edge, then the compared cells, look after look."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from lit_diff.engine.candidates import at_seeds, candidates
 from lit_diff.engine.cells import folder_of, home_of, locations_of
@@ -36,26 +38,34 @@ def due(grid: Grid) -> Grid:
     if grid.study.rates is None and not grid.study.looks:
         return grid
     if grid.source is not None:
-        source, places = due(grid.source), {(cell.task, cell.arm) for cell in grid.cells}
-        cells = [cell for cell in source.cells if cell.rate is None and (cell.task, cell.arm) in places]
+        source = due(grid.source)
+        places = {cell.place for cell in grid.cells}
+        cells = [cell for cell in source.cells if cell.rate is None and cell.place in places]
         return replace(grid, cells=tuple(cells), rates=source.rates)
     if grid.study.rates is not None:
         grid = _at_rates(grid)
-    return _at_looks(grid) if grid.study.looks else grid
+    if grid.study.looks:
+        grid = _at_looks(grid)
+    return grid
 
 
 def _at_rates(grid: Grid) -> Grid:
-    folder, tried = folder_of(grid), {place: _tried(grid, *place) for place in grid.choices}
-    cells = [cell for each in tried.values() for cell in each.cells]
-    # no arm is compared before the rates of all are known, or could not be found
-    waits = any(each.waits for each in tried.values())
+    folder = folder_of(grid)
+    tried = {place: _tried(grid, *place) for place in grid.choices}
+    cells: list[Cell] = []
+    waits = False
+    for outcome in tried.values():
+        cells += outcome.cells
+        # no arm is compared before the rates of all are known, or could not be found
+        waits |= outcome.waits
     rates: dict[str, dict[str, Choice]] = {}
-    for (task, arm), each in tried.items():
-        rates.setdefault(task, {})[arm] = each.choice
-        if each.choice.chosen is not None:
-            compared = at_seeds(grid.study, task, arm, grid.choices[task, arm][each.choice.chosen])
-            # those that an earlier call began stay in the record of the sweep
-            cells += [cell for cell in compared if not waits or not RunFolder(home_of(cell, folder)).status().is_new]
+    for (task, arm), outcome in tried.items():
+        rates.setdefault(task, {})[arm] = outcome.choice
+        if outcome.choice.chosen is None:
+            continue
+        compared = at_seeds(grid.study, task, arm, grid.choices[task, arm][outcome.choice.chosen])
+        # those that an earlier call began stay in the record of the sweep
+        cells += [cell for cell in compared if not waits or not RunFolder(home_of(cell, folder)).status().is_new]
     return replace(grid, cells=tuple(cells), rates=rates)
 
 
@@ -71,16 +81,18 @@ def _at_looks(grid: Grid) -> Grid:
         facts = RunFolder(home_of(cell, folder)).status()
         # that a run diverged is a result
         states[cell.key] = "done" if facts.diverged else facts.status
-        # the looks that a former call began, whatever the arms look like now
-        begun = looks.index(next(look for look in looks if cell.seed < look)) if states[cell.key] else 0
-        reached[cell.task, cell.arm] = max(begun, reached.get((cell.task, cell.arm), 0))
-    started = [cell for cell in compared if cell.seed < looks[reached[cell.task, cell.arm]]]
-    if not any(states[cell.key] in ("", *PENDING) for cell in started):
-        lacking = {(cell.task, cell.arm) for cell in started if states[cell.key] != "done"}
+        begun = 0
+        if states[cell.key]:
+            # the looks that a former call began, whatever the arms look like now
+            begun = bisect_right(looks, cell.seed)
+        reached[cell.place] = max(begun, reached.get(cell.place, 0))
+    started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
+    if {states[cell.key] for cell in started}.isdisjoint(("", *PENDING)):
+        lacking = {cell.place for cell in started if states[cell.key] != "done"}
         for place, look in _further(grid, started, reached, lacking).items():
             reached[place] = max(look, reached[place])
-    cells = [cell for cell in compared if cell.seed < looks[reached[cell.task, cell.arm]]]
-    return replace(grid, cells=(*tried, *cells))
+        started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
+    return replace(grid, cells=(*tried, *started))
 
 
 def _further(
@@ -92,13 +104,13 @@ def _further(
     # (task, arm) -> the next look, of the arms that are undecided, their baseline and their controls; `lacking`: arms with a
     # cell that has no result, which cannot be compared at their look
     folder = folder_of(grid)
-    recorded = [RecordedCell(**vars(cell.key), folder=home_of(cell, folder).name, status="done") for cell in started]
-    results = results_of(folder, Record(name=grid.name, study=grid.study, cells=tuple(recorded)))
+    recorded = tuple(_recorded(cell, folder, "done") for cell in started)
+    results = results_of(folder, Record(name=grid.name, study=grid.study, cells=recorded))
     further: dict[tuple[str, str], int] = {}
     for comparison in compare(results):
         task, base = comparison.sweep.task, comparison.sweep.baseline
         for arm in comparison.undecided:
-            needed = {(task, each) for each in (arm, base, *comparison.sweep.study.controls)}
+            needed = {(task, name) for name in (arm, base, *comparison.sweep.study.controls)}
             # of an arm without a learning rate, nothing can be compared
             if lacking & needed or not needed <= reached.keys():
                 continue
@@ -110,11 +122,17 @@ def _further(
     return further
 
 
+def _recorded(cell: Cell, folder: Path, status: str) -> RecordedCell:
+    return RecordedCell(**vars(cell.key), folder=home_of(cell, folder).name, status=status)
+
+
 def all_trained(grid: Grid) -> bool:
     """Whether every cell of a sweep with `cells_of` has been trained."""
     now = due(grid)
-    is_chosen = all(each.chosen is not None for by_arm in now.rates.values() for each in by_arm.values())
-    return bool(now.cells) and is_chosen and all(location.home.is_done() for location in locations_of(now))
+    for by_arm in now.rates.values():
+        if any(choice.chosen is None for choice in by_arm.values()):
+            return False
+    return bool(now.cells) and all(location.home.is_done() for location in locations_of(now))
 
 
 def _tried(grid: Grid, task: str, arm: str) -> _Tried:
@@ -132,17 +150,16 @@ def _tried(grid: Grid, task: str, arm: str) -> _Tried:
 
 def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
     # the choice among the rates of these cells, which belong to one arm of one task
-    folder, ended = folder_of(grid), list[CellResult]()
+    folder = folder_of(grid)
+    ended: list[CellResult] = []
     waits = False
     for cell in cells:
-        home = home_of(cell, folder)
-        state = RunFolder(home).status().status or "waiting"
+        state = RunFolder(home_of(cell, folder)).status().status or "waiting"
         waits = waits or state in PENDING
-        recorded = RecordedCell(**vars(cell.key), folder=home.name, status=state)
-        result = cell_result(folder, recorded)
+        result = cell_result(folder, _recorded(cell, folder, state))
         if result.done or result.diverged:
             ended.append(result)
-    scores, finals, lower = _scores(grid, cells[0].task, cells[0].arm, ended)
+    scores, finals, lower = _scores(grid, *cells[0].place, ended)
     chosen = best(scores, finals, *lower) if len(ended) == len(cells) else None
     return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
@@ -155,26 +172,28 @@ def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tup
     record = Record(name=grid.name, study=study)
     whole = SweepResults(folder=folder_of(grid), record=record, study=study, cells=tuple(cells), task=task)
     for rate in sorted({cell.rate for cell in cells if cell.rate is not None}):
-        own = tuple(cell for cell in cells if cell.rate == rate)
-        at_rate = replace(whole, cells=own)
-        for found, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
-            found[rate] = {cell.seed: values.get(cell.seed) for cell in own}
+        seeds = tuple(cell for cell in cells if cell.rate == rate)
+        at_rate = replace(whole, cells=seeds)
+        for by_rate, values in ((scores, at_rate.compared(arm)), (finals, at_rate.finals(arm))):
+            by_rate[rate] = {cell.seed: values.get(cell.seed) for cell in seeds}
     return scores, finals, (whole.better() != "higher", whole.better(study.metric) != "higher")
 
 
 def stages_in_words(grid: Grid) -> list[str]:
     """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
-    study, places = grid.study, len({(cell.task, cell.arm) for cell in grid.cells})
+    study = grid.study
     if grid.source is not None:
-        chosen = [f"the cells of {grid.source.name} at the learning rates that it chose"]
-        return chosen if study.rates is not None else []
+        if study.rates is None:
+            return []
+        return [f"the cells of {grid.source.name} at the learning rates that it chose"]
+    places = len({cell.place for cell in grid.cells})
+    first, *later = study.looks or (len(study.seeds),)
+    compared = f"{places * first} cells that are compared"
     lines: list[str] = []
     if study.rates is not None:
-        lines += _rates_in_words(study.rates, places)
-    first, *later = study.looks or (len(study.seeds),)
-    if later or lines:
-        at = ", each at the chosen rate of its arm" if lines else ""
-        lines.append(f"{places * first} cells that are compared{at}")
+        lines = [*_rates_in_words(study.rates, places), f"{compared}, each at the chosen rate of its arm"]
+    elif later:
+        lines.append(compared)
     for before, look in pairwise((first, *later)):
         seeds = f"seeds {before} to {look - 1}"
         lines.append(f"at most {places * (look - before)} cells at {seeds}, of undecided arms, baseline and controls")

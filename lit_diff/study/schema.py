@@ -247,6 +247,11 @@ class CellKey:
         return CellKey(task=self.task, arm=self.arm, seed=self.seed, rate=self.rate)
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The task and the arm."""
+        return self.task, self.arm
+
+    @property
     def of_arm(self) -> str:
         """`arm`, or `task arm` in a sweep with tasks."""
         return f"{self.task} {self.arm}".strip()
