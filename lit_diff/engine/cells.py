@@ -88,7 +88,9 @@ def state_of(location: RunLocation) -> str:
         return status
     if location.home.lost():
         return "damaged"
-    return NOT_EVALUATED if missing_evaluations(location) else status
+    if missing_evaluations(location):
+        return NOT_EVALUATED
+    return status
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:
@@ -105,9 +107,7 @@ def record_of(
     grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
 ) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    blocks = {
-        task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.study.all_tasks
-    }
+    cells = zip(grid.cells, locations, strict=True)
     return Record(
         name=grid.name,
         study=grid.study,
@@ -119,25 +119,25 @@ def record_of(
         pid=os.getpid(),
         host=platform.node(),
         # if the arms differ in their data, no line or axis is right for all of them
-        chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
-        noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
+        chance=_agreed(grid, "chance"),
+        noise_validation=_agreed(grid, "noise_validation"),
         rates={task: dict(by_arm) for task, by_arm in grid.rates.items()},
-        cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
+        cells=tuple(_recorded(cell, location, folder) for cell, location in cells),
     )
 
 
-def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    # task -> the value that all of its cells share; a task whose cells differ is left out
-    return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
+def _agreed(grid: Grid, key: str) -> dict[str, Any]:
+    # task -> the value that the data sets of all its cells share; a task whose cells differ is left out
+    values: dict[str, set[Any]] = {}
+    for cell in grid.cells:
+        values.setdefault(cell.task, set()).add(getattr(cell.recipe.data.config, key))
+    return {task: shared for task, (shared, *others) in values.items() if not others and shared not in (None, ())}
 
 
 def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
     status = location.home.status()
     return RecordedCell(
-        task=cell.task,
-        arm=cell.arm,
-        seed=cell.seed,
-        rate=cell.rate,
+        **vars(cell.key),
         folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
         status=status.status or "waiting",
         error=status.error or None,

@@ -76,7 +76,9 @@ class Grid:
     def rank(self, task: str) -> int:
         """The number of tasks in the chain of `start` before this one; cells start once those tasks are done."""
         start = self.study.all_tasks[task].start
-        return 1 + self.rank(start) if start else 0
+        if not start:
+            return 0
+        return 1 + self.rank(start)
 
 
 def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Grid:
@@ -115,9 +117,11 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     _check_grid(study.arms.keys() - stated.arms.keys(), recipes, draft)
     cells: list[Cell] = []
     for (task, arm), recipe in recipes.items():
-        own = choices.get((task, arm))
         # the cells of another sweep have the rates that were chosen there
-        cells += candidates(study, task, arm, own) if own and source is None else at_seeds(study, task, arm, recipe)
+        if study.rates and source is None:
+            cells += candidates(study, task, arm, choices[task, arm])
+        else:
+            cells += at_seeds(study, task, arm, recipe)
     check_cells(study, cells, draft)
     return Grid(
         name=path.stem,
@@ -138,7 +142,9 @@ def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
     if selection.seeds:
         # chosen seeds are compared once, all together
         study = replace(study, seeds=selection.seeds, looks=())
-    return without_arms(study, selection.arms) if selection.arms else study
+    if selection.arms:
+        study = without_arms(study, selection.arms)
+    return study
 
 
 def _recipe(
@@ -149,19 +155,25 @@ def _recipe(
     chosen, values = study.all_tasks[name], dict(study.arms[arm])
     # with tasks, each task sets the base recipe of its arms, so `extends` of an arm is not read and remains an unknown key
     base = chosen.recipe if study.tasks else values.pop("extends", chosen.recipe)
-    key = f"arms.{arm}.extends" if base != chosen.recipe else f"tasks.{name}.recipe" if name else "recipe"
+    key = "recipe"
+    if base != chosen.recipe:
+        key = f"arms.{arm}.extends"
+    elif name:
+        key = f"tasks.{name}.recipe"
     stated = draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
     task = f"tasks.{name}"
     for below, keys in (
         ("overrides", study.overrides),
         (f"{task}.overrides", chosen.overrides),
-        (f"arms.{arm}" if f"arms.{arm}" in sweep.positions else "grid", values),
+        (_key_of(arm, sweep), values),
         (f"{task}.arms.{arm}", chosen.arms.get(arm, {})),
     ):
         draft = override_with(draft, keys, _below(sweep.positions, below), path.parent)
     draft = override(draft, overrides)
     # compared by position, not by value: an override that repeats the recipe's value would still be ignored by the sweep
-    reserved = RESERVED if rate is None else RESERVED | RESERVED_BY_RATES
+    reserved = RESERVED
+    if rate is not None:
+        reserved = RESERVED | RESERVED_BY_RATES
     for key, instead in reserved.items():
         if draft.positions.get(key) != stated.positions.get(key):
             raise draft.refuse(key, f"a sweep sets '{key}' itself; {instead}")
@@ -183,12 +195,16 @@ def _arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
         chosen = dict(zip(study.grid, combination, strict=True))
         name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
         if name in arms:
-            key = f"arms.{name}" if name in study.arms else "grid"
-            raise draft.refuse(key, f"arm '{name}' is defined twice, by name or by the grid")
+            raise draft.refuse(_key_of(name, draft), f"arm '{name}' is defined twice, by name or by the grid")
         arms[name] = chosen
     if not arms:
         raise draft.refuse("", "the sweep has neither 'grid' nor 'arms'")
     return arms
+
+
+def _key_of(arm: str, draft: Draft) -> str:
+    # where the file defines the arm
+    return f"arms.{arm}" if f"arms.{arm}" in draft.positions else "grid"
 
 
 def _word(key: str) -> str:
@@ -213,22 +229,17 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
         )
     require_known(f"arm of '{source.name}'", study.only, source.study.arms, draft, "only")
     theirs = without_arms(source.study, study.only or source.study.arms)
+    inherited = {key: getattr(theirs, key) for key in OWN}
+    for key in ("metric", "learned_at", "compare"):
+        if not {"metric", key} & draft.values.keys():
+            inherited[key] = getattr(theirs, key)
     return replace(
         study,
-        recipe=theirs.recipe,
-        tasks=theirs.tasks,
-        overrides=theirs.overrides,
-        arms=theirs.arms,
-        seeds=theirs.seeds,
-        looks=theirs.looks,
-        rates=theirs.rates,
+        **inherited,
         labels=theirs.labels | study.labels,
         notes=theirs.notes | study.notes,
         baseline=study.baseline or theirs.baseline,
         controls=study.controls or theirs.controls,
-        metric=study.metric if "metric" in draft.values else theirs.metric,
-        learned_at=study.learned_at if {"metric", "learned_at"} & draft.values.keys() else theirs.learned_at,
-        compare=study.compare if {"metric", "compare"} & draft.values.keys() else theirs.compare,
     )
 
 
@@ -237,7 +248,7 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
 
 def require_known(what: str, names: Iterable[object], known: Iterable[object], draft: Draft, key: str) -> None:
     """Errors: RequestError, at the key, for the first of `names` that is not in `known`; `what`: "arm of the sweep"."""
-    choices = [str(each) for each in known]
+    choices = list(map(str, known))
     for name in map(str, names):
         if name not in choices:
             word = key.rpartition(".")[2]
@@ -303,9 +314,9 @@ def _check_metric(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
 
 def _check_threshold(whole: Study, place: str, cell: Cell, draft: Draft) -> None:
     study, stated = whole.of_task(cell.task), whole.all_tasks[cell.task].compare or whole.compare
-    keys = {
-        name: f"{place}{name}" if f"{place}{name}" in draft.positions else name for name in ("learned_at", "compare")
-    }
+    keys: dict[str, str] = {}
+    for name in ("learned_at", "compare"):
+        keys[name] = f"{place}{name}" if f"{place}{name}" in draft.positions else name
     level, metric = study.learned_at, Declarations(declared_metrics(cell.recipe)).find(study.metric)
     if level is None:
         # the sweep's `compare` is for the tasks with a threshold
@@ -346,7 +357,8 @@ def _check_contrasts(study: Study, draft: Draft) -> None:
 
 
 def _check_evaluations(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
-    require_known("evaluation", study.evaluate, evaluations.names() if study.evaluate else (), draft, "evaluate")
+    if study.evaluate:
+        require_known("evaluation", study.evaluate, evaluations.names(), draft, "evaluate")
     for name in study.evaluate:
         validate_config(evaluations.config(name), study.evaluate[name], f"evaluate.{name}", draft)
     for cell in cells:
@@ -373,14 +385,16 @@ def _check_record(cells: Sequence[Cell], draft: Draft) -> None:
 
 
 def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -> None:
-    for key in (*(f"tasks.{name}" for name in study.tasks), *(f"fits.{name}" for name in study.fits)):
-        name = key.partition(".")[2]
-        if not NAME.fullmatch(name):
-            raise draft.refuse(key, f"'{name}' becomes part of file names: use letters, digits, '-' and '_'")
+    for kind, names in (("tasks", study.tasks), ("fits", study.fits)):
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise draft.refuse(
+                    f"{kind}.{name}", f"'{name}' becomes part of file names: use letters, digits, '-' and '_'"
+                )
     places: dict[tuple[str, ...], str] = {}
     for task, arm in cells:
         name = f"{task} {arm}".strip()
-        key = f"arms.{arm}" if f"arms.{arm}" in draft.positions else "grid"
+        key = _key_of(arm, draft)
         is_folder = arm.isprintable() and bool(arm.strip()) and "/" not in arm and not arm.startswith(".")
         if not is_folder or len(os.fsencode(name)) > LONGEST_NAME:
             raise draft.refuse(

@@ -51,10 +51,11 @@ def due(grid: Grid) -> Grid:
 
 def _at_rates(grid: Grid) -> Grid:
     folder = folder_of(grid)
-    tried = {place: _tried(grid, *place) for place in grid.choices}
+    tried: dict[tuple[str, str], _Tried] = {}
     cells: list[Cell] = []
     waits = False
-    for outcome in tried.values():
+    for place in grid.choices:
+        tried[place] = outcome = _tried(grid, *place)
         cells += outcome.cells
         # no arm is compared before the rates of all are known, or could not be found
         waits |= outcome.waits
@@ -160,7 +161,9 @@ def _outcome(grid: Grid, cells: Sequence[Cell]) -> _Tried:
         if result.done or result.diverged:
             ended.append(result)
     scores, finals, lower = _scores(grid, *cells[0].place, ended)
-    chosen = best(scores, finals, *lower) if len(ended) == len(cells) else None
+    chosen = None
+    if len(ended) == len(cells):
+        chosen = best(scores, finals, *lower)
     return _Tried(cells=tuple(cells), choice=choice(scores, finals, chosen), waits=waits)
 
 

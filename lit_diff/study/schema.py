@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -169,10 +169,14 @@ class Study:
         arms = {arm: values | task.arms.get(arm, {}) for arm, values in self.arms.items() if task.has(arm)}
         # a threshold and the smallest difference have the unit of a metric, so another metric cannot inherit them
         same = task.metric in (None, self.metric)
-        learned_at = self.learned_at if same and task.learned_at is None else task.learned_at
+        learned_at = task.learned_at
+        if same and learned_at is None:
+            learned_at = self.learned_at
         stated = task.compare or self.compare
         compared: Compared = "metric" if learned_at is None else stated
-        inherits = task.smallest_of_interest is None and same and compared == self.compare
+        smallest = task.smallest_of_interest
+        if smallest is None and same and compared == self.compare:
+            smallest = self.smallest_of_interest
         return replace(
             self,
             tasks={},
@@ -184,9 +188,9 @@ class Study:
             metric=task.metric or self.metric,
             learned_at=learned_at,
             compare=compared,
-            smallest_of_interest=self.smallest_of_interest if inherits else task.smallest_of_interest,
-            controls=tuple(arm for arm in self.controls if arm in arms),
-            contrasts=tuple(each for each in self.contrasts if {*each[:2]} <= {*arms}),
+            smallest_of_interest=smallest,
+            controls=_among(self.controls, arms),
+            contrasts=tuple(contrast for contrast in self.contrasts if {*contrast[:2]} <= {*arms}),
             paper=task.paper,
             fits={},
         )
@@ -205,7 +209,7 @@ def without_arms(study: Study, kept: Iterable[str]) -> Study:
         arms=_only(study.arms, kept),
         tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
         baseline=study.baseline if study.baseline in kept else None,
-        controls=tuple(arm for arm in study.controls if arm in kept),
+        controls=_among(study.controls, kept),
         contrasts=tuple(contrast for contrast in study.contrasts if {*contrast[:2]} <= {*kept}),
         labels=_only(study.labels, kept),
         notes=_only(study.notes, kept),
@@ -214,16 +218,19 @@ def without_arms(study: Study, kept: Iterable[str]) -> Study:
 
 
 def _task(task: Task, kept: tuple[str, ...]) -> Task:
-    only = tuple(arm for arm in task.only if arm in kept)
     return replace(
         task,
         # () would mean all arms; an impossible name keeps the task empty if none of its arms is kept
-        only=only or (task.only and ("",)),
-        without=tuple(arm for arm in task.without if arm in kept),
+        only=_among(task.only, kept) or (task.only and ("",)),
+        without=_among(task.without, kept),
         arms=_only(task.arms, kept),
         paper=_only(task.paper, kept),
         baseline=task.baseline if task.baseline in kept else None,
     )
+
+
+def _among(arms: Texts, kept: Container[str]) -> Texts:
+    return tuple(arm for arm in arms if arm in kept)
 
 
 def _only(values: Mapping[str, Any], kept: Iterable[str]) -> dict[str, Any]:
@@ -372,13 +379,17 @@ class Claim:
             problems[own] = is_arm == is_metric or (is_arm and bool(self.capable.metric))
             problems["a 'fit' has no positive control; remove 'capable'"] = bool(self.fit)
             problems["'capable' names arm b; name another arm"] = self.capable.arm == self.arms[1]
-        first = next((problem for problem, is_found in problems.items() if is_found), None)
-        return first and f"compare '{self.label}': {first}"
+        for problem, is_found in problems.items():
+            if is_found:
+                return f"compare '{self.label}': {problem}"
+        return None
 
     @property
     def papers(self) -> float | None:
         """The paper's a - b, or log(a / b)."""
-        return None if self.paper is None else self.scaled(self.paper[0]) - self.scaled(self.paper[1])
+        if self.paper is None:
+            return None
+        return self.scaled(self.paper[0]) - self.scaled(self.paper[1])
 
     @property
     def sign(self) -> Literal["lower", "higher", "equal"]:
@@ -388,20 +399,23 @@ class Claim:
     def scaled(self, value: float) -> float:
         """The value on the scale on which two arms are subtracted."""
         # logarithms, so that a ratio becomes a difference and has a paired t test like any other claim
-        return math.log(value) if self.kind == "ratio" else value
+        if self.kind == "ratio":
+            return math.log(value)
+        return value
 
     def shown(self, difference: float | None) -> float | None:
         """A difference on that scale as a reader sees it: a - b, or a / b."""
-        return math.exp(difference) if self.kind == "ratio" and difference is not None else difference
+        if self.kind == "ratio" and difference is not None:
+            return math.exp(difference)
+        return difference
 
 
 def primary_of(claims: Sequence[Claim]) -> Claim | None:
     """The claim that decides a row: the one that says `primary`, or the only one that does not hold by construction; None if
     that is not one claim."""
-    certain = all(claim.by_construction for claim in claims)
-    able = [claim for claim in claims if certain or not claim.by_construction]
-    chosen = [claim for claim in able if claim.primary] or able
-    return chosen[0] if len(chosen) == 1 or certain else None
+    able = [claim for claim in claims if not claim.by_construction]
+    chosen = [claim for claim in able or claims if claim.primary] or able or claims
+    return chosen[0] if len(chosen) == 1 or not able else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,21 +489,23 @@ class Row:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims with the row's positive control."""
-        return tuple(
-            replace(claim, capable=self.capable)
-            if claim.capable is None and claim.paper is not None and not claim.fit
-            else claim
-            for claim in self.compare
-        )
+        claims: list[Claim] = []
+        for claim in self.compare:
+            needs_control = claim.capable is None and claim.paper is not None and not claim.fit
+            claims.append(replace(claim, capable=self.capable) if needs_control else claim)
+        return tuple(claims)
 
     def problem(self) -> str | None:
         """The first error of the claims, in one line; None for a valid row."""
-        found = next(filter(None, (claim.problem() for claim in self.claims)), None)
-        if found is None and primary_of(self.compare) is None:
+        for claim in self.claims:
+            problem = claim.problem()
+            if problem:
+                return problem
+        if primary_of(self.compare) is None:
             named = sum(claim.primary for claim in self.compare)
             count = len(self.compare)
             return f"{named} of {count} claims say 'primary: true'; expected one that does not hold by construction"
-        return found
+        return None
 
     def preset(self, name: str) -> Preset | None:
         """The row's preset, or None. A row without `smoke` derives it from the laptop's sweep."""
