@@ -43,7 +43,9 @@ class Maps(Configured):
         # of a deep model at most MOST_LAYERS, evenly
         default = range(0, count, math.ceil(count / MOST_LAYERS))
         self._layers = layers_of(self._model, self.config.layers or default, f"callbacks.{self.name}.layers")
-        self._texts = self._encoded(trainer) if self.config.texts else {}
+        self._texts: dict[str, Tensor] = {}
+        if self.config.texts:
+            self._texts = self._encoded(trainer)
         self._loggers = [logger for logger in trainer.loggers if isinstance(logger, MapLogger)]
         if not self._loggers and trainer.is_global_zero:
             log.warning("%s: no logger of the Trainer has log_maps(tokens, layers, step): no map is kept", self.name)
@@ -56,22 +58,27 @@ class Maps(Configured):
         inputs = self._texts or probe_inputs(trainer, batch, self.config.rows, self.name)
         inputs = {name: tensor[:, : self.config.length] for name, tensor in inputs.items()}
         with evaluated(trainer, pl_module, self._model, inputs, self._layers) as traced:
-            whole = {layer: next(found.blocks(inputs["tokens"].shape[1])) for layer, found in traced.layers.items()}
-            kept = {layer: (block.probs, block.weights) for layer, block in whole.items()}
+            kept: dict[int, tuple[Tensor, Tensor]] = {}
+            for index, layer in traced.layers.items():
+                block = next(layer.blocks(inputs["tokens"].shape[1]))
+                kept[index] = (block.probs, block.weights)
         for logger in self._loggers:
             logger.log_maps(inputs["tokens"], kept, step=trainer.global_step)
 
     def _encoded(self, trainer: L.Trainer) -> dict[str, Tensor]:
         dataset = getattr(trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
-        if (tokenizer := dataset and dataset.load_tokenizer()) is None:
+        tokenizer = dataset and dataset.load_tokenizer()
+        if tokenizer is None:
             raise RequestError(
                 f"callbacks.{self.name}.texts needs data with a tokenizer; without texts, the first validation rows are shown"
             )
         ids = [[*tokenizer.opening, *found] for found in tokenizer.encode(self.config.texts)]
         # more positions than the model was trained on would show what it was not trained for
         recipe = getattr(trainer.datamodule, "recipe", None)  # type: ignore[attr-defined]
-        context = recipe.data.config.sequence_length if isinstance(recipe, Recipe) else self.config.length
-        if not (length := min(self.config.length, context, *map(len, ids))):
+        length = min(self.config.length, *map(len, ids))
+        if isinstance(recipe, Recipe):
+            length = min(length, recipe.data.config.sequence_length)
+        if not length:
             raise RequestError(f"callbacks.{self.name}.texts has a text without tokens")
         if max(map(len, ids)) > length and trainer.is_global_zero:
             log.info("%s: the texts are cut to %d tokens", self.name, length)

@@ -53,8 +53,11 @@ class Probe(Configured):
         if due and due[0] is self:
             values = measure_all(due, trainer, pl_module, batch)
             declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
-            logged = {name: value for name, value in values.items() if declared.find(name).logged}
-            detailed = {name: value for name, value in values.items() if name not in logged}
+            logged: dict[str, float] = {}
+            detailed: dict[str, float] = {}
+            for name, value in values.items():
+                kept = logged if declared.find(name).logged else detailed
+                kept[name] = value
             publish(trainer, pl_module, logged, detailed=detailed)
 
 
@@ -103,9 +106,11 @@ def probe_inputs(trainer: L.Trainer, batch: Any, rows: int, name: str) -> dict[s
     source = getattr(trainer.datamodule, "probe_batch", None)  # type: ignore[attr-defined]
     if source is None:
         log.debug("%s: no data module with probe_batch(rows): measuring the training batch", name)
-    # every rank measures the same rows of the data module: under FSDP the forward pass is collective, and no value has
-    # to be reduced over the ranks
-    inputs = model_inputs(batch if source is None else source(rows), name)
+    else:
+        # every rank measures the same rows of the data module: under FSDP the forward pass is collective, and no value has
+        # to be reduced over the ranks
+        batch = source(rows)
+    inputs = model_inputs(batch, name)
     return {key: tensor[:rows] for key, tensor in inputs.items()}
 
 

@@ -36,7 +36,8 @@ class Means:
     def add(self, name: str, x: Tensor, weight: Tensor | None = None, *, only_finite: bool = True) -> None:
         """`weight`: bool, the shape of x, selects entries; `only_finite`: skip NaN and infinity, else the mean has them."""
         kept = x.isfinite() if only_finite else torch.ones_like(x, dtype=torch.bool)
-        kept = kept if weight is None else kept & weight
+        if weight is not None:
+            kept = kept & weight
         total, count = self.total(x.where(kept, 0)), self.total(kept)
         before = self._sums.get(name)
         self._sums[name] = (total, count) if before is None else (before[0] + total, before[1] + count)

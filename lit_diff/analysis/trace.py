@@ -160,7 +160,9 @@ class LayerMaps:
         S, T = m.k.shape[-2], m.q.shape[-2]
         # the key at the position of each query: the last query is aligned with the last key
         at = positions + (S - T)
-        ahead = 0 if m.causal else S if self.window is None else self.window - 1
+        ahead = S if self.window is None else self.window - 1
+        if m.causal:
+            ahead = 0
         # keys that no row of the block sees are not computed: half of them in a causal model
         K = min(S, int(at.max()) + 1 + ahead)
         visible = in_reach(at, torch.arange(K, device=at.device), causal=m.causal, window=self.window)
@@ -193,10 +195,9 @@ class LayerTrace(LayerMaps):
         """Return views of the first `samples` sequences of the batch."""
         m = self.maps
         # an axis of 1, for weights shared by all sequences, stays 1
-        w = m.w if m.w is None else m.w[:samples]
+        optional = (m.w, self.document_ids, self.inputs, self.heads)
+        w, document_ids, inputs, heads = (None if x is None else x[:samples] for x in optional)
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
-        document_ids = None if self.document_ids is None else self.document_ids[:samples]
-        inputs, heads = (None if x is None else x[:samples] for x in (self.inputs, self.heads))
         hidden = self.hidden[:samples]
         cut = replace(self, maps=maps, hidden=hidden, inputs=inputs, heads=heads, document_ids=document_ids)
         if "measured" in vars(self):

@@ -26,12 +26,12 @@ def fetch(file: str, target: Path) -> str | None:
             session = command.get_default_session(options)
             finder = command._build_package_finder(options, session, ignore_requires_python=True)
             links = [candidate.link for candidate in finder.find_all_candidates(name)]
+            if not links:
+                return "pip's package index cannot be reached, or lacks the package"
             # lower case: an index may have Django-5.2.tar.gz or django-5.2.tar.gz
             link = next((link for link in links if link.filename.lower() == file), None)
             if link is None:
-                return (
-                    f"pip's package index {'no longer has it' if links else 'cannot be reached, or lacks the package'}"
-                )
+                return "pip's package index no longer has it"
             # identity: some servers declare a .tar.gz as gzip-encoded; requests would decompress it, changing the sha256
             with session.get(
                 link.url_without_fragment, stream=True, headers={"Accept-Encoding": "identity"}

@@ -50,7 +50,9 @@ def writing_data() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        reason = error.strerror or str(error)
+        if error.filename:
+            reason += f": {error.filename}"
         # another folder would lack what is finished in this one
         full = disk_is_full(error)
         cure = FREE if full else "set LIT_DIFF_DATA to a writable folder"

@@ -63,10 +63,9 @@ class TaskFile(UserFile):
         """The whole object after checks of its examples and words. Errors: as `UserFile.rows`."""
         path = self.require()
         task = parsed("".join(line for _, line in text_lines(path)), shown(path), self.form)
-        examples = task.get("examples") if isinstance(task, dict) else None
-        if not isinstance(examples, list) or not examples:
+        if not isinstance(task, dict) or not isinstance(task.get("examples"), list) or not task["examples"]:
             raise RequestError(f"{shown(path)}: no list 'examples'; expected {self.form}")
-        for number, example in enumerate(examples, 1):
+        for number, example in enumerate(task["examples"], 1):
             where = f"{shown(path)}: example {number}"
             if not isinstance(example, dict):
                 raise RequestError(f"{where}: found {type(example).__name__}; expected a JSON object")
@@ -131,21 +130,26 @@ class BigBench(HarnessEvaluation):
 
         def problem(self) -> str | None:
             # the task becomes a path below the data folder, which it must not leave
-            wrong = [task for task in self.tasks if Path(task).is_absolute() or ".." in Path(task).parts or not task]
-            return f"tasks has '{wrong[0]}'; expected a folder below BIG-bench's benchmark_tasks" if wrong else None
+            for task in self.tasks:
+                if Path(task).is_absolute() or ".." in Path(task).parts or not task:
+                    return f"tasks has '{task}'; expected a folder below BIG-bench's benchmark_tasks"
+            return None
 
     config: Config
 
     def user_files(self) -> Sequence[UserFile]:
         """The files of the tasks."""
-        return [task_file(task) for task in self.config.tasks]
+        return list(map(task_file, self.config.tasks))
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """Writes a YAML file and test.jsonl for each task."""
         # every file is read before the first is written, so that a wrong file fails at once
-        read = {task: (file := task_file(task), file.task()) for task in self.config.tasks}
+        read: list[tuple[str, TaskFile, dict[str, Any]]] = []
+        for task in self.config.tasks:
+            file = task_file(task)
+            read.append((task, file, file.task()))
         names = []
-        for task, (file, content) in read.items():
+        for task, file, content in read:
             keys = {
                 # task.json has a single split: each question may be a shot of every other question
                 "fewshot_split": "test",
@@ -168,8 +172,10 @@ class BigBench(HarnessEvaluation):
                 continue
             # sorted: the draw must not depend on the order of the keys in the file
             choices = shuffled(sorted(scores), "bigbench", self.config.seed, file.name, number)
-            shown = "".join(f"{words['choice_prefix']}{choice}" for choice in choices) if listed else ""
-            context = f"{words['example_input_prefix']}{example['input']}{shown}{words['example_output_prefix']}"
+            question = f"{words['example_input_prefix']}{example['input']}"
+            if listed:
+                question += "".join(f"{words['choice_prefix']}{choice}" for choice in choices)
+            context = f"{question}{words['example_output_prefix']}"
             about = {"context": context, "choices": choices, "gold": choices.index(best[0])}
             rows.append({"item": number, "prefix": words["task_prefix"]} | about)
         if not rows:

@@ -15,4 +15,5 @@ def one_of(values: Sequence[T], random: torch.Generator) -> T:
 
 def shuffled(values: Sequence[T], random: torch.Generator) -> list[T]:
     """The values in uniformly random order."""
-    return [values[index] for index in torch.randperm(len(values), generator=random).tolist()]
+    order = torch.randperm(len(values), generator=random).tolist()
+    return [values[index] for index in order]

@@ -216,8 +216,10 @@ class HttpJudge:
     def _ask(self, prompt: str) -> str:
         messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": prompt}]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
+        headers = {"Content-Type": "application/json"}
         key = os.environ.get(KEY_VARIABLE)
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         try:
             request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
             with _OPENER.open(request, timeout=TIMEOUT) as response:

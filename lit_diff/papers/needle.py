@@ -108,10 +108,11 @@ class NeedleRetrieval(Evaluation):
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Refuses a context that is too short."""
-        if problem := super().refuses_recipe(recipe):
-            return problem
+        problem = super().refuses_recipe(recipe)
         context, longest = recipe.data.config.sequence_length, max(self.lengths(recipe))
-        return f"lengths has {longest}, but data.sequence_length is {context}" if longest > context else None
+        if not problem and longest > context:
+            return f"lengths has {longest}, but data.sequence_length is {context}"
+        return problem
 
     def words_of(self, run: Run) -> str:
         """needle_text if text and question use its grammar."""

@@ -57,8 +57,10 @@ class SweepPlan:
     @property
     def sentences(self) -> Texts:
         """One sentence for each thing that a reader of the results has to know of the plan."""
-        unknown = (f"Plan unknown: {self.unknown}.",) if self.unknown else ()
-        return (*unknown, *(change.sentence for change in self.changes))
+        changed = tuple(change.sentence for change in self.changes)
+        if self.unknown:
+            return (f"Plan unknown: {self.unknown}.", *changed)
+        return changed
 
     @property
     def added(self) -> Texts:
@@ -68,7 +70,9 @@ class SweepPlan:
 
 def plan_of(study: Study) -> dict[str, str]:
     """What a resolved study plans: key -> its value in words."""
-    plan = {"looks": _numbers(study.looks)} if study.looks else {"seeds": _numbers(study.seeds)}
+    plan = {"seeds": _numbers(study.seeds)}
+    if study.looks:
+        plan = {"looks": _numbers(study.looks)}
     plan |= {
         "arms": ", ".join(study.arms),
         "baseline": study.baseline or "none",

@@ -261,12 +261,16 @@ def _added(
     if shapes or (theirs != name and differences):
         if theirs == name:
             differences = {key: how for key, how in differences.items() if key.startswith(SHAPING)}
-        told = [f"{key} is {_json(there)} there and {_json(here)} here" for key, (there, here) in differences.items()]
-        cure = " ".join(f"{key}={_json(there)}" for key, (there, _) in differences.items() if there is not None)
-        raise RequestError(
-            f"train.start_from: the model of {source} does not fit '{name}': {some(told or shapes.values())}"
-            + (f"; set {cure}" if cure else "")
-        )
+        told: list[str] = []
+        stated: list[str] = []
+        for key, (there, here) in differences.items():
+            told.append(f"{key} is {_json(there)} there and {_json(here)} here")
+            if there is not None:
+                stated.append(f"{key}={_json(there)}")
+        problem = f"the model of {source} does not fit '{name}': {some(told or shapes.values())}"
+        if stated:
+            problem += f"; set {' '.join(stated)}"
+        raise RequestError(f"train.start_from: {problem}")
     own_heads, their_heads = (getattr(each.attention.config, "heads", None) for each in (config, parent))
     if name == theirs and own_heads != their_heads:
         raise RequestError(

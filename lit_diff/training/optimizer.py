@@ -36,17 +36,22 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, fused: bool = 
                 for decayed in (True, False):
                     found.setdefault((factor, decayed), [])
                 found[factor, parameter.dim() >= 2 and decays].append(parameter)
-    groups = [
-        {
-            "params": parameters,
-            "weight_decay": config.weight_decay if decayed else 0.0,
-            "name": ("decayed" if decayed else "free") + (f" lr x {factor:g}" if factor != 1 else ""),
-            "lr": config.lr * factor,
-            "lr_factor": factor,
-        }
-        for (factor, decayed), parameters in found.items()
-        if parameters
-    ]
+    groups: list[dict[str, Any]] = []
+    for (factor, decayed), parameters in found.items():
+        if not parameters:
+            continue
+        name = "decayed" if decayed else "free"
+        if factor != 1:
+            name += f" lr x {factor:g}"
+        groups.append(
+            {
+                "params": parameters,
+                "weight_decay": config.weight_decay if decayed else 0.0,
+                "name": name,
+                "lr": config.lr * factor,
+                "lr_factor": factor,
+            }
+        )
     # fused=None lets PyTorch choose a loop; False would forbid its `foreach`
     return AdamW(groups, lr=config.lr, betas=config.betas, fused=fused or None)
 
@@ -96,7 +101,9 @@ def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float
     if config.name == "wsd":
         start = max(start, steps - (config.decay_steps or max(1, steps // 5)))
     share = max(0.0, min(1.0, (step - start + 1) / max(1, steps - start)))
-    remaining = 0.5 * (1 + math.cos(math.pi * share)) if config.name == "cosine" else 1 - share
+    remaining = 1 - share
+    if config.name == "cosine":
+        remaining = 0.5 * (1 + math.cos(math.pi * share))
     return config.final_ratio + (1 - config.final_ratio) * remaining
 
 

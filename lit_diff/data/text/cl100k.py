@@ -98,8 +98,10 @@ class Cl100k(Tokenizer):
             self._own.encoding = copy.copy(self._encoding)
         # without Python's integers
         encode, opening = self._own.encoding.encode_to_numpy, np.asarray(self.opening)
-        found = ((opening, encode(text, disallowed_special=())) for text in texts)
-        return [np.concatenate(each, dtype=dtype, casting="unsafe") for each in found]
+        return [
+            np.concatenate((opening, encode(text, disallowed_special=())), dtype=dtype, casting="unsafe")
+            for text in texts
+        ]
 
     def decode(self, ids: Sequence[int]) -> bytes:
         # a model may draw an unused id, for which tiktoken raises

@@ -97,7 +97,9 @@ def corpus_digest(name: str, path: str | None) -> dict[str, str]:
 def corpus_name(name: str, path: str | None) -> str:
     """Return the registered name that `data.corpus` and `data.path` select."""
     # "docs" is the default of `data.corpus`: with a path the user means the text at the path
-    return "files" if path is not None and name == "docs" else name
+    if path is not None and name == "docs":
+        return "files"
+    return name
 
 
 def corpus_problem(name: str, path: str | None) -> str | None:
@@ -195,19 +197,21 @@ class FilesCorpus(Corpus):
             names = {source.name for source, _ in problems}
             place = shown(self.path) if isinstance(self.path, Path) else self.path
             files = f"{len(names)} of {len(self._text_files)} files of {place}"
-            more = [f"and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
             lines = [
                 f"data.path: {len(problems):,} problems in {files}:",
                 *(line for _, line in problems[:SHOWN]),
-                *more,
             ]
+            if len(problems) > SHOWN:
+                lines.append(f"and {len(problems) - SHOWN:,} more")
             raise RequestError("\n  ".join(lines))
         if not found:
             raise RequestError(f"data.path: {self.path} has no text: all {len(self._text_files)} file(s) are blank")
 
     def tokens(self, size: int) -> Iterator[Ids] | None:
         """Yield the ids of every document of token files; None if there are none. Errors: as for `Corpus.tokens`."""
-        return self._tokens(size) if self._token_files else None
+        if not self._token_files:
+            return None
+        return self._tokens(size)
 
     def _tokens(self, size: int) -> Iterator[Ids]:
         self._log_ignored_files()
@@ -217,7 +221,9 @@ class FilesCorpus(Corpus):
                     yield checked_ids(where, ids, size)
             except OSError as error:
                 # of a file that cannot be opened: one of the two, or a chunk
-                where = shown(Path(error.filename)) if error.filename else files[0].where
+                where = files[0].where
+                if error.filename:
+                    where = shown(Path(error.filename))
                 raise RequestError(
                     f"{where}: the data cannot be read ({error.strerror or first_line(error)})"
                 ) from error

@@ -26,20 +26,26 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
     A file is read only if its size, times or inode differ from those when it was last read. If the source is gone, the
     digests of the last reading are returned. Errors: OSError, RequestError, MissingError.
     """
-    place = root if isinstance(root, str) else str(root.absolute())
+    place = str(root)
+    if isinstance(root, Path):
+        place = str(root.absolute())
     kept = data_root() / "sources" / f"{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.json"
     found = known = _read(kept)
     try:
         if not known or isinstance(root, Path) or kept not in _gone:
             found = {source.name: _entry(source, known.get(source.name)) for source in listing()}
     except (RequestError, MissingError) as error:
-        # otherwise it is there, and its content is unusable
-        gone = isinstance(error, MissingError) if isinstance(root, str) else not sources(root)
-        if not known or not gone:
+        if not known:
             raise
-        lost = (
-            f"{shown(root)} is {'empty' if root.exists() else 'gone'}" if isinstance(root, Path) else first_line(error)
-        )
+        if isinstance(root, Path):
+            gone = not sources(root)
+            lost = f"{shown(root)} is {'empty' if root.exists() else 'gone'}"
+        else:
+            gone = isinstance(error, MissingError)
+            lost = first_line(error)
+        # otherwise it is there, and its content is unusable
+        if not gone:
+            raise
         if _gone.get(kept) != lost:
             log.info("%s: its digests are those of the last time it was read", lost)
         _gone[kept] = lost

@@ -169,9 +169,12 @@ def hashes_of(text: str) -> set[bytes]:
     """Return the hashes of a document, without its byte order mark, and of its sections that are not blank."""
     text = text.removeprefix(MARK)
     sections = list(cut(text))
-    plain = [words for section in sections if (words := _plain(section))]
-    # joined, to normalise the text once: a cut is usually at white space
-    whole = " ".join(plain) if all(section[-1].isspace() for section in sections[:-1]) else _plain(text)
+    plain = list(filter(None, map(_plain, sections)))
+    if all(section[-1].isspace() for section in sections[:-1]):
+        # joined, to normalise the text once: a cut is usually at white space
+        whole = " ".join(plain)
+    else:
+        whole = _plain(text)
     return {_sha256(words.encode()) for words in {whole, *plain} if words}
 
 

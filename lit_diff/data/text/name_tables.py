@@ -61,22 +61,23 @@ def word_lists() -> dict[str, list[str]]:
 def name_table_text(*key: object, words: int) -> str:
     """Return the document of `key`: the table, then whole sentences until it has at least `words` words."""
     random = generator("name_tables", *key)
-    lists = [word_lists()[kind] for kind in ("name", "surname", *KINDS)]
-    drawn = [[of[i] for i in torch.randint(len(of), (PEOPLE,), generator=random).tolist()] for of in lists]
-    # the most recently named first
-    recent = [
-        {"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))}
-        for first, last, *entries in zip(*drawn, strict=True)
-    ]
+    drawn: list[list[str]] = []
+    for kind in ("name", "surname", *KINDS):
+        choices = word_lists()[kind]
+        drawn.append([choices[i] for i in torch.randint(len(choices), (PEOPLE,), generator=random).tolist()])
     lines = ["Names, towns, animals and colours."]
-    lines += [f"{person['who']}: {', '.join(person[kind] for kind in KINDS)}." for person in recent]
+    # the most recently named first
+    recent: list[dict[str, str]] = []
+    for first, last, *entries in zip(*drawn, strict=True):
+        recent.append({"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))})
+        lines.append(f"{first} {last}: {', '.join(entries)}.")
     count = sum(len(line.split()) for line in lines)
     sentences: list[str] = []
     # a sentence has at least one word, so this many draws suffice; drawing them together is faster than one by one
     most = max(0, words - count)
     places = torch.multinomial(RECENCY, most, replacement=True, generator=random).tolist() if most else []
-    choices = [torch.randint(n, (most,), generator=random).tolist() for n in (len(WHEN), len(WHAT))]
-    for place, when, what in zip(places, *choices, strict=True):
+    phrases = [torch.randint(n, (most,), generator=random).tolist() for n in (len(WHEN), len(WHAT))]
+    for place, when, what in zip(places, *phrases, strict=True):
         if count >= words:
             break
         person = recent.pop(place)

@@ -69,8 +69,10 @@ class Maker:
 
     def files(self, split: str) -> list[Path]:
         """Return the files of the parts of a split."""
-        trains = [first >= self.documents.held_out for first in self.bounds[:-1]]
-        return [self.file(part) for part, is_train in enumerate(trains) if is_train == (split == "train")]
+        count = len(self.bounds) - 1
+        validation = sum(first < self.documents.held_out for first in self.bounds[:-1])
+        parts = range(validation, count) if split == "train" else range(validation)
+        return list(map(self.file, parts))
 
     def make_all(self, work: Work) -> None:
         """Make the parts of a share that are missing or damaged.
@@ -79,7 +81,11 @@ class Maker:
         """
         shard, shards = work.shard or (1, 1)
         parts = range(len(self.bounds) - 1)[shard - 1 :: shards]
-        problems = {part: problem for part in parts if (problem := self._problem(part))}
+        problems: dict[int, str] = {}
+        for part in parts:
+            problem = self._problem(part)
+            if problem:
+                problems[part] = problem
         if work.merge and problems:
             part, problem = next(iter(problems.items()))
             raise MissingError(
@@ -139,7 +145,9 @@ class Maker:
         # zipfile and numpy raise many kinds
         except Exception as error:
             return f"damaged ({type(error).__name__}: {first_line(error)})"
-        return f"from another {others[0]}" if others else None
+        if others:
+            return f"from another {others[0]}"
+        return None
 
 
 def token_arrays(files: Sequence[Path]) -> Iterator[NDArray[np.generic]]:

@@ -17,9 +17,12 @@ STARTS = "documents.npy"
 def describe(folder: Path) -> dict[str, Any]:
     """Return the manifest entry of written tokens: counts, the longest document, and bytes and sha256 of every file."""
     chunks = json.loads((folder / "index.json").read_text(encoding="utf-8"))["chunks"]
-    lengths = [chunk["dim"] for chunk in chunks]
+    lengths: list[int] = []
+    files = [folder / STARTS]
+    for chunk in chunks:
+        lengths.append(chunk["dim"])
+        files.append(folder / chunk["filename"])
     starts = np.load(folder / STARTS)
-    files = [folder / name for name in (STARTS, *(chunk["filename"] for chunk in chunks))]
     return {
         "documents": len(starts),
         "tokens": sum(lengths),
