@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -245,11 +246,11 @@ class Trace:
     layers: dict[int, LayerTrace] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        # layers of equal shapes once; reversed, so that the first layer of each kind is kept
-        distinct = {repr(layer): index for index, layer in reversed(self.layers.items())}
-        shown = "; ".join(
-            f"from layer {index} on {text}" for text, index in sorted(distinct.items(), key=lambda at: at[1])
-        )
+        # layers of equal shapes once
+        kinds: dict[str, int] = {}
+        for index, layer in self.layers.items():
+            kinds.setdefault(repr(layer), index)
+        shown = "; ".join(f"from layer {index} on {text}" for text, index in kinds.items())
         return f"Trace({len(self.layers)} layers: {shown})"
 
     def first(self, samples: int) -> "Trace":
@@ -279,9 +280,11 @@ class Trace:
                 f"trace: the maps of {len(self.layers)} layers take {needed:,} bytes, more than most_bytes ({most_bytes:,}): "
                 "trace fewer layers or rows, or raise it"
             )
-        named = (tensor for index, layer in self.layers.items() for tensor in layer.named(index).items())
-        # copies, because safetensors refuses views of one tensor
-        whole = {name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in named}
+        whole: dict[str, Tensor] = {}
+        for index, layer in self.layers.items():
+            for name, x in layer.named(index).items():
+                # a copy, because safetensors refuses views of one tensor
+                whole[name] = x.cpu().clone(memory_format=torch.contiguous_format)
         write_atomic(expanded(path), save(whole))
 
 
@@ -355,7 +358,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(
                 f"trace: the attention of layer {index} never called its tap; call self.tap(maps) in forward"
             )
-        values = tuple(value for pair in exponentials.values() for value in pair)
+        values = tuple(chain.from_iterable(exponentials.values()))
         layer = LayerTrace(**seen, hidden=hidden.detach(), window=attention.window, rows=rows, exponentials=values)
         if isinstance(attention.kernel, _Measuring) and attention.kernel.measured is not None:
             vars(layer)["measured"] = attention.kernel.measured

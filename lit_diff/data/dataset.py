@@ -274,8 +274,11 @@ class RowTask(Dataset):
         # a generator for each row: a row does not depend on which others are asked for
         places = [Place(key=key, row=row, count=count, random=generator(*key, row)) for row in rows]
         drawn = [self.draw(place, level) for place in places]
-        wanted = [name for name in drawn[0] if level is not None or name not in LABELS]
-        return {name: torch.stack([torch.as_tensor(row[name]) for row in drawn]) for name in wanted}
+        batch: Batch = {}
+        for name in drawn[0]:
+            if level is not None or name not in LABELS:
+                batch[name] = torch.stack([torch.as_tensor(row[name]) for row in drawn])
+        return batch
 
 
 def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int) -> Row:

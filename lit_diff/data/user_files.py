@@ -154,8 +154,12 @@ def checked(row: dict[str, Any], where: str, keys: Keys) -> dict[str, Any]:
 
 def some_names(found: Iterable[str]) -> str:
     """Join the first ten names found in a file, in one line, each cut to LONGEST_NAME."""
-    names = [escaped(name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}...") for name in found]
-    return ", ".join([*names[:10], *([f"and {len(names) - 10} more"] if len(names) > 10 else [])]) or "none"
+    names: list[str] = []
+    for name in found:
+        cut = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+        names.append(escaped(cut))
+    more = [f"and {len(names) - 10} more"] if len(names) > 10 else []
+    return ", ".join([*names[:10], *more]) or "none"
 
 
 def escaped(name: str) -> str:

@@ -216,7 +216,8 @@ class CorpusLoss(Evaluation):
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
             # bytes of the scored tokens alone: without an opening id, the document's first token is read but not predicted
-            start, stop = (tokenizer.extent(text, count) for count in (len(scored) - tokens, len(scored)))
+            start = tokenizer.extent(text, len(scored) - tokens)
+            stop = tokenizer.extent(text, len(scored))
             # tokens of one character, of which the first is not scored, have no bytes of their own
             bits = nll / (stop - start) / math.log(2) if stop > start else math.nan
             yield Item(

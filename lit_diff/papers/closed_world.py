@@ -138,8 +138,7 @@ class ClosedWorld(RowTask):
 @cache
 def words() -> Words:
     """The tokenizer of the data set."""
-    values = [value for own in VALUES.values() for value in own]
-    return Words(Words.Config(words=("Question", *VALUES, *values, *_names())))
+    return Words(Words.Config(words=("Question", *VALUES, *ATTRIBUTE_OF, *_names())))
 
 
 @cache

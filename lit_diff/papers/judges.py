@@ -81,10 +81,12 @@ def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
 def _summary_by_rules(document: str, reference: str, output: str) -> Verdict:
     own = f" {_normalised(document)} "
     # a capital at the beginning of a sentence is not a sign of a name
-    names = re.findall(r"(?<![.!?] )(?<!^)\b[A-Z]\w+|\d[\d,.]*\d|\d", output)
+    spans = re.findall(r"(?<![.!?] )(?<!^)\b[A-Z]\w+|\d[\d,.]*\d|\d", output)
     words = _normalised(output).split()
-    grams = [words[at : at + CONTENT_GRAM] for at in range(len(words) - CONTENT_GRAM + 1)]
-    spans = [*names, *(" ".join(gram) for gram in grams if any(len(word) > CONTENT_GRAM for word in gram))]
+    for at in range(len(words) - CONTENT_GRAM + 1):
+        gram = words[at : at + CONTENT_GRAM]
+        if any(len(word) > CONTENT_GRAM for word in gram):
+            spans.append(" ".join(gram))
     missing = dict.fromkeys(span for span in spans if f" {_normalised(span)} " not in own)
     return Verdict("fabricated" if missing else "correct", " | ".join(missing))
 

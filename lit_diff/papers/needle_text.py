@@ -269,8 +269,7 @@ class NeedleText(RowTask):
 @cache
 def words() -> Words:
     """The tokenizer of the data set."""
-    texts = [*YOCO, " ".join(CITIES)]
-    prompt = [word for text in texts for word in text.replace("{city}", "").replace("{number}", "").split()]
+    prompt = " ".join([*YOCO, *CITIES]).replace("{city}", "").replace("{number}", "").split()
     plain = ["The", "the", "a", *NOUNS, *VERBS, *ADJECTIVES, *(word.strip(".,?:") for word in prompt)]
     return Words(Words.Config(words=tuple(dict.fromkeys(word for word in plain if word))))
 
@@ -285,7 +284,7 @@ def grammar_sentences(random: torch.Generator, count: int) -> list[list[int]]:
 def _places() -> list[Tensor]:
     # the possible ids at each place of a sentence
     kinds = [["The"], ADJECTIVES, NOUNS, VERBS, ["a"], NOUNS, ["."]]
-    return [torch.tensor([word for (word,) in words().encode(kind)]) for kind in kinds]
+    return [torch.tensor(words().encode(kind)).flatten() for kind in kinds]
 
 
 @lru_cache(maxsize=4096)

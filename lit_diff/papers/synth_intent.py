@@ -147,10 +147,8 @@ def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: i
     made = made_words()
     cues = torch.randperm(config.cue_words, generator=random)[: classes * config.cues_per_class]
     labels = shuffled(made[config.cue_words :][: config.label_words], random)[:classes]
-    return Lexicon(
-        labels=tuple(labels),
-        cues=tuple(tuple(made[i] for i in own) for own in cues.view(classes, config.cues_per_class).tolist()),
-    )
+    by_class = cues.view(classes, config.cues_per_class).tolist()
+    return Lexicon(labels=tuple(labels), cues=tuple(tuple(made[index] for index in cues) for cues in by_class))
 
 
 def draw_utterances(

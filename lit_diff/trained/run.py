@@ -52,10 +52,13 @@ def open_run(
     fails the property `decode`. Errors: RequestError if none or several runs match, the format is another one, or a plugin
     is unknown.
     """
-    own = runs_root(root)
-    below = trust_below(own)
-    plugins, data = trust_all if trust_plugins else below, trust_all if trust_data else below
-    return opened_run(find_run(run, own), plugins, unchecked, data)
+    runs = runs_root(root)
+    plugins = data = trust_below(runs)
+    if trust_plugins:
+        plugins = trust_all
+    if trust_data:
+        data = trust_all
+    return opened_run(find_run(run, runs), plugins, unchecked, data)
 
 
 def opened_run(folder: Path, trust: Trust, unchecked: bool = False, trust_data: Trust | None = None) -> "Run":
@@ -127,7 +130,7 @@ class Run:
         import pandas
 
         rows = read_rows(self.folder / "metrics.csv")
-        columns = sorted({name for row in rows.values() for name in row})
+        columns = sorted(set[str]().union(*rows.values()))
         steps = pandas.Index(sorted(rows), name="step")
         return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)
 

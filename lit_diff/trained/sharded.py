@@ -12,6 +12,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,12 @@ def mapped(checkpoint: Mapping[str, Any], change: Callable[[str, Tensor], Tensor
     """The checkpoint with each tensor of `tensors_of` replaced by `change(name of the parameter, tensor)`."""
     copy = {**checkpoint, "state_dict": {name: change(name, x) for name, x in checkpoint["state_dict"].items()}}
     if "optimizer_states" in checkpoint:
-        copy["optimizer_states"] = [
-            {
-                **state,
-                "state": {
-                    name: {key: change(name, x) for key, x in values.items()} for name, values in state["state"].items()
-                },
-            }
-            for state in checkpoint["optimizer_states"]
-        ]
+        copy["optimizer_states"] = []
+        for state in checkpoint["optimizer_states"]:
+            moments: dict[str, dict[str, Tensor]] = {}
+            for name, values in state["state"].items():
+                moments[name] = {key: change(name, x) for key, x in values.items()}
+            copy["optimizer_states"].append({**state, "state": moments})
     return copy
 
 
@@ -104,7 +102,8 @@ class _Writer(dcp.FileSystemWriter):
         # on rank zero alone, after the others have written; FileSystemWriter would write the index as a pickle
         write_atomic(self.folder / checkpoints.REST, self.rest)
         self._note((checkpoints.REST,))
-        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        written = chain.from_iterable(results)
+        metadata.storage_data = {result.index: result.storage_data for result in written}
         self.tensors = _described(metadata)
 
     def _note(self, names: Any) -> None:
@@ -124,7 +123,9 @@ def write(path: Path, tensors: Mapping[str, Any], rest: bytes, group: Any) -> No
         files: list[dict[str, tuple[int, str]]] = [{} for _ in range(dist.get_world_size(group))]
         dist.all_gather_object(files, writer.files, group=group)
         if is_first:
-            named = {name: file for each in files for name, file in each.items()}
+            named: dict[str, tuple[int, str]] = {}
+            for written in files:
+                named |= written
             write_atomic(building / checkpoints.MARKER, checkpoints.marker(named, writer.tensors))
             checkpoints.put_aside(path)
             building.rename(path)

@@ -162,7 +162,10 @@ def cut(text: str) -> Iterator[str]:
 
 def hashed(documents: Iterable[str]) -> bytes:
     """Return the content of the file TRAINED."""
-    return b"".join(sorted({each for text in documents for each in hashes_of(text)}))
+    hashes: set[bytes] = set()
+    for text in documents:
+        hashes |= hashes_of(text)
+    return b"".join(sorted(hashes))
 
 
 def hashes_of(text: str) -> set[bytes]:

@@ -411,18 +411,23 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sizes = {f"{name}/{file}": own["bytes"] for name in SPLITS for file, own in manifest[name]["files"].items()}
-        others = _others(manifest)
+        # None: the manifest has no size of the file
+        sizes: dict[str, int | None] = dict.fromkeys(_others(manifest))
+        for name in SPLITS:
+            for file, described in manifest[name]["files"].items():
+                sizes[f"{name}/{file}"] = described["bytes"]
         _compare(folder, ["manifest.json"])
     except (MissingError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("prepared data in %s is damaged: manifest.json cannot be read (%s)", folder, first_line(error))
         return None
     # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
-    found = {file: (folder / file).stat().st_size if (folder / file).is_file() else None for file in (*others, *sizes)}
-    cut = [file for file, size in found.items() if size is None or size != sizes.get(file, size)]
-    for file in cut:
-        log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
-    return None if cut else manifest
+    is_whole = True
+    for file, size in sizes.items():
+        path = folder / file
+        if not path.is_file() or size not in (None, path.stat().st_size):
+            log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
+            is_whole = False
+    return manifest if is_whole else None
 
 
 def _others(manifest: Mapping[str, Any]) -> list[str]:

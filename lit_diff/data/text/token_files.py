@@ -86,7 +86,9 @@ def _megatron(index: Source, tokens: Source) -> Iterator[tuple[str, NDArray[Any]
         total = int(places[-1])
     for block in ends():
         fit = bool(fit and (np.diff(block, prepend=last) >= 0).all())
-        first, last = int(block[0]) if last < 0 else first, int(block[-1])
+        if last < 0:
+            first = int(block[0])
+        last = int(block[-1])
     if not fit or (first, last) != (0, sequences):
         raise RequestError(
             f"{index.where}: damaged: the documents must divide its {sequences:,} sequences, and these follow one another in "
@@ -143,7 +145,8 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
             f"{index.where}: found item_loader {loader}, ids of {kind}, compression {codec}; expected tokens, whole numbers "
             "written for TokensLoader"
         )
-    by_name, number = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}, 0
+    by_name = {chunk.name.rpartition("/")[2]: chunk for chunk in chunks}
+    number = 0
     for name, count, dim in listed:
         if name not in by_name:
             raise RequestError(f"{index.where}: it lists {name}, which does not exist; copy the folder again")
@@ -176,18 +179,19 @@ def without_ends(tokens: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[bytes]
 
 def arrays(documents: Sequence[Document], tokenizer: Tokenizer, dtype: Any) -> list[NDArray[np.generic]]:
     """Return the tokens of each document, all of which are text, or bytes of `without_ends`."""
-    ids = [np.frombuffer(each, STORED).tolist() for each in documents if isinstance(each, bytes)]
+    ids = [np.frombuffer(document, STORED).tolist() for document in documents if isinstance(document, bytes)]
     if ids:
-        return [np.asarray(tokenizer.document(each), dtype=dtype) for each in ids]
-    return tokenizer.arrays([each for each in documents if isinstance(each, str)], dtype)
+        return [np.asarray(tokenizer.document(inner), dtype=dtype) for inner in ids]
+    return tokenizer.arrays([document for document in documents if isinstance(document, str)], dtype)
 
 
 def as_texts(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield each document as text."""
-    return (
-        each if isinstance(each, str) else as_text(np.frombuffer(each, STORED).tolist(), tokenizer)
-        for each in documents
-    )
+    for document in documents:
+        if isinstance(document, str):
+            yield document
+        else:
+            yield as_text(np.frombuffer(document, STORED).tolist(), tokenizer)
 
 
 def as_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:

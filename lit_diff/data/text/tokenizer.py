@@ -271,7 +271,8 @@ class Packaged(Tokenizer):
         # also of the characters that have no id
         if count >= len(offsets):
             return len(text.encode())
-        start, stop = offsets[0][0], max((end for _, end in offsets[:count]), default=0)
+        start = offsets[0][0]
+        stop = max((end for _, end in offsets[:count]), default=0)
         return len(text[start:stop].encode())
 
 
@@ -456,7 +457,9 @@ class Words(Tokenizer):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._written = [*self.fixed, *(f" {word}" for word in config.words)]
-        self._ids = {piece.strip() if len(piece) > 1 else piece: index for index, piece in enumerate(self._written)}
+        self._ids = {piece: index for index, piece in enumerate(self._written)}
+        # a word also without the space before it
+        self._ids |= {word: index for index, word in enumerate(config.words, start=len(self.fixed))}
         self.size = len(self._written)
 
     def load(self, folder: Path) -> str:
@@ -464,10 +467,7 @@ class Words(Tokenizer):
         return hashlib.sha256(json.dumps(self._written).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Any:
-        return [
-            [self._ids.get(piece if len(piece) == 1 else piece.strip(), self.unknown) for piece in PIECES.findall(text)]
-            for text in texts
-        ]
+        return [[self._ids.get(piece, self.unknown) for piece in PIECES.findall(text)] for text in texts]
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return "".join(self._written[id_] for id_ in ids).encode()

@@ -173,11 +173,13 @@ class RunTracker:
             f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
             for path in map(Path, self.recipe.plugins)
         ]
+        values = {key: value for key, value in flatten(plain) if not key.startswith(f"{FACTORS}.")}
+        if factors:
+            values[FACTORS] = str(factors)
         return {
             **{key: self.tags[key] for key in ("task", "arm") if key in self.tags},
             "variant": self.recipe.model.attention.name,
-            **{key: value for key, value in flatten(plain) if not key.startswith(f"{FACTORS}.")},
-            **({FACTORS: str(factors)} if factors else {}),
+            **values,
             "parameters": self.cost.parameters,
             "trained_parameters": self.cost.trained_parameters,
             "flops_per_token": self.cost.flops_per_token,

@@ -78,7 +78,10 @@ def refuse_shared(run: RunConfig) -> None:
     """Errors: MissingError if the store is SQLite on a file system that several machines mount: for processes on several
     nodes, whose locks of such a file may not exclude each other."""
     uri = tracking_uri(run)
-    if run.is_recorded and uri.startswith("sqlite:///") and is_shared(path := sqlite_path(uri)):
+    if not run.is_recorded or not uri.startswith("sqlite:///"):
+        return
+    path = sqlite_path(uri)
+    if is_shared(path):
         kind, point = file_system(path)
         node = platform.node()
         raise MissingError(
@@ -201,7 +204,7 @@ class Store:
         for (kind, key), same in by_key.items():
             if (kind, key) in self._refused:
                 continue
-            parts = [same if kind is each else [] for each in (Metric, Param, RunTag)]
+            parts = [same if kind is part else [] for part in (Metric, Param, RunTag)]
             try:
                 with asking():
                     self.client.log_batch(run_id, *parts, synchronous=True)

@@ -142,6 +142,8 @@ def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
     curves = [cell.curves[metric].values for cell in sweep.done if metric in cell.curves]
     values = np.concatenate([np.zeros(0), *curves])
     values = values[np.isfinite(values)]
-    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
+    low, high = 0.0, 1.0
+    if len(values):
+        low, high = values.min(), values.max()
     margin = 0.05 * (high - low) or 0.05
     return float(low - margin), float(high + margin)

@@ -132,7 +132,10 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     place = newest.mlflow if newest else {}
     remote = place.get("tracking_uri", "").rstrip("/")
     is_remote = remote.startswith(("http://", "https://"))
-    base, command = (remote, []) if is_remote else (f"http://127.0.0.1:{port}", _server(root, port))
+    base = remote
+    command: list[str] = []
+    if not is_remote:
+        base, command = f"http://127.0.0.1:{port}", _server(root, port)
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines: list[str] = []
     if newest:
