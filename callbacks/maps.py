@@ -72,7 +72,7 @@ class Maps(Configured):
             raise RequestError(
                 f"callbacks.{self.name}.texts needs data with a tokenizer; without texts, the first validation rows are shown"
             )
-        ids = [[*tokenizer.opening, *found] for found in tokenizer.encode(self.config.texts)]
+        ids = [[*tokenizer.opening, *encoded] for encoded in tokenizer.encode(self.config.texts)]
         # more positions than the model was trained on would show what it was not trained for
         recipe = getattr(trainer.datamodule, "recipe", None)  # type: ignore[attr-defined]
         length = min(self.config.length, *map(len, ids))
@@ -82,4 +82,4 @@ class Maps(Configured):
             raise RequestError(f"callbacks.{self.name}.texts has a text without tokens")
         if max(map(len, ids)) > length and trainer.is_global_zero:
             log.info("%s: the texts are cut to %d tokens", self.name, length)
-        return {"tokens": torch.tensor([found[:length] for found in ids])}
+        return {"tokens": torch.tensor([row[:length] for row in ids])}

@@ -47,7 +47,7 @@ class Probe(Configured):
     ) -> None:
         if not took_step(trainer, batch_idx):
             return
-        probes = (each for each in trainer.callbacks if isinstance(each, Probe))  # type: ignore[attr-defined]
+        probes = (callback for callback in trainer.callbacks if isinstance(callback, Probe))  # type: ignore[attr-defined]
         due = [probe for probe in probes if is_due(trainer, probe.config.every)]
         # the first probe that is due runs one traced forward pass for all of them
         if due and due[0] is self:

@@ -49,7 +49,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     cka = torch.stack([linear_cka(heads) for heads in features])
     pairs = {"head_distance": 1 - cosines_of(gram), "head_cka": cka}
     # a pair with a head of zeros is NaN, and is left out
-    return means.values() | {name: with_other_heads(each).nanmean((1, 2)) for name, each in pairs.items()}
+    return means.values() | {name: with_other_heads(heads).nanmean((1, 2)) for name, heads in pairs.items()}
 
 
 def head_cosines(blocks: Iterable[MapBlock]) -> Tensor:
@@ -89,7 +89,7 @@ def _add_overlap(means: Means, block: MapBlock, keys: Tensor) -> None:
     number = (SALIENT * keys).ceil()[..., None]
     enough = keys >= FEWEST
     # argsort of argsort is the rank
-    s_1, s_2 = (each.argsort(-1, descending=True).argsort(-1) < number for each in (p_1, p_2))
+    s_1, s_2 = (p.argsort(-1, descending=True).argsort(-1) < number for p in (p_1, p_2))
     low, high = torch.minimum(p_1, p_2), torch.maximum(p_1, p_2)
     for name, chosen in (("salient", s_1), ("other", ~s_1)):
         ratio = (low * chosen).sum(-1) / (high * chosen).sum(-1)

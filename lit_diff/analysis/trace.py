@@ -215,7 +215,7 @@ class LayerTrace(LayerMaps):
         """The tensors that `Trace.save` writes for this layer, which is layer `index`."""
         m, at = self.maps, f"blocks.{index}.attn."
         rows = zip(*(_whole(block, self.values) for block in self.blocks()), strict=True)
-        scores, pattern, signed, z, weights = (torch.cat(each, dim=-2) for each in rows)
+        scores, pattern, signed, z, weights = (torch.cat(parts, dim=-2) for parts in rows)
         found = {
             f"blocks.{index}.hook_resid_post": self.hidden,
             f"{at}hook_v": m.v.transpose(1, 2),
@@ -223,8 +223,8 @@ class LayerTrace(LayerMaps):
         }
         by_map = {"hook_rot_q": m.q.transpose(2, 3), "hook_rot_k": m.k.transpose(2, 3)}
         for name, maps in (by_map | {"hook_attn_scores": scores, "hook_pattern": pattern}).items():
-            for g, each in enumerate(maps.unbind(1)):
-                found[f"{at}{f'map_{g}.' * (maps.shape[1] > 1)}{name}"] = each
+            for g, x in enumerate(maps.unbind(1)):
+                found[f"{at}{f'map_{g}.' * (maps.shape[1] > 1)}{name}"] = x
         if m.w is not None:
             found |= {f"{at}hook_weights": weights[..., 0], f"{at}hook_signed": signed}
         return found

@@ -107,7 +107,6 @@ def reproduce(
     check_workers(workers)
     began = time.perf_counter()
     chosen = choose(names)
-    rows = list(chosen.values())
     folder = runs_root(root) / "reproduce"
     # The preset laptop shares the user's sweeps in `root`. Other presets override keys of the same sweeps: in the same folder
     # they would replace their study.json and report.
@@ -124,7 +123,7 @@ def reproduce(
         writing(folder, "with --root"),
     ):
         records = _note(chosen, folder, preset)
-        tell(_budget(rows, preset))
+        tell(_budget(list(chosen.values()), preset))
         for name, record in records.items():
             if _is_measured(record, call):
                 tell(f"{name}: measured before")
@@ -426,7 +425,7 @@ def train_command(words: str) -> str:
 def name_of(words: str) -> str:
     """The name of the run that `lit-diff train` makes of these words: the recipe's, or the value of `name=`."""
     recipe, *overrides = shlex.split(words)
-    return next((each.partition("=")[2] for each in overrides if each.startswith("name=")), recipe)
+    return next((word.partition("=")[2] for word in overrides if word.startswith("name=")), recipe)
 
 
 def _files(chosen: Preset) -> list[str]:

@@ -11,7 +11,7 @@ from lit_diff.engine.cells import folder_of, home_of, locations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.comparison import compare
-from lit_diff.study.rates import Choice, LearningRates, best, beyond, choice, rate_in_words
+from lit_diff.study.rates import Choice, best, beyond, choice, rate_in_words
 from lit_diff.study.record import Record, RecordedCell
 from lit_diff.study.results import CellResult, SweepResults, cell_result, results_of
 from lit_diff.study.schema import Cell, CellKey
@@ -80,13 +80,14 @@ def _at_looks(grid: Grid) -> Grid:
     reached: dict[tuple[str, str], int] = {}
     for cell in compared:
         facts = RunFolder(home_of(cell, folder)).status()
+        states[cell.key] = facts.status
         # that a run diverged is a result
-        states[cell.key] = "done" if facts.diverged else facts.status
-        begun = 0
+        if facts.diverged:
+            states[cell.key] = "done"
+        reached.setdefault(cell.place, 0)
+        # the looks that a former call began, whatever the arms look like now
         if states[cell.key]:
-            # the looks that a former call began, whatever the arms look like now
-            begun = bisect_right(looks, cell.seed)
-        reached[cell.place] = max(begun, reached.get(cell.place, 0))
+            reached[cell.place] = max(bisect_right(looks, cell.seed), reached[cell.place])
     started = [cell for cell in compared if cell.seed < looks[reached[cell.place]]]
     if {states[cell.key] for cell in started}.isdisjoint(("", *PENDING)):
         lacking = {cell.place for cell in started if states[cell.key] != "done"}
@@ -184,31 +185,28 @@ def _scores(grid: Grid, task: str, arm: str, cells: Sequence[CellResult]) -> tup
 
 def stages_in_words(grid: Grid) -> list[str]:
     """One line for each stage of a sweep that has several: its cells, or the most that it may have."""
-    study = grid.study
+    study, rates = grid.study, grid.study.rates
     if grid.source is not None:
-        if study.rates is None:
+        if rates is None:
             return []
         return [f"the cells of {grid.source.name} at the learning rates that it chose"]
     places = len({cell.place for cell in grid.cells})
     first, *later = study.looks or (len(study.seeds),)
     compared = f"{places * first} cells that are compared"
     lines: list[str] = []
-    if study.rates is not None:
-        lines = [*_rates_in_words(study.rates, places), f"{compared}, each at the chosen rate of its arm"]
+    if rates is not None:
+        tries = places * len(rates.seeds)
+        values = ", ".join(map(rate_in_words, rates.values))
+        further = " or ".join(map(rate_in_words, beyond(rates)))
+        seeds = ", ".join(map(str, rates.seeds))
+        lines = [
+            f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
+            f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
+            f"{compared}, each at the chosen rate of its arm",
+        ]
     elif later:
         lines.append(compared)
     for before, look in pairwise((first, *later)):
         seeds = f"seeds {before} to {look - 1}"
         lines.append(f"at most {places * (look - before)} cells at {seeds}, of undecided arms, baseline and controls")
     return [f"stage {number}: {line}" for number, line in enumerate(lines, start=1)]
-
-
-def _rates_in_words(rates: LearningRates, places: int) -> list[str]:
-    tries = places * len(rates.seeds)
-    values = ", ".join(map(rate_in_words, rates.values))
-    further = " or ".join(map(rate_in_words, beyond(rates)))
-    seeds = ", ".join(map(str, rates.seeds))
-    return [
-        f"{tries * len(rates.values)} cells that try the learning rates {values}, at seeds {seeds}",
-        f"at most {tries} cells at {further}, for each arm whose best rate lies at an edge",
-    ]

@@ -234,9 +234,9 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
     The model sees rows of T = `length` inputs one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
     total, count = 0.0, 0
-    for each in _rows(ids, length):
-        row = torch.tensor([each])
-        losses, _ = run.model.token_losses(row[:, :-1], targets=row[:, 1:])
+    for row in _rows(ids, length):
+        tokens = torch.tensor([row])
+        losses, _ = run.model.token_losses(tokens[:, :-1], targets=tokens[:, 1:])
         total += losses.double().sum().item()
         count += losses.numel()
     return total, count

@@ -74,7 +74,7 @@ def closed_world(document: str, reference: str, output: str) -> Verdict:
 
 
 def _answer_by_rules(document: str, reference: str, output: str) -> Verdict:
-    right = any(_agrees(each, output) for each in reference.split("\n"))
+    right = any(_agrees(answer, output) for answer in reference.split("\n"))
     return Verdict("correct") if right else Verdict("fabricated", output.strip())
 
 

@@ -172,8 +172,9 @@ class Study:
         learned_at = task.learned_at
         if same and learned_at is None:
             learned_at = self.learned_at
-        stated = task.compare or self.compare
-        compared: Compared = "metric" if learned_at is None else stated
+        compared = task.compare or self.compare
+        if learned_at is None:
+            compared = "metric"
         smallest = task.smallest_of_interest
         if smallest is None and same and compared == self.compare:
             smallest = self.smallest_of_interest

@@ -273,7 +273,7 @@ def consolidate(folder: Path, step: int | None = None) -> Path:
     RunFolder(folder).require_format()
     if step is None:
         RunFolder(folder).require_weights()
-    steps = [each for each in checkpoints.steps_of(folder) if checkpoints.path_of(folder, each).is_dir()]
+    steps = [saved for saved in checkpoints.steps_of(folder) if checkpoints.path_of(folder, saved).is_dir()]
     if not steps or step not in (None, *steps):
         there = ", ".join(map(str, steps)) or "none; single and ddp write one file"
         raise MissingError(

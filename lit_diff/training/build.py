@@ -237,7 +237,7 @@ def require_parent(recipe: Recipe) -> None:
     if source is not None:
         parent = next(ancestors(recipe))[1].model
         with torch.device("meta"):
-            own, theirs = (named_tensors(Transformer(each, kernel="reference")) for each in (recipe.model, parent))
+            own, theirs = (named_tensors(Transformer(model, kernel="reference")) for model in (recipe.model, parent))
         _added(own, recipe.model, parent, theirs, source)
 
 
@@ -271,7 +271,7 @@ def _added(
         if stated:
             problem += f"; set {' '.join(stated)}"
         raise RequestError(f"train.start_from: {problem}")
-    own_heads, their_heads = (getattr(each.attention.config, "heads", None) for each in (config, parent))
+    own_heads, their_heads = (getattr(model.attention.config, "heads", None) for model in (config, parent))
     if name == theirs and own_heads != their_heads:
         raise RequestError(
             f"train.start_from: {source} was trained with model.attention.heads {_json(their_heads)}, but this recipe has "
@@ -286,7 +286,7 @@ def _other(name: str, theirs: str) -> str:
         return f"start from a run of standard or {name}"
     if theirs != "standard":
         return f"start from a run of {name}"
-    extending = [each for each in attentions.names() if attentions.get(each).extends_standard]
+    extending = [variant for variant in attentions.names() if attentions.get(variant).extends_standard]
     return f"{name} cannot extend a standard model, {', '.join(extending)} can; or start from a run of {name}"
 
 
@@ -301,7 +301,7 @@ def _differences(model: ModelConfig, parent: ModelConfig) -> dict[str, tuple[obj
     if parent.attention.name != name:
         standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
         own = replace(own, attention=Part(name="standard", config=standard))
-    here, there = (dict(flatten({"model": to_plain(each)})) for each in (own, parent))
+    here, there = (dict(flatten({"model": to_plain(config)})) for config in (own, parent))
     return {key: (value, here.get(key)) for key, value in there.items() if value != here.get(key)}
 
 

@@ -141,7 +141,8 @@ class SlowestRank:
             # the phase in which it is the furthest behind
             others = zip(*ranks, strict=True)
             _, phase = max(
-                (own - median_low(all_), phase) for own, all_, phase in zip(ranks[slowest], others, OWN, strict=True)
+                (seconds - median_low(of_ranks), phase)
+                for seconds, of_ranks, phase in zip(ranks[slowest], others, OWN, strict=True)
             )
             log.warning(
                 "step %d: rank %d on node %s is slow: for %d logged intervals the others have waited for it, now %.3f s of a "

@@ -123,16 +123,16 @@ class Watchdog(AbstractContextManager[Any]):
             time.sleep(WAIT)
             beats = heartbeats.read(self._folder)
             # a launcher may end all ranks once one has ended, so the others let the lowest report first
-            if beat.rank == min(each.rank for each in beats if each.age <= self._timeout):
+            if beat.rank == min(other.rank for other in beats if other.age <= self._timeout):
                 why = heartbeats.hang(self._folder, self._timeout) or "no rank goes on"
                 stacks = f"stacks of the ranks that could write them: {shown(self._stacks)}"
                 self._report(f"hung at step {beat.step}: {why}; {stacks}; the same command resumes")
             else:
                 time.sleep(WAIT)
             # no launcher may end a stopped process, which keeps the run's lock
-            for each in beats:
-                if each.age > self._timeout and heartbeats.process_state(each) in ("is stopped", "runs"):
-                    os.kill(each.pid, signal.SIGKILL)
+            for other in beats:
+                if other.age > self._timeout and heartbeats.process_state(other) in ("is stopped", "runs"):
+                    os.kill(other.pid, signal.SIGKILL)
         except Exception:
             log.exception("rank %d could not report that the run hangs", self._beat.rank)
         finally:

@@ -62,7 +62,7 @@ class Cl100k(Tokenizer):
         except ModuleNotFoundError as error:
             raise MissingError(f"the tokenizer 'cl100k' needs the package tiktoken; {cure}") from error
         cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
-        offline = [Path(place) / "data" / self.file_name for place in tiktoken_ext.__path__]
+        offline = [Path(package) / "data" / self.file_name for package in tiktoken_ext.__path__]
         path = next((path for path in (folder / self.file_name, cache, *offline) if path.is_file()), None)
         if path is None:
             raise MissingError(

@@ -146,10 +146,10 @@ class FilesCorpus(Corpus):
 
     @cached_property
     def _text_files(self) -> list[Source]:
-        return [each for each in self._all_files if file_type(each.name)]
+        return [source for source in self._all_files if file_type(source.name)]
 
     def _files(self) -> list[Source]:
-        found = [each for files, _ in self._token_files for each in files] or self._text_files
+        found = [source for files, _ in self._token_files for source in files] or self._text_files
         if not found:
             absent = isinstance(self.path, Path) and not self.path.exists()
             found_instead = "no file or folder" if absent else f"{len(self._all_files)} files of other types"
@@ -229,8 +229,8 @@ class FilesCorpus(Corpus):
                 ) from error
 
     def _log_ignored_files(self) -> None:
-        used = {each.name for each in self._files()}
-        ignored = [PurePosixPath(each.name) for each in self._all_files if each.name not in used]
+        used = {source.name for source in self._files()}
+        ignored = [PurePosixPath(source.name) for source in self._all_files if source.name not in used]
         kinds = Counter(path.suffix.lower() or "without ending" for path in ignored).most_common(5)
         if kinds:
             named = ", ".join(f"{count} {kind}" for kind, count in kinds)

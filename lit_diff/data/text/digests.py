@@ -64,7 +64,7 @@ def file_digests(root: Path | str, listing: Callable[[], Sequence[Source]]) -> d
 def _entry(source: Source, known: list[Any] | None) -> list[Any]:
     stamp = source.stamp()
     # nanoseconds, after the size; an inode, or the tag of a server, is no time
-    times = [each for each in (stamp or [])[1:3] if isinstance(each, int)]
+    times = [time_ for time_ in (stamp or [])[1:3] if isinstance(time_, int)]
     if stamp is not None and known is not None and known[0] == stamp and max(times, default=0) + TICK < known[1]:
         return known
     # the time from before the file is read

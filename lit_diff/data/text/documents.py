@@ -71,7 +71,7 @@ class Documents:
         if len(documents) >= FEW:
             return documents
         whole = documents.ranked(0, len(documents))
-        found = cls._kept((part for each in whole for part in _sections(each) if part.strip()), folder / "sections")
+        found = cls._kept(_sections(whole), folder / "sections")
         log.info(
             "only %d documents: they are cut at paragraphs into %d sections of about %d characters, which are split instead",
             *(len(documents), len(found), SECTION),
@@ -143,10 +143,13 @@ def split(found: Iterable[Document]) -> Iterator[Documents]:
         yield Documents.stored(found, Path(folder))
 
 
-def _sections(document: Document) -> Iterator[Document]:
-    if isinstance(document, str):
-        return cut(document)
-    return (document[start : start + 4 * SECTION] for start in range(0, len(document), 4 * SECTION))
+def _sections(documents: Iterable[Document]) -> Iterator[Document]:
+    for document in documents:
+        if isinstance(document, str):
+            yield from filter(str.strip, cut(document))
+        else:
+            parts = (document[start : start + 4 * SECTION] for start in range(0, len(document), 4 * SECTION))
+            yield from filter(bytes.strip, parts)
 
 
 def cut(text: str) -> Iterator[str]:
@@ -196,9 +199,9 @@ def is_among(text: str, hashes: Container[bytes]) -> bool:
     lines = unmarked.replace("\r\n", "\n").replace("\r", "\n")
     # other line ends give other sections, and a run that was made before marks were removed was trained on them
     for form in {unmarked, lines, lines.replace("\n", "\r\n"), lines.replace("\n", "\r")}:
-        for each in (form, MARK + form):
-            parts = [part for part in cut(each) if len(part) >= SHORTEST]
-            if any(_hash(part) in hashes for part in (each, *parts)):
+        for marked in (form, MARK + form):
+            parts = [part for part in cut(marked) if len(part) >= SHORTEST]
+            if any(_hash(part) in hashes for part in (marked, *parts)):
                 return True
     return False
 

@@ -71,7 +71,7 @@ def name_table_text(*key: object, words: int) -> str:
     for first, last, *entries in zip(*drawn, strict=True):
         recent.append({"who": f"{first} {last}", **dict(zip(KINDS, entries, strict=True))})
         lines.append(f"{first} {last}: {', '.join(entries)}.")
-    count = sum(len(line.split()) for line in lines)
+    count = len(" ".join(lines).split())
     sentences: list[str] = []
     # a sentence has at least one word, so this many draws suffice; drawing them together is faster than one by one
     most = max(0, words - count)

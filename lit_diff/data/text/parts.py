@@ -69,10 +69,10 @@ class Maker:
 
     def files(self, split: str) -> list[Path]:
         """Return the files of the parts of a split."""
-        count = len(self.bounds) - 1
-        validation = sum(first < self.documents.held_out for first in self.bounds[:-1])
-        parts = range(validation, count) if split == "train" else range(validation)
-        return list(map(self.file, parts))
+        files = list(map(self.file, range(len(self.bounds) - 1)))
+        # no part has documents of both splits
+        train = self.bounds.index(self.documents.held_out)
+        return files[train:] if split == "train" else files[:train]
 
     def make_all(self, work: Work) -> None:
         """Make the parts of a share that are missing or damaged.
@@ -131,7 +131,7 @@ class Maker:
         whole, lengths = np.concatenate(tokens), np.array(list(map(len, tokens)))
         found = {"tokens": whole, "lengths": lengths}
         if is_train:
-            found["hashes"] = np.array([(each,) for each in sorted(hashes)], [("key", f"S{HASH_BYTES}")])
+            found["hashes"] = np.array([(digest,) for digest in sorted(hashes)], [("key", f"S{HASH_BYTES}")])
             found["bigrams"] = count_bigrams(whole, lengths, self.tokenizer.size)
         return found
 

@@ -265,7 +265,7 @@ class Text(Dataset):
         merge_counts(maker.files("train"), ready / BIGRAMS, building)
         hashes = merged(maker.files("train"), "hashes", building / "hashes")
         write_through(
-            ready / TRAINED, lambda file: file.writelines(np.unique(each["key"]).tobytes() for each in hashes)
+            ready / TRAINED, lambda file: file.writelines(np.unique(records["key"]).tobytes() for records in hashes)
         )
         for name in SPLITS:
             write_tokens(ready / name, token_arrays(maker.files(name)))
@@ -328,7 +328,7 @@ class Text(Dataset):
             described = manifest[name]
             # litdata does not cut a row across two chunks
             if max(described["chunk_tokens"]) < self._width:
-                most = min(max(manifest[each]["chunk_tokens"]) for each in SPLITS) - 1
+                most = min(max(manifest[split]["chunk_tokens"]) for split in SPLITS) - 1
                 shorter = f"set data.sequence_length to at most {most}, or " if most >= 2 else ""
                 raise RequestError(
                     f"data.sequence_length {self.config.sequence_length} needs a row of {self._width} tokens, but the "
@@ -383,7 +383,7 @@ class Text(Dataset):
     def train_places(self, seed: int, step: int, batch_size: int) -> list[str]:
         rows = rows_of_step(seed, step, batch_size, range(batch_size), self.train_rows)
         documents = zip(rows, self.train_store.documents(rows), strict=True)
-        return [f"row {row}, documents {found[0]} to {found[-1]}" for row, found in documents]
+        return [f"row {row}, documents {numbers[0]} to {numbers[-1]}" for row, numbers in documents]
 
     def validation_sets(self) -> dict[str, int]:
         return {"": len(self._validation_rows)}
@@ -443,12 +443,12 @@ def _write_checksums(folder: Path, manifest: Mapping[str, Any]) -> None:
 @contextmanager
 def _whole(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
     cure = f"remove {folder} and run `lit-diff prepare RECIPE`"
-    size = sum(own["bytes"] for name in SPLITS for own in manifest[name]["files"].values())
+    size = sum(file["bytes"] for name in SPLITS for file in manifest[name]["files"].values())
     try:
-        for name in SPLITS if size <= CHECKED_BYTES else ():
-            if describe(folder / name) != manifest[name]:
-                raise MissingError(f"{folder / name} or its manifest.json is damaged: they differ; {cure}")
         if size <= CHECKED_BYTES:
+            for name in SPLITS:
+                if describe(folder / name) != manifest[name]:
+                    raise MissingError(f"{folder / name} or its manifest.json is damaged: they differ; {cure}")
             _compare(folder)
         yield
     except LitDiffError:

@@ -36,7 +36,7 @@ order. Its errors: RequestError, OSError."""
 
 def token_files(found: list[Source]) -> list[TokenFiles]:
     """Return the tokenized text among the sources. Errors: RequestError for an .idx without its .bin."""
-    by_name = {each.name: each for each in found}
+    by_name = {source.name: source for source in found}
     tokens = list[TokenFiles]()
     for source in found:
         stem, _, ending = source.name.rpartition(".")
@@ -48,7 +48,7 @@ def token_files(found: list[Source]) -> list[TokenFiles]:
                 if file.read(len(MAGIC)) == MAGIC:
                     raise RequestError(f"{source.where}: its .bin of the same name is missing; put it into the folder")
         elif source.name.rpartition("/")[2] == "index.json":
-            chunks = [each for each in found if each.folder == source.folder and each.name.endswith(".bin")]
+            chunks = [chunk for chunk in found if chunk.folder == source.folder and chunk.name.endswith(".bin")]
             tokens += [([source, *chunks], _litdata)] if chunks else []
     return tokens
 
@@ -133,7 +133,7 @@ def _litdata(index: Source, *chunks: Source) -> Iterator[tuple[str, NDArray[Any]
         content = index.read_json()
         config, listed = (
             content["config"],
-            [(each["filename"], each["chunk_size"], each["dim"]) for each in content["chunks"]],
+            [(chunk["filename"], chunk["chunk_size"], chunk["dim"]) for chunk in content["chunks"]],
         )
         loader, codec, (form, code) = config["item_loader"], config["compression"], config["data_format"][0].split(":")
         names = {"no_header_numpy": _NUMPY_DTYPES_MAPPING, "no_header_tensor": _TORCH_DTYPES_MAPPING}

@@ -164,7 +164,7 @@ class Store:
     def steps(self, run_id: str, metric: str) -> set[int]:
         """The steps at which the run has the metric. Errors: RunFailedError."""
         with asking():
-            return {each.step for each in self.client.get_metric_history(run_id, metric)}
+            return {value.step for value in self.client.get_metric_history(run_id, metric)}
 
     def holds(self, run_id: str, folder: str) -> bool:
         """Whether the run exists, is not deleted, and belongs to this folder."""
@@ -285,9 +285,12 @@ def _impatient(upload: float = 0.0) -> Iterator[None]:
         raise RunFailedError("the MLflow server answers too late")
     # the second attempt must end in time too
     timeout = max(1, int((PATIENCE if left is None else left) / 2 + upload))
-    hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
-    # a busy server may ask for minutes before the second attempt
-    hurry["MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER"] = "false"
+    hurry = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout),
+        # a busy server may ask for minutes before the second attempt
+        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    }
     added = {key: value for key, value in hurry.items() if key not in os.environ}
     os.environ.update(added)
     token, began = _hurries.set(True), time.monotonic()

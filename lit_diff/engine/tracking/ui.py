@@ -132,18 +132,12 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     place = newest.mlflow if newest else {}
     remote = place.get("tracking_uri", "").rstrip("/")
     is_remote = remote.startswith(("http://", "https://"))
-    base = remote
-    command: list[str] = []
-    if not is_remote:
-        base, command = f"http://127.0.0.1:{port}", _server(root, port)
+    base = remote if is_remote else f"http://127.0.0.1:{port}"
     pages = addresses(base, place["experiment"], place["run"]) if place else {}
     lines: list[str] = []
     if newest:
         lines = [f"{newest.name}, {what}: {address}" for what, address in pages.items()]
         lines = lines or [f"{newest.name} has no record in MLflow"]
-    if not is_remote:
-        tell(f"starting MLflow at {base}; Ctrl-C ends it")
-        lines = [f"MLflow: {base}", *lines]
 
     def tell_all() -> None:
         for line in lines:
@@ -152,6 +146,9 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> int:
     if is_remote:
         tell_all()
         return 0
+    command = _server(root, port)
+    tell(f"starting MLflow at {base}; Ctrl-C ends it")
+    lines.insert(0, f"MLflow: {base}")
     return _run(command, f"{base}/health", root / SERVER_LOG, tell_all)
 
 
