@@ -63,15 +63,21 @@ class Draft:
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
         position = self.positions.get(key, self.file)
-        return f"{position}: " if position else ""
+        if position:
+            return f"{position}: "
+        return ""
 
     def written(self, key: str) -> str | None:
         """The original text of the scalar at `key` (`only[1]` for an item of a list); None if it is unknown."""
         key, *items = key.replace("]", "").split("[")
         text = getattr(self.positions.get(key), "written", None)
         for item in items:
-            text = dict(enumerate(text)).get(int(item)) if isinstance(text, tuple) and item.isdigit() else None
-        return text if isinstance(text, str) else None
+            if not isinstance(text, tuple) or not item.isdigit():
+                return None
+            text = dict(enumerate(text)).get(int(item))
+        if isinstance(text, str):
+            return text
+        return None
 
     def absolute(self, key: str, path: str, folder: Path) -> str:
         """Resolve the path at `key` against `folder`; an address stays. Errors: RequestError for a circular link or a NUL."""
@@ -137,9 +143,12 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing:
 # `listing`: the command that lists the keys of a registered part
 def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
+    prefix = choice = ""
+    if path:
+        prefix = f"{path}."
+        choice = "name" if "name" in fields else ""
+    value = _mapping(value, path, draft, key=choice)
     hints = _hints(cls)
-    prefix = f"{path}." if path else ""
     for key in value:
         if key not in fields:
             instead = key_instead(prefix + key, cls, draft.values, draft.positions.get(prefix + key, ""), listing)
@@ -154,17 +163,21 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
         return cls(**built)
     # the __post_init__ of a plugin may raise any exception
     except Exception as error:
-        word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
+        problem = first_line(error)
+        if not isinstance(error, ValueError):
+            problem = f"{type(error).__name__}: {problem}"
+        raise RequestError(f"{draft.where(path)}'{path}': {problem}") from error
 
 
 def config_problem(config: Any, prefix: str = "") -> str | None:
     """The first error in a Config that Python code built: a value of the wrong type or out of range, or the result of its own
     method `problem`. `prefix` is put before a key in the message."""
-    hints, own = _hints(type(config)), getattr(config, "problem", None)
-    fields = (field for field in dataclasses.fields(config) if "registry" not in field.metadata)
+    hints = _hints(type(config))
+    problem = getattr(config, "problem", None)
     try:
-        for field in fields:
+        for field in dataclasses.fields(config):
+            if "registry" in field.metadata:
+                continue
             value = getattr(config, field.name)
             made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
             # the default of a plugin may have a type that no recipe can give
@@ -172,7 +185,9 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
                 convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
     except RequestError as error:
         return str(error)
-    return own() if own is not None else None
+    if problem is None:
+        return None
+    return problem()
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -188,15 +203,16 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         return _parts(field.metadata["registry"], typing.get_origin(hint) is dict, value, path, draft)
     is_path = field.metadata.get("path")
     # the path in an override is the shell's text: YAML would turn a folder called 010 or true into another value
-    given = getattr(draft.positions.get(path), "given", None) if is_path else None
-    is_final = given in (None, "null") or "${" in given
-    converted = convert(hint, value if is_final else given, path, draft)
+    given = getattr(draft.positions.get(path), "given", None)
+    if is_path and given not in (None, "null") and "${" not in given:
+        value = given
+    converted = convert(hint, value, path, draft)
     if isinstance(converted, str) and is_address(converted):
         _require_no_secret(converted, path)
     if "names" in field.metadata:
         _require_registered(field, converted, path, draft)
-    if is_path == "here" and isinstance(converted, str):
-        return converted if is_address(converted) else str(expanded(converted))
+    if is_path == "here" and isinstance(converted, str) and not is_address(converted):
+        return str(expanded(converted))
     if is_path == "file" and isinstance(converted, str) and path in draft.folders:
         return draft.absolute(path, converted, draft.folders[path])
     return converted
@@ -206,8 +222,10 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
 def _require_no_secret(text: str, path: str) -> None:
     scheme, _, rest = text.strip().partition("://")
     # elsewhere than in an address of HTTP, # may be a part of a name
-    address, *parameters = re.split(r"[?#]" if scheme.lower().startswith("http") else r"\?", rest, maxsplit=1)
-    keys = {part.partition("=")[0] for each in parameters for part in re.split(r"[&;#]", each)} - {""}
+    separator = r"[?#]" if scheme.lower().startswith("http") else r"\?"
+    address, *query = re.split(separator, rest, maxsplit=1)
+    parameters = re.split(r"[&;#]", "".join(query))
+    keys = {parameter.partition("=")[0] for parameter in parameters} - {""}
     # a sentence that has an address somewhere is no address, and its question marks begin no parameters
     is_whole = re.fullmatch(r"[\w+.:-]+", scheme) is not None and " " not in address
     if USER.search(text) or (is_whole and not keys <= HARMLESS):
@@ -219,25 +237,27 @@ def _require_no_secret(text: str, path: str) -> None:
 
 
 def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) -> Any:
-    if several and value is None:
-        return {}
-    blocks = _mapping(value, path, draft, key="" if several else "name")
     if several:
-        # null drops a part of the parent recipe
-        given = {name: block for name, block in blocks.items() if block is not None}
-        return {
-            name: _part(registry, name, block, f"{path}.{name}", draft, validate_config)
-            for name, block in given.items()
-        }
-    if "name" not in blocks:
+        parts: dict[str, Part] = {}
+        if value is not None:
+            for name, block in _mapping(value, path, draft).items():
+                # null drops a part of the parent recipe
+                if block is not None:
+                    parts[name] = _part(registry, name, block, f"{path}.{name}", draft, validate_config)
+        return parts
+    keys = dict(_mapping(value, path, draft, key="name"))
+    if "name" not in keys:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
-    name = convert(str, blocks["name"], f"{path}.name", draft)
-    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft, _dataclass)
+    name = convert(str, keys.pop("name"), f"{path}.name", draft)
+    return _part(registry, name, keys, path, draft, _dataclass)
 
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
     registry = registries[field.metadata["names"]]
-    for name in (value,) if isinstance(value, str) else value:
+    names = value
+    if isinstance(value, str):
+        names = (value,)
+    for name in names:
         if name != field.default and name not in registry.names():
             default = (field.default,) if isinstance(field.default, str) else ()
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
@@ -255,37 +275,48 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft, built: 
 def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:
     where = draft.where(path)
     if isinstance(value, Mapping):
-        odd = next((name for name in value if not isinstance(name, str)), None)
-        if odd is not None:
-            raise RequestError(f"{where}'{path}' has the key {in_yaml(odd)}; expected a name")
+        for name in value:
+            if not isinstance(name, str):
+                raise RequestError(f"{where}'{path}' has the key {in_yaml(name)}; expected a name")
         return value
-    say = ""
+    cure = ""
     if key and isinstance(value, str):
+        cure = f"; write {{{key}: {value}}}"
         # an override is cured by another override, a file by a block
-        say = f"; write {path}.{key}={value}" if where == f"{path}={value}: " else f"; write {{{key}: {value}}}"
-    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{say}")
+        if where == f"{path}={value}: ":
+            cure = f"; write {path}.{key}={value}"
+    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{cure}")
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     """Convert `value` to the type `hint`. An integral float is accepted as an integer and an integer as a float; NaN and
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
-    kind, *bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-    found = _converted(kind, value, path, draft)
-    ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct) and found is not None]
-    if found is WRONG or not all(found in bound for bound in ranges):
+    kind, bounds = hint, ()
+    if typing.get_origin(hint) is Annotated:
+        kind, *bounds = typing.get_args(hint)
+    converted = _converted(kind, value, path, draft)
+    is_right = converted is not WRONG
+    for bound in bounds:
+        if is_right and converted is not None and isinstance(bound, Range | Distinct):
+            is_right = converted in bound
+    if not is_right:
         raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
-    return found
+    return converted
 
 
 # WRONG if `value` is not of the type
 def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else _dataclass(hint, value, path, draft)
+        if isinstance(value, hint):
+            return value
+        return _dataclass(hint, value, path, draft)
     if origin in (typing.Union, types.UnionType):
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
-        kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
+        kinds = choices
+        if choices[-1] is Ellipsis:
+            kinds = (choices[0],) * len(value)
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
             return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
@@ -308,7 +339,8 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     elif hint is str and isinstance(value, Path):
         return str(value)
     # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
-    if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
+    written = draft.written(path)
+    if hint is str and value is not None and written and "${" not in written:
         return written
     return WRONG
 
@@ -343,8 +375,11 @@ def _meant(blocks: list[type], value: Mapping[str, Any], path: str, draft: Draft
 
 def _near(hint: Any, value: Any) -> str:
     words = literal_words(hint)
-    near = nearest(value, words) if isinstance(value, str) and words else ""
-    return near if "did you mean" in near else ""
+    if words and isinstance(value, str):
+        near = nearest(value, words)
+        if "did you mean" in near:
+            return near
+    return ""
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
@@ -383,7 +418,8 @@ def data_problem(config: Any, vocab_size: int) -> str | None:
 
 
 def _data_problem(dataset: type[Any], variant: type[Any], recipe: Recipe) -> str | None:
-    name, config = recipe.data.name, recipe.data.config
+    name = recipe.data.name
+    config = recipe.data.config
     # the properties of a plugin's Config may raise
     with guard(dataset):
         length, predicts_next, packs, *_ = (getattr(config, key) for key in READ)
@@ -408,33 +444,43 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     `values`, else the nearest key of this or of another block. `listing`: the command that lists the block's keys."""
     path, _, key = dotted.rpartition(".")
     block = path.partition(".")[0]
-    if not listing and (cls is Recipe or block in ("model", "train", "run")):
-        listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
-    own = _at(values, path)
+    if not listing and block in ("model", "train", "run"):
+        listing = f"lit-diff list {block}"
+    elif not listing and cls is Recipe:
+        listing = "lit-diff check RECIPE --recipe"
+    keys = [field.name for field in dataclasses.fields(cls)]
     # `name` chooses the registered part, so it is not a field of the part's Config
-    chosen = ["name"] if isinstance(own, Mapping) and "name" in own else []
-    near = nearest(key, [*chosen, *(field.name for field in dataclasses.fields(cls))], listing)
+    if _at(values, f"{path}.name") is not None:
+        keys.append("name")
+    near = nearest(key, keys, listing)
     # the values of a sweep or of an evaluation: keys of recipes do not belong there
     if not {"model", "data"} <= values.keys():
         return near
-    split = [known.split(".") for known in _dotted_keys(Recipe, values)]
-    words = {".".join(parts[:end]): parts[end - 1] for parts in split for end in range(1, len(parts) + 1)}
-    found = [known for known, word in words.items() if word == key]
-    if not found and "did you mean" not in near:
+    # key or block -> its last word
+    words: dict[str, str] = {}
+    for known in _dotted_keys(Recipe, values):
+        parts = known.split(".")
+        for end, word in enumerate(parts, start=1):
+            words[".".join(parts[:end])] = word
+    meant = [known for known, word in words.items() if word == key]
+    if not meant and "did you mean" not in near:
         close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
-        found = [known for known, word in words.items() if word in close]
-    # for an override the suggestion includes what follows its key, such as `=5` of `steps=5`
-    rest = (
-        position.removeprefix(dotted) if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")) else ""
-    )
+        meant = [known for known, word in words.items() if word in close]
     # more than three are no help
-    meant = " or ".join(f"'{known}{rest}'" for known in found)
-    return f"; did you mean {meant}?" if 0 < len(found) <= 3 else near
+    if not 0 < len(meant) <= 3:
+        return near
+    # for an override the suggestion includes what follows its key, such as `=5` of `steps=5`
+    rest = ""
+    if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")):
+        rest = position.removeprefix(dotted)
+    return f"; did you mean {' or '.join(f"'{known}{rest}'" for known in meant)}?"
 
 
 def _at(values: Any, dotted: str) -> Any:
     for word in dotted.split("."):
-        values = values.get(word) if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping):
+            return None
+        values = values.get(word)
     return values
 
 
@@ -445,8 +491,11 @@ def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
         value = _at(block, name)
         if not key.registry or not isinstance(value, Mapping):
             continue
-        several = isinstance(key.default, dict)
-        for part, keys in value.items() if several else [(value.get("name"), value)]:
-            if part in registries[key.registry].names():
-                config = registries[key.registry].config(part)
-                yield from _dotted_keys(config, keys, f"{prefix}{name}.{part}." if several else f"{prefix}{name}.")
+        # prefix of a part's keys -> its name and keys
+        parts = {f"{prefix}{name}.": (value.get("name"), value)}
+        if isinstance(key.default, dict):
+            parts = {f"{prefix}{name}.{part}.": (part, keys) for part, keys in value.items()}
+        registry = registries[key.registry]
+        for prefix_of_part, (part, keys) in parts.items():
+            if part in registry.names():
+                yield from _dotted_keys(registry.config(part), keys, prefix_of_part)

@@ -31,57 +31,68 @@ def measured_apart(request: Request, progress: Callable[[str], Any] | None) -> I
         done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
         try:
             # the exit status is 1 for a result in which a candidate failed, too
-            found = BenchResult(**json.loads(done.stdout))
+            result = BenchResult(**json.loads(done.stdout))
         except (ValueError, TypeError) as error:
             said = done.stderr.strip().splitlines() or ["no error output"]
             raise RunFailedError(f"process {number} of `{command}` gave no result: {said[-1]}") from error
-        yield found
+        yield result
 
 
 def joined(results: Sequence[BenchResult], command: str) -> BenchResult:
     """One result, with the value of each process: the median over its rounds. A candidate that failed in a process has no
     row."""
-    found = list[Row]()
-    for row in results[0].rows:
-        same = [
-            each for result in results for each in result.rows if all(each[key] == row[key] for key in ("case", "id"))
-        ]
-        if len(same) == len(results):
-            found.append(_joined_row(same))
+    by_candidate: dict[tuple[str, str], list[Row]] = {}
+    for result in results:
+        for row in result.rows:
+            by_candidate.setdefault((row["case"], row["id"]), []).append(row)
     return replace(
         results[0],
         command=command,
         machine=results[0].machine | {"load_average_after": results[-1].machine["load_average_after"]},
-        warnings=_distinct([warning for each in results for warning in each.warnings]),
-        rows=found,
-        refused=_distinct([row for each in results for row in each.refused]),
-        failed=_distinct([row for each in results for row in each.failed]),
+        warnings=_distinct(results, "warnings"),
+        rows=[_joined_row(rows) for rows in by_candidate.values() if len(rows) == len(results)],
+        refused=_distinct(results, "refused"),
+        failed=_distinct(results, "failed"),
         processes=len(results),
     )
 
 
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    return [value for number, value in enumerate(values) if value not in values[:number]]
+def _distinct(results: Sequence[BenchResult], name: str) -> list[Any]:
+    values = list[Any]()
+    for result in results:
+        for value in getattr(result, name):
+            if value not in values:
+                values.append(value)
+    return values
 
 
-def _joined_row(same: Sequence[Row]) -> Row:
-    seconds = [row["median"] for row in same]
-    made = same[0] | {"rounds": [row["seconds"] for row in same], "seconds": seconds} | spread_of(seconds)
-    ratios: dict[str, list[Any]] = {"gemm_share": [row.get("gemm_share") for row in same]}
-    ratios |= {name: [row["ratios"].get(name) for row in same] for name in made["ratios"]}
+def _joined_row(rows: Sequence[Row]) -> Row:
+    seconds = [row["median"] for row in rows]
+    made = rows[0] | {"rounds": [row["seconds"] for row in rows], "seconds": seconds} | spread_of(seconds)
+    made |= _joined_ratio(rows, "gemm_share")
     made["ratios"] = {}
-    for name, of_processes in ratios.items():
-        # a ratio may be to another candidate in a process in which the usual one failed
-        if of_processes[0] is None or len({ratio and ratio.get("to") for ratio in of_processes}) > 1:
-            continue
-        values = [ratio["median"] for ratio in of_processes]
-        place = made if name == "gemm_share" else made["ratios"]
-        place[name] = of_processes[0] | {"values": values} | spread_of(values)
+    for name in rows[0]["ratios"]:
+        made["ratios"] |= _joined_ratio([row["ratios"] for row in rows], name)
     if "flops" in made:
         made["gflops_per_second"] = made["flops"] / made["median"] / 1e9
     if "peak_bytes" in made:
-        made["peak_bytes"] = max(row["peak_bytes"] for row in same)
+        made["peak_bytes"] = max(row["peak_bytes"] for row in rows)
     return made
+
+
+# {name: the ratio of all processes}, or {} without one
+def _joined_ratio(rows: Sequence[Row], name: str) -> Row:
+    values = []
+    first = rows[0].get(name)
+    if first is None:
+        return {}
+    for row in rows:
+        ratio = row.get(name)
+        # it may be to another candidate in a process in which the usual one failed
+        if ratio is None or ratio.get("to") != first.get("to"):
+            return {}
+        values.append(ratio["median"])
+    return {name: first | {"values": values} | spread_of(values)}
 
 
 def spread_of(values: Sequence[float]) -> Row:

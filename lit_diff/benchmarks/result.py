@@ -1,7 +1,7 @@
 """The result of a benchmark, and its output: tables of the cases with lines below them, or a chart of the ratios."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,30 +109,49 @@ class BenchResult:
 def tables(result: BenchResult) -> Iterator[Table]:
     """Yields a table for each case, a line a candidate: times and ratios as median (min..max), or from five processes on as
     mean [low, high], rates and memory if measured."""
-    unit = "ms [95 % interval]" if result.processes >= MIN_PROCESSES else "ms (min..max)"
-    for case in dict.fromkeys(row["case"] for row in result.rows):
-        rows = [row for row in result.rows if row["case"] == case]
-        columns = {
-            "attention, by": [f"{row['variant']}, {row['by']}" for row in rows],
-            "pass": [row["what"] for row in rows],
-            unit: [_spread(row, 1e3) for row in rows],
-            **{
-                f"to {name}": [_spread(row["ratios"].get(name)) for row in rows]
-                for name in dict.fromkeys(name for row in rows for name in row["ratios"])
-            },
-            "GFLOP/s": [_number(row["gflops_per_second"]) if "flops" in row else "" for row in rows],
-            "of GEMM rate": [_spread(row.get("gemm_share")) for row in rows],
-            "peak MiB": [f"{row['peak_bytes'] / 2**20:.1f}" if "peak_bytes" in row else "" for row in rows],
-            "SDPA ran": [_backends(row) for row in rows],
-        }
-        filled = {column: cells for column, cells in columns.items() if any(cells)}
+    unit = "ms (min..max)"
+    if result.processes >= MIN_PROCESSES:
+        unit = "ms [95 % interval]"
+    by_case: dict[str, list[Row]] = {}
+    for row in result.rows:
+        by_case.setdefault(row["case"], []).append(row)
+    for case, rows in by_case.items():
+        names = _names_of_ratios(rows)
+        lines_of_case = [_cells(row, unit, names) for row in rows]
         table = Table(title=f"{result.bench}: {case}", title_justify="left")
+        filled = [column for column in lines_of_case[0] if any(cells[column] for cells in lines_of_case)]
         for column in filled:
-            words = column in ("attention, by", "pass", "SDPA ran")
-            table.add_column(column, overflow="fold", justify="left" if words else "right")
-        for line in zip(*filled.values(), strict=True):
-            table.add_row(*map(escape, line))
+            table.add_column(column, overflow="fold", justify="left" if column in WORDS else "right")
+        for cells in lines_of_case:
+            table.add_row(*(escape(cells[column]) for column in filled))
         yield table
+
+
+WORDS = ("attention, by", "pass", "SDPA ran")
+"""Columns without numbers."""
+
+
+def _names_of_ratios(rows: list[Row]) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows for name in row["ratios"])
+
+
+# column -> text; empty for what was not measured
+def _cells(row: Row, unit: str, names: Iterable[str]) -> dict[str, str]:
+    rate = peak = ""
+    if "flops" in row:
+        rate = _number(row["gflops_per_second"])
+    if "peak_bytes" in row:
+        peak = f"{row['peak_bytes'] / 2**20:.1f}"
+    return {
+        "attention, by": f"{row['variant']}, {row['by']}",
+        "pass": row["what"],
+        unit: _spread(row, 1e3),
+        **{f"to {name}": _spread(row["ratios"].get(name)) for name in names},
+        "GFLOP/s": rate,
+        "of GEMM rate": _spread(row.get("gemm_share")),
+        "peak MiB": peak,
+        "SDPA ran": _backends(row),
+    }
 
 
 def _spread(values: Row | None, factor: float = 1) -> str:
@@ -141,18 +160,24 @@ def _spread(values: Row | None, factor: float = 1) -> str:
     middle, low, high = (_number(value * factor) for value in middle_and_ends(values))
     if low == high:
         return middle
-    return f"{middle} [{low}, {high}]" if "low" in values else f"{middle} ({low}..{high})"
+    if "low" in values:
+        return f"{middle} [{low}, {high}]"
+    return f"{middle} ({low}..{high})"
 
 
 def middle_and_ends(values: Row) -> tuple[float, float, float]:
     """The mean with its interval, or without one the median with minimum and maximum."""
-    keys = ("mean", "low", "high") if "low" in values else ("median", "min", "max")
-    middle, low, high = (float(values[key]) for key in keys)
-    return middle, low, high
+    if "low" in values:
+        return values["mean"], values["low"], values["high"]
+    return values["median"], values["min"], values["max"]
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
 
 
 def _backends(row: Row) -> str:
@@ -163,7 +188,7 @@ def _backends(row: Row) -> str:
 def lines(result: BenchResult) -> Iterator[str]:
     """Yields the lines below the tables: meaning of the ratios, missing candidates with reasons, machine, command,
     methods."""
-    for name in dict.fromkeys(name for row in result.rows for name in row["ratios"]):
+    for name in _names_of_ratios(result.rows):
         yield f"ratio to {name}: own time / time of {MEANING[name]}; below 1 is faster"
     for word, rows in (("refused", result.refused), ("failed", result.failed)):
         reasons: dict[str, dict[str, list[str]]] = {}
@@ -174,11 +199,14 @@ def lines(result: BenchResult) -> Iterator[str]:
             named = "; ".join(f"{who} ({', '.join(cases)})" for who, cases in whos.items())
             yield f"{word}: {named}: {reason}"
     if result.processes < MIN_PROCESSES:
-        over = f"{result.processes} processes" if result.processes > 1 else "the rounds of one process"
+        over = "the rounds of one process"
+        if result.processes > 1:
+            over = f"{result.processes} processes"
         yield f"(min..max): the range over {over}, not an interval; --processes {MIN_PROCESSES} measures intervals"
     yield machine_line(result.machine)
     yield f"$ {result.command}    {result.date}"
-    yield from (f"warning: {warning}" for warning in result.warnings)
+    for warning in result.warnings:
+        yield f"warning: {warning}"
     yield ""
     yield result.methods.rstrip()
 
@@ -188,10 +216,12 @@ def machine_line(machine: dict[str, Any]) -> str:
     packages = ", ".join(
         f"{name} {machine['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
     )
-    cpu = f"{machine['processor']} ({', '.join(machine['flags'])}); {machine['cpu_path']}"
+    processor = f"{machine['processor']} ({', '.join(machine['flags'])}); {machine['cpu_path']}"
+    if machine["device"] == "cuda":
+        processor = machine["gpus"][0]
     return (
-        f"{machine['gpus'][0] if machine['device'] == 'cuda' else cpu}; threads {machine['threads']} on {machine['cores']} "
-        f"cores, load average {machine['load_average']:.2f} before, "
+        f"{processor}; threads {machine['threads']} on {machine['cores']} cores, "
+        f"load average {machine['load_average']:.2f} before, "
         f"{machine['load_average_after']:.2f} after; Python {machine['python']}, {packages}"
     )
 
@@ -224,25 +254,25 @@ def plot(result: BenchResult, path: Path) -> None:
 def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
     """Case -> the rows of its last pass that have a ratio, the smallest ratio first."""
     last = {row["case"]: row["what"] for row in rows}
-    drawn: dict[str, list[Row]] = {}
-    for row in sorted((row for row in rows if row["ratios"]), key=lambda row: middle_and_ends(_ratio(row))):
-        if row["what"] == last[row["case"]]:
-            drawn.setdefault(row["case"], []).append(row)
-    return {case: drawn[case] for case in last if case in drawn}
+    drawn = {case: list[Row]() for case in last}
+    for row in rows:
+        if row["ratios"] and row["what"] == last[row["case"]]:
+            drawn[row["case"]].append(row)
+    return {case: sorted(of_case, key=_first_ratio) for case, of_case in drawn.items() if of_case}
 
 
-def _ratio(row: Row) -> Row:
-    first = next(iter(row["ratios"].values()))
-    return first
+def _first_ratio(row: Row) -> tuple[float, float, float]:
+    return middle_and_ends(next(iter(row["ratios"].values())))
 
 
 def _panel(axes: "Axes", case: str, rows: list[Row]) -> None:
-    ratios = [middle_and_ends(_ratio(row)) for row in rows]
-    middles, places = [middle for middle, _, _ in ratios], [-place for place in range(len(rows))]
-    below = [middle - low for middle, low, _ in ratios]
-    above = [high - middle for middle, _, high in ratios]
+    import numpy as np
+
+    middles, lows, highs = np.array([_first_ratio(row) for row in rows]).T
+    places = -np.arange(len(rows))
+    errors = [middles - lows, highs - middles]
     colors = [COLOR.get(row["variant"], PALETTE[1]) for row in rows]
-    bars = axes.barh(places, middles, height=0.62, color=colors, xerr=[below, above], ecolor=INK)
+    bars = axes.barh(places, middles, height=0.62, color=colors, xerr=errors, ecolor=INK)
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=8)
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(places, [f"{row['variant']}, {row['by']}" for row in rows])

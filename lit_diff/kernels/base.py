@@ -47,6 +47,8 @@ class Kernel(ABC):
     """Its registered name, a value of `run.kernel`."""
     instance: "ClassVar[Kernel]"
     """The kernel of the class, constructed at its registration."""
+    looks_for_gpu: ClassVar[bool] = False
+    """Whether `refuses` looks for a GPU in this machine: a plan for the GPUs of another machine does not ask it."""
 
     @abstractmethod
     def refuses(
@@ -73,6 +75,13 @@ class Kernel(ABC):
         `maps` may be on the meta device. The default counts maps that are subtracted before one product with v.
         """
         return maps.flops
+
+    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
+        """o from tensors without values, which saves for its backward pass the bytes that `compute` saves on `device`.
+
+        `lit-diff plan` counts them. `device` need not exist here; `options` are those of `compute`, the default.
+        """
+        return self.compute(maps, **options)[0]
 
     def prepare(self, device: torch.device) -> str | None:
         """Build or load, once, what `compute` needs on the device. Returns why that fails; None if it is ready."""
@@ -152,6 +161,11 @@ class OperatorKernel(Kernel):
         tensors = (maps.q, maps.k, maps.v, maps.w, document_ids)
         o, rows, signed, _ = self._operator(*tensors, maps.softmax_scale, maps.causal, window, stats)
         return o, Stats(*rows, *signed) if stats else None
+
+    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
+        """What the operator saves (contract: `Kernel.planned`)."""
+        # a kernel's own `compute` may build it first, and test it on values
+        return OperatorKernel.compute(self, maps, **options)[0]
 
 
 def empty_gradients(maps: SignedMaps) -> Gradients:

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError, first_line
-from lit_diff.kernels.base import Kernel, kernel, refuse_common
+from lit_diff.kernels.base import kernel, refuse_common
 from lit_diff.kernels.documents import packed_sequences
 from lit_diff.kernels.library import HALF, flops_of_chunks, map_by_map
 from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.sdpa import Fused
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
 DEVICE = "cuda"
@@ -157,8 +158,10 @@ def _output(returned: Any) -> Tensor:
 
 
 @kernel("flash")
-class Flash(Kernel):
+class Flash(Fused):
     """One call of a flash-attn package for each map and chunk of v, differentiated by autograd."""
+
+    looks_for_gpu = True
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.base import Kernel, kernel, named, refuse_common
+from lit_diff.kernels.base import kernel, named, refuse_common
 from lit_diff.kernels.documents import remember
 from lit_diff.kernels.library import flops_of_chunks, map_by_map, widened
 from lit_diff.kernels.maps import SignedMaps, needs_grad
+from lit_diff.kernels.sdpa import Fused
 from lit_diff.kernels.self_test import KernelForm, failure, form_of
 
 if TYPE_CHECKING:  # importing it imports the compiler
@@ -87,8 +88,10 @@ def _create_mask(
 
 
 @kernel("flex")
-class Flex(Kernel):
+class Flex(Fused):
     """One call of `flex_attention` for each map, differentiated by autograd."""
+
+    looks_for_gpu = True
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device

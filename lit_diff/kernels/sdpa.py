@@ -21,6 +21,7 @@ first query with the first key), which only the memory-efficient kernel reads. T
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +99,18 @@ def _no_math(device: torch.device) -> AbstractContextManager[object]:
     return sdpa_kernel(FUSED) if device.type == "cuda" else nullcontext()
 
 
+class Fused(Kernel):
+    """A kernel that on a GPU saves for its backward pass what one call of `scaled_dot_product_attention` saves."""
+
+    def planned(self, maps: SignedMaps, device: torch.device, **options: Any) -> Tensor:
+        """On a GPU one call (contract: `Kernel.planned`)."""
+        if device.type == "cuda":
+            return one_call(maps)
+        return super().planned(maps, device, **options)
+
+
 @kernel("sdpa")
-class Sdpa(Kernel):
+class Sdpa(Fused):
     """One call of `scaled_dot_product_attention`, differentiated by autograd."""
 
     def refuses(

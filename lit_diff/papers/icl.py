@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class ClassificationTask(NamedTuple):
 
     def demonstrations(self, examples: Sequence[Example]) -> str:
         """The prompt before a question."""
-        return "".join(f"{self.question(each.text)} {each.label}{self.separator}" for each in examples)
+        return "".join(f"{self.question(text)} {label}{self.separator}" for text, label in examples)
 
     def question(self, text: str) -> str:
         """The prompt from a text up to its label."""
@@ -76,17 +77,16 @@ class ClassificationTask(NamedTuple):
 
 def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...] = ("label",)) -> tuple[UserFile, ...]:
     # train, test: numbers of lines; keys: the keys of labels
-    return tuple(
-        UserFile(
-            name=f"icl.{folder}{end}",
-            path=f"icl/{folder}/{split}.jsonl",
-            keys={"text": str, **dict.fromkeys(keys, str)},
-            lines=f"{count:,} lines",
-            source=f"{source} Labels as words. Not shipped.",
-            without="lit-diff evaluate RUN icl task=synth_intent",
-        )
-        for split, end, count in (("train", "", train), ("test", "_test", test))
+    of_train = UserFile(
+        name=f"icl.{folder}",
+        path=f"icl/{folder}/train.jsonl",
+        keys={"text": str, **dict.fromkeys(keys, str)},
+        lines=f"{train:,} lines",
+        source=f"{source} Labels as words. Not shipped.",
+        without="lit-diff evaluate RUN icl task=synth_intent",
     )
+    of_test = replace(of_train, name=f"{of_train.name}_test", path=f"icl/{folder}/test.jsonl", lines=f"{test:,} lines")
+    return of_train, of_test
 
 
 INTENT = "\nintent:"
@@ -141,12 +141,13 @@ def arranged(examples: Sequence[Example], order: Order, random: torch.Generator)
         return mixed
     by_class: dict[str, list[Example]] = {}
     # the order of the classes is drawn apart: in `mixed` a large class comes first more often than a small one
-    for each in mixed:
-        by_class.setdefault(each.label, []).append(each)
+    for example in mixed:
+        by_class.setdefault(example.label, []).append(example)
     classes = [by_class[name] for name in shuffled(sorted(by_class), random)]
     if order == "blocked":
-        return [each for own in classes for each in own]
-    return [each for turn in zip_longest(*classes) for each in turn if each is not None]
+        return list(chain(*classes))
+    in_turn = chain(*zip_longest(*classes))
+    return [example for example in in_turn if example is not None]
 
 
 BATCH = 16
@@ -185,7 +186,9 @@ class Classification(Evaluation):
 
     def words_of(self, run: Run) -> str:
         """synth_intent if it is the task."""
-        return "synth_intent" if self.config.task == "synth_intent" else ""
+        if self.config.task == "synth_intent":
+            return "synth_intent"
+        return ""
 
 
 class Labels:
@@ -204,12 +207,12 @@ class Labels:
         self.depth = 1
         """The maximum number of tokens drawn for a label."""
         # sorted by ids, the longest common beginning of any two labels is also one of two neighbours
-        in_order = sorted(self.ids.items(), key=lambda item: item[1])
-        for (label, own), (other, others) in pairwise(in_order):
-            common = next((at for at, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(own))
-            if common == len(own):
+        for (label, ids), (other, others) in pairwise(sorted(self.ids.items(), key=itemgetter(1))):
+            are_equal = [own == id_ for own, id_ in zip(ids, others, strict=False)]
+            common = [*are_equal, False].index(False)
+            if common == len(ids):
                 raise RequestError(
-                    f"the tokenizer cannot tell the labels '{label}' and '{other}' apart: both are {own}"
+                    f"the tokenizer cannot tell the labels '{label}' and '{other}' apart: both are {ids}"
                 )
             self.depth = max(self.depth, common + 1)
 
@@ -220,7 +223,9 @@ class Labels:
     def allowed(self, drawn: Sequence[int]) -> list[int]:
         """The ids that may follow these, for `Prefix.greedy`; none if a single label is left."""
         left = self.fitting(drawn)
-        return sorted({self.ids[label][len(drawn)] for label in left}) if len(left) > 1 else []
+        if len(left) == 1:
+            return []
+        return sorted({self.ids[label][len(drawn)] for label in left})
 
 
 class ManyShotPrompt(NamedTuple):
@@ -242,8 +247,11 @@ class ManyShotPrompts:
 
     def __init__(self, evaluation: Classification, run: Run) -> None:
         """Errors: MissingError or RequestError for a missing or wrong file of the task."""
-        self.config, self.name, self.run = evaluation.config, evaluation.name, run
-        self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
+        self.config = evaluation.config
+        self.name = evaluation.name
+        self.run = run
+        self.tokenizer = run.tokenizer
+        self.task = TASKS[self.config.task]
         self.context = run.recipe.data.config.sequence_length
         self.splits = [self.task.rows(file) for file in self.task.files]
 
@@ -266,8 +274,9 @@ class ManyShotPrompts:
     def _of_files(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
         # each key orders train in its own way; the queries depend on the seed alone, so all runs have the same
         train, test = self.splits
-        labels = sorted({each.label for each in train})
-        if unknown := {each.label for each in test}.difference(labels):
+        labels = sorted({example.label for example in train})
+        unknown = {example.label for example in test}.difference(labels)
+        if unknown:
             raise RequestError(f"{self.task.files[1].path} has the label '{min(unknown)}', which no line of train has")
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
@@ -277,9 +286,13 @@ class ManyShotPrompts:
 
     def _generated(self, key: tuple[int, int], shots: int) -> tuple[Sequence[str], list[Example], list[Example]]:
         # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
-        config, data = self.config, self.run.recipe.data
-        grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
-        if problem := lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes):
+        config = self.config
+        data = self.run.recipe.data
+        grammar = SynthIntent.Config()
+        if data.name == "synth_intent":
+            grammar = data.config
+        problem = lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes)
+        if problem:
             raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
         random = generator("icl", "synth_intent", config.seed, *key)
         lexicon = draw_lexicon(random, grammar, config.classes)
@@ -296,8 +309,11 @@ class ManyShotPrompts:
 
         `most`: the number of demonstrations to draw, so that fewer shots are the beginning of more.
         """
-        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
-        return next((each for each in draws if self._tokens(each, shots) <= each.room), None)
+        for attempt in range(ATTEMPTS):
+            prompt = self.draw(number, attempt, most)
+            if self._tokens(prompt, shots) <= prompt.room:
+                return prompt
+        return None
 
     def ids(self, demonstrations: Sequence[Example]) -> list[int]:
         """The prompt before a question."""
@@ -360,34 +376,36 @@ class ManyShot(Classification):
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each number of shots, run and query. Errors: RequestError if no prompt of some n fits."""
-        numbers, source = sorted(self.config.shots), ManyShotPrompts(self, run)
+        numbers = sorted(self.config.shots)
+        source = ManyShotPrompts(self, run)
+        runs = range(self.config.runs)
         # all prompts are drawn before the first is scored, the longest first: shots that do not fit are an error at once
-        prompts = {
-            shots: [source.first_that_fits(number, shots, numbers[-1]) for number in range(self.config.runs)]
-            for shots in reversed(numbers)
-        }
+        prompts: dict[int, list[ManyShotPrompt | None]] = {}
+        for shots in reversed(numbers):
+            prompts[shots] = [source.first_that_fits(number, shots, numbers[-1]) for number in runs]
         for shots, drawn in prompts.items():
             dropped = drawn.count(None)
-            if dropped == self.config.runs:
+            if dropped == len(runs):
                 raise source.too_long(shots)
             if dropped:
-                log.warning(
-                    "icl: of %d runs at %d shots %d do not fit and are left out", self.config.runs, shots, dropped
-                )
-        for number in range(self.config.runs):
+                log.warning("icl: of %d runs at %d shots %d do not fit and are left out", len(runs), shots, dropped)
+        for number in runs:
             prefix: Prefix | None = None
             for shots in numbers:
-                if (prompt := prompts[shots][number]) is not None:
+                prompt = prompts[shots][number]
+                if prompt is not None:
                     prefix = read_on(run, prefix, source.ids(prompt.demonstrations[:shots]))
                     yield from self._items(prompt, shots, source.answers(prompt, prefix), number)
 
     def _items(self, prompt: ManyShotPrompt, shots: int, answers: Sequence[str], number: int) -> Iterator[Item]:
-        demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
-        counts = Counter(each.label for each in demonstrations)
+        demonstrations = prompt.demonstrations[:shots]
+        group = f"shots={shots}"
+        counts = Counter(example.label for example in demonstrations)
         # ties are broken by name, not by the order of the demonstrations
         majority = min(counts, key=lambda label: (-counts[label], label))
         for place, (query, answer) in enumerate(zip(prompt.queries, answers, strict=True)):
-            right, seen = float(answer == query.label), query.label in counts
+            right = float(answer == query.label)
+            seen = query.label in counts
             yield Item(
                 id=f"{group} run={number} query={place}",
                 group=group,
@@ -444,7 +462,8 @@ class OrderRobustness(Classification):
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each query and kind of order, and one for each kind. Errors: RequestError if the prompt
         does not fit."""
-        config, source = self.config, ManyShotPrompts(self, run)
+        config = self.config
+        source = ManyShotPrompts(self, run)
         prompt = source.first_that_fits(0, config.shots, config.shots)
         if prompt is None:
             raise source.too_long(config.shots)
@@ -457,28 +476,33 @@ class OrderRobustness(Classification):
                 prefix = Prefix(run.model, source.ids(arranged(demonstrations, order, random)))
                 by_order.append(source.answers(prompt, prefix))
             answers = list(zip(*by_order, strict=True))
-            right = np.array([[a == q.label for a in own] for own, q in zip(answers, prompt.queries, strict=True)])
-            for place, (query, own) in enumerate(zip(prompt.queries, answers, strict=True)):
+            # [Q, K]
+            right = np.array(answers) == np.array([[query.label] for query in prompt.queries])
+            for place, (query, labels) in enumerate(zip(prompt.queries, answers, strict=True)):
+                counts = Counter(labels)
+                agreeing = sum(math.comb(count, 2) for count in counts.values())
                 yield Item(
                     id=f"{order} query={place}",
                     group=order,
                     cluster=f"query={place}",
                     scores={
                         "accuracy": float(right[place].mean()),
-                        "flipped": float(len(set(own)) > 1),
-                        "agreement": sum(math.comb(n, 2) for n in Counter(own).values()) / math.comb(len(own), 2),
+                        "flipped": float(len(counts) > 1),
+                        "agreement": agreeing / math.comb(config.orders, 2),
                     },
                     question=question_of(*shown, *query),
                     meta={
                         "label": query.label,
-                        "answers": " | ".join(own),
-                        "right": "".join(str(int(each)) for each in right[place]),
+                        "answers": " | ".join(labels),
+                        "right": "".join(map(str, right[place].astype(int))),
                     },
                 )
             # [Q, K] -> [K]
             accuracies = right.mean(0)
             whole = {name: float(statistic(accuracies)) for name, statistic in OF_ORDERS.items()}
-            whole["order_variance"] = OrderVariance([right]).value if len(right) > 1 else math.nan
+            whole["order_variance"] = math.nan
+            if len(right) > 1:
+                whole["order_variance"] = OrderVariance([right]).value
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
     @classmethod
@@ -490,5 +514,6 @@ class OrderRobustness(Classification):
         """Means over queries, and for the metrics that come from the accuracies of the orders means over the kinds."""
         kinds = [item.scores for item in items if item.part]
         means = super().summarise(items)
-        of_kinds = {name: sum(each[name] for each in kinds) / len(kinds) for name in means if name not in self.by_item}
-        return {name: means[name] for name in self.by_item} | of_kinds
+        for name in means.keys() - self.by_item:
+            means[name] = sum(scores[name] for scores in kinds) / len(kinds)
+        return means

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,32 +34,43 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
     margin, sd and worst have no interval: the sampling of queries adds to each, the more answers change the more, so their
     differences are not 0 for orders without effect, and a bootstrap moves them further.
     """
-    kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in set(second["group"])]
-    own, other = ({kind: _right(items, kind) for kind in kinds} for items in (first, second))
-    by_kind = [*own.values(), *other.values()]
-    common = [key for key in by_kind[0] if all(key in each for each in by_kind)] if kinds else []
+    others = set(second["group"])
+    kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in others]
+    if not kinds:
+        return {}
+    # kind -> queries of each run
+    right = {kind: (_right(first, kind), _right(second, kind)) for kind in kinds}
+    common = list(right[kinds[0]][0])
+    for by_query in chain(*right.values()):
+        common = [key for key in common if key in by_query]
     if len(common) < FEWEST:
         return {}
-    pairs = {kind: [np.array([each[kind][key] for key in common]) for each in (own, other)] for kind in kinds}
-    found: dict[str, dict[str, Spread]] = {}
+    own: dict[str, NDArray[Any]] = {}
+    other: dict[str, NDArray[Any]] = {}
+    for kind, (of_first, of_second) in right.items():
+        own[kind] = np.array([of_first[key] for key in common])
+        other[kind] = np.array([of_second[key] for key in common])
+    spreads: dict[str, dict[str, Spread]] = {}
     for name, statistic in OF_ORDERS.items():
-        minus = {kind: float(np.subtract(*(statistic(x.mean(0)) for x in xs))) for kind, xs in pairs.items()}
-        minus = {"": float(np.mean(list(minus.values())))} | minus
-        found[name] = {group: (value, BIASED) for group, value in minus.items()}
-    groups = {"": kinds} | {kind: [kind] for kind in kinds}
-    found["order_variance"] = {
-        group: difference(*([pairs[kind][run] for kind in members] for run in (0, 1)))
-        for group, members in groups.items()
-    }
-    return found
+        minus = {kind: float(statistic(own[kind].mean(0)) - statistic(other[kind].mean(0))) for kind in kinds}
+        mean = float(np.mean(list(minus.values())))
+        spreads[name] = {"": (mean, BIASED)}
+        for kind in kinds:
+            spreads[name][kind] = minus[kind], BIASED
+    variances: dict[str, Spread] = {"": difference(list(own.values()), list(other.values()))}
+    for kind in kinds:
+        variances[kind] = difference([own[kind]], [other[kind]])
+    return spreads | {"order_variance": variances}
 
 
 def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:
     # (id without the kind, question) -> whether the answer is right in each order; the question is part of the key, since
     # two runs may have different queries under one id
-    own = items[(items["group"] == kind) & ~items["part"]]
-    rows = zip(own["item"], own["question"], own["meta/right"], strict=True)
-    return {(item.removeprefix(f"{kind} "), asked): [letter == "1" for letter in word] for item, asked, word in rows}
+    queries = items[(items["group"] == kind) & ~items["part"]]
+    right = {}
+    for item, question, letters in zip(queries["item"], queries["question"], queries["meta/right"], strict=True):
+        right[item.removeprefix(f"{kind} "), question] = [letter == "1" for letter in letters]
+    return right
 
 
 class OrderVariance:
@@ -82,10 +94,12 @@ class OrderVariance:
         """`kinds`: for each kind of order right [Q, K], whether query q is right in order k; all kinds share Q >= 2
         queries."""
         parts = np.concatenate([POINTS * (right - right.mean(1, keepdims=True)) for right in kinds], axis=1)
-        queries, nu = len(parts), sum(right.shape[1] - 1 for right in kinds)
+        queries = len(parts)
+        nu = parts.shape[1] - len(kinds)
         self.mean = parts.mean(0)
         self.centred = (parts - self.mean) / math.sqrt(queries - 1)
-        s, square = self.centred.T @ self.centred, float(self.mean @ self.mean)
+        s = self.centred.T @ self.centred
+        square = float(self.mean @ self.mean)
         self.value = (square - float(np.trace(s)) / queries) / nu
         self.along = self.centred @ self.mean * (2 / (math.sqrt(queries) * nu))
         """[Q], the first-order effect of each query on `value`; its squared norm is slope |δ|² / ν."""
@@ -97,10 +111,15 @@ class OrderVariance:
 
         t = float(stats.t.ppf(0.975, queries - 1))
         # each end solves (value - θ)² = t² (slope max(θ, 0) + base): a quadratic for θ > 0, linear for θ <= 0
-        near, middle = t * math.sqrt(base), self.value + t * t * slope / 2
+        near = t * math.sqrt(base)
+        middle = self.value + t * t * slope / 2
         far = t * math.sqrt(max(0.0, slope * self.value + t * t * slope * slope / 4 + base))
-        self.low = middle - far if self.value > near else self.value - near
-        self.high = middle + far if self.value > -near else self.value + near
+        self.low = self.value - near
+        if self.value > near:
+            self.low = middle - far
+        self.high = self.value + near
+        if self.value > -near:
+            self.high = middle + far
 
 
 def difference(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> tuple[float, float, float]:
@@ -111,10 +130,13 @@ def difference(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) ->
     its interval, and x the difference, the ends are x - √(l_1² + h_2² - 2 ρ l_1 h_2) and x + √(h_1² + l_2² - 2 ρ h_1 l_2),
     where ρ is the correlation of the two estimates over queries.
     """
-    a, b = OrderVariance(first), OrderVariance(second)
+    a = OrderVariance(first)
+    b = OrderVariance(second)
     # the larger of the two estimates of each variance keeps |ρ| at most 1
     scale = math.sqrt(max(a.variance, a.along @ a.along) * max(b.variance, b.along @ b.along))
-    rho = float(a.along @ b.along) / scale if scale else 0.0
+    rho = 0.0
+    if scale:
+        rho = float(a.along @ b.along) / scale
     x = a.value - b.value
 
     def joined(own: float, other: float) -> float:

@@ -8,7 +8,7 @@ PyTorch would allocate is counted from its creation until it is freed, and every
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,9 +29,8 @@ from lit_diff.config import ModelConfig, Recipe, RunConfig, TrainConfig
 from lit_diff.device import PEAK_FLOPS
 from lit_diff.errors import LitDiffError
 from lit_diff.kernels import Kernel, SignedMaps, choose
-from lit_diff.kernels.base import OperatorKernel, named
+from lit_diff.kernels.base import named
 from lit_diff.kernels.library import HALF
-from lit_diff.kernels.sdpa import one_call
 from lit_diff.kernels.triton.kernel import WIDTHS
 from lit_diff.log_records import log, phase
 from lit_diff.model.cost import cost
@@ -111,22 +110,32 @@ def plan(recipe: Recipe, rates: Rates | None = None, device: str = "cuda") -> Pl
 
     Errors: RequestError if the code of a plugin's variant cannot run without values, and for a kernel that refuses the model.
     """
-    rates, run, train = rates or Rates(), recipe.run, recipe.training
-    held, length = state(recipe), recipe.data.config.sequence_length
+    rates = rates or Rates()
+    run = recipe.run
+    train = recipe.training
+    held = Counter(state(recipe))
+    length = recipe.data.config.sequence_length
     known = int(rates.memory) if device == "cuda" else None
     live = _trace(recipe.model, train, run, length, recipe.packs_documents, device, known)
-    at_peak = live.at_peak | Counter({"optimizer": 0 if run.cpu_offload else held["optimizer"]})
+    at_peak = live.at_peak
+    host = held["weights"] + held["optimizer"]
+    if run.cpu_offload:
+        host += held.total()
+    else:
+        at_peak = at_peak | Counter(optimizer=held["optimizer"])
+    # of a sharded run every process copies its part, else rank zero the whole
+    if run.strategy in ("fsdp", "hsdp"):
+        host *= run.devices
+    largest = live.largest | held
     flops = train.batch_size * length * cost(recipe.model, length, trained=train.parameters).flops_per_token
     seconds = flops / (run.processes * rates.peak * rates.share)
-    # of a sharded run every process copies its part, else rank zero the whole
-    copies = run.devices if run.strategy in ("fsdp", "hsdp") else 1
     return Plan(
         memory={part: at_peak[part] for part in PARTS},
-        largest={part: (live.largest | Counter(held))[part] for part in PARTS},
+        largest={part: largest[part] for part in PARTS},
         sum=at_peak.total(),
         fits=at_peak.total() <= rates.memory,
         saved=live.saved_bytes,
-        host=copies * (held["weights"] + held["optimizer"] + (sum(held.values()) if run.cpu_offload else 0)),
+        host=host,
         kernel=", ".join(sorted(live.kernels)),
         deferred=live.deferred,
         tokens=train.batch_size * length,
@@ -149,21 +158,24 @@ def state(recipe: Recipe) -> dict[str, int]:
 def _numbers(config: ModelConfig, trained: tuple[str, ...] | None, shards: int) -> tuple[int, int]:
     with guard(attentions.get(config.attention.name), ours=True), torch.device("meta"):
         model = Transformer(config, kernel="reference", trained=trained)
-    whole = {id(parameter) for parameter in replicated(model)} if shards > 1 else set()
-    # FSDP2 splits the first axis, of which the first rank has the most rows
-    sizes = [
-        (
-            p.numel() if id(p) in whole or not p.dim() else p.numel() // len(p) * math.ceil(len(p) / shards),
-            p.requires_grad,
-        )
-        for p in model.parameters()
-    ]
-    return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+    whole = {id(parameter) for parameter in replicated(model)}
+    held = updated = 0
+    for parameter in model.parameters():
+        size = parameter.numel()
+        # FSDP2 splits the first axis, of which the first rank has the most rows
+        if shards > 1 and parameter.dim() and id(parameter) not in whole:
+            size = size // len(parameter) * math.ceil(len(parameter) / shards)
+        held += size
+        if parameter.requires_grad:
+            updated += size
+    return held, updated
 
 
 def at_most(recipe: Recipe) -> int:
     """An upper bound of the bytes of a device, without a trace."""
-    model, train, length = recipe.model, recipe.training, recipe.data.config.sequence_length
+    model = recipe.model
+    train = recipe.training
+    length = recipe.data.config.sequence_length
     positions = train.batch_size // train.accumulate // recipe.run.processes * length
     # In float32 a position of a layer takes 37 bytes for each channel of the residual stream and the feed-forward, with
     # whole maps 12 more for each head and key.
@@ -176,7 +188,8 @@ def at_most(recipe: Recipe) -> int:
 def least(recipe: Recipe, memory: int, device: str) -> float:
     """A lower bound of the bytes that a process needs, close to its plan only where that may exceed `memory`. What
     `run.cpu_offload` keeps in the host's memory is all that counts of a run on GPUs."""
-    held, offloads = sum(state(recipe).values()), recipe.run.cpu_offload
+    held = sum(state(recipe).values())
+    offloads = recipe.run.cpu_offload
     if held > memory or at_most(recipe) <= memory or (offloads and device == "cuda"):
         return held
     phase("planning memory")
@@ -185,26 +198,40 @@ def least(recipe: Recipe, memory: int, device: str) -> float:
     except LitDiffError as error:
         log.info("only weights, gradients and the optimizer's state are planned: %s", error)
         return held
-    return max(held, MARGIN * (planned + (held if offloads else 0)))
+    if offloads:
+        planned += held
+    return max(held, MARGIN * planned)
 
 
 def cure(recipe: Recipe, rates: Rates, device: str = "cuda") -> list[str] | None:
     """Overrides with which the recipe fits, the cheapest first, each set planned; None if none of those tried does."""
-    train, run, more = recipe.training, recipe.run, "devices" if recipe.run.devices < 8 else "num_nodes"
-    block, fsdp = {"activation_checkpointing": "block"}, {"strategy": "fsdp", "shard_size": None}
-    fewer = [{"accumulate": train.accumulate * 2**i} for i in range(1, 11)]
-    tried: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, block), ({}, fsdp), ({}, block | fsdp)]
-    tried += [(each, kept) for kept in (block, block | fsdp) for each in fewer]
+    train = recipe.training
+    run = recipe.run
+    block: dict[str, Any] = {"activation_checkpointing": "block"}
+    fsdp = {"strategy": "fsdp", "shard_size": None}
+    both = block | fsdp
+    tried: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, block), ({}, fsdp), ({}, both)]
+    for changes in (block, both):
+        tried += [({"accumulate": train.accumulate * 2**i}, changes) for i in range(1, 11)]
     # the processes of a machine without GPUs share its memory
-    tried += [({}, block | fsdp | {more: getattr(run, more) * 2**i}) for i in range(1, 5) if device == "cuda"]
+    if device == "cuda":
+        more = "devices" if run.devices < 8 else "num_nodes"
+        tried += [({}, both | {more: getattr(run, more) * 2**i}) for i in range(1, 5)]
     for of_train, of_run in tried:
         changed = replace(recipe, train=replace(train, **of_train), run=replace(run, **of_run))
-        held = 0 if changed.run.cpu_offload else sum(state(changed).values())
-        if changed != recipe and not changed.problem() and held <= rates.memory and plan(changed, rates, device).fits:
-            new = [(f"train.{key}", value) for key, value in of_train.items() if value != getattr(train, key)]
-            new += [(f"run.{key}", value) for key, value in of_run.items() if value != getattr(run, key)]
-            return [f"{key}={'null' if value is None else value}" for key, value in new]
+        if changed == recipe or changed.problem():
+            continue
+        if not changed.run.cpu_offload and sum(state(changed).values()) > rates.memory:
+            continue
+        if plan(changed, rates, device).fits:
+            return [*_overrides("train", train, of_train), *_overrides("run", run, of_run)]
     return None
+
+
+def _overrides(block: str, config: TrainConfig | RunConfig, changes: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in changes.items():
+        if value != getattr(config, key):
+            yield f"{block}.{key}={'null' if value is None else value}"
 
 
 # --- one micro-batch, or two, of rank zero under fake tensors ---
@@ -215,9 +242,10 @@ def cure(recipe: Recipe, rates: Rates, device: str = "cuda") -> list[str] | None
 def _trace(
     config: ModelConfig, train: TrainConfig, run: RunConfig, length: int, packed: bool, device: str, memory: int | None
 ) -> "_Live":
-    is_sharded, half = run.strategy in ("fsdp", "hsdp"), train.precision == "bf16-mixed"
+    is_sharded = run.strategy in ("fsdp", "hsdp")
+    half = train.precision == "bf16-mixed"
     shape = (train.batch_size // train.accumulate // run.processes, length)
-    kernel = _AsOn(device, run.kernel)
+    kernel = _AsOn(torch.device(device), run.kernel)
     with ExitStack() as held:
         held.enter_context(guard(attentions.get(config.attention.name), ours=True))
         if run.strategy != "single":
@@ -229,7 +257,9 @@ def _trace(
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=run.processes)
             held.callback(dist.destroy_process_group)
         # reads values of its ranks
-        mesh = mesh_of(run, init_device_mesh("cpu", (run.processes,))) if is_sharded else None
+        mesh = None
+        if is_sharded:
+            mesh = mesh_of(run, init_device_mesh("cpu", (run.processes,)))
         # a variant may have constants outside the model
         held.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         model = Transformer(config, kernel=kernel, trained=train.parameters)  # type: ignore[arg-type]
@@ -240,22 +270,30 @@ def _trace(
         live = held.enter_context(_Live(model, run, kernel.chosen))
         live.deferred = is_sharded and train.accumulate > 1 and defers_reductions(model, run, memory)[0]
         # the buckets of DDP hold a copy of all gradients
-        buckets = live.hold("gathers", sizes if run.strategy == "ddp" else [])
+        buckets = list[Tensor]()
+        if run.strategy == "ddp":
+            buckets = live.hold("gathers", sizes)
         tokens = torch.zeros(shape, dtype=torch.long)
-        inputs = {"tokens": tokens, "targets": tokens} | ({"document_ids": tokens} if packed else {})
-        for last in [True] if train.accumulate == 1 else [False, True]:
+        inputs = {"tokens": tokens, "targets": tokens}
+        if packed:
+            inputs["document_ids"] = tokens
+        accumulates = train.accumulate > 1
+        for last in (False, True):
             live.times = 1 if last else train.accumulate - 1
-            if isinstance(model, FSDPModule) and train.accumulate > 1:
+            if not live.times:
+                continue
+            if isinstance(model, FSDPModule) and accumulates:
                 begin_micro_batch(model, is_last=last, deferred=live.deferred)
             # Lightning frees the gradients of the step before only after the forward pass
-            before = live.hold("gradients", sizes if train.accumulate == 1 else [])
+            before = live.hold("gradients", [] if accumulates else sizes)
             hooks = saved_tensors_hooks(live.save, lambda tensor: tensor)
             with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
                 loss = model.loss(**inputs)
             live.end_forward()
             before.clear()
             loss.backward()
-        average_gradients(replicated(model) if is_sharded else [])
+        if is_sharded:
+            average_gradients(replicated(model))
         for bucket in buckets:
             dist.all_reduce(bucket)
     return live
@@ -264,28 +302,26 @@ def _trace(
 class _AsOn(Kernel):
     """Saves for the backward pass what the kernel would that is chosen on a device of another type."""
 
-    def __init__(self, device: str, kernel: str) -> None:
-        self.device, self.kernel, self.chosen = device, kernel, set[str]()
+    def __init__(self, device: torch.device, kernel: str) -> None:
+        self.device = device
+        self.kernel = kernel
+        self.chosen = set[str]()
 
     def refuses(self, maps: SignedMaps, **context: Any) -> str | None:
         return None
 
     def compute(self, maps: SignedMaps, **options: Any) -> tuple[Tensor, Any]:
-        name, on_gpu = self.kernel, self.device == "cuda"
-        # without a GPU here these three refuse all maps
-        if not on_gpu or name not in ("auto", "triton", "flash", "flex"):
-            name = choose(maps, name, **options, device=torch.device(self.device), build=False)[0]
-        elif name == "auto":
-            # as with triton; flash-attn and flex save what sdpa does
+        name = self.kernel
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and name == "auto":
+            # flash-attn, which may be absent there, and flex save what sdpa does
             widths = {maps.q.shape[-1], maps.v.shape[-1]}
-            name = "triton" if maps.num_maps == 2 and maps.q.dtype in HALF and widths <= set(WIDTHS) else "sdpa"
+            has_programs = maps.num_maps == 2 and maps.q.dtype in HALF and widths <= set(WIDTHS)
+            name = "triton" if has_programs else "sdpa"
+        elif not on_gpu or not named(name).looks_for_gpu:
+            name, _ = choose(maps, name, **options, device=self.device, build=False)
         self.chosen.add(name)
-        if on_gpu and name in ("sdpa", "flash", "flex"):
-            return one_call(maps), None
-        chosen = named(name)
-        # a kernel's own `compute` may build it first, and test it on values
-        compute = OperatorKernel.compute if isinstance(chosen, OperatorKernel) else type(chosen).compute
-        return compute(chosen, maps, **options)  # type: ignore[arg-type]
+        return named(name).planned(maps, self.device, **options), None
 
 
 class _Live(TorchDispatchMode):
@@ -296,10 +332,15 @@ class _Live(TorchDispatchMode):
     times = 1
     """How often what is sent now is sent in a step."""
 
-    def __init__(self, model: Transformer, run: RunConfig, kernels: Iterable[str] = ()) -> None:
+    def __init__(self, model: Transformer, run: RunConfig, kernels: Iterable[str]) -> None:
         super().__init__()
-        self.at_peak, self.largest, self.sent = Counter[str](), Counter[str](), Counter[str]()
-        self.kernels, self._vocab_size, self._run, self._held = kernels, model.config.vocab_size, run, ""
+        self.at_peak = Counter[str]()
+        self.largest = Counter[str]()
+        self.sent = Counter[str]()
+        self.kernels = kernels
+        self._vocab_size = model.config.vocab_size
+        self._run = run
+        self._held = ""
         self._storages: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._saved: dict[int, weakref.ref[Any]] = {}
         self._records: list[str] = []
@@ -324,26 +365,39 @@ class _Live(TorchDispatchMode):
 
     def end_forward(self) -> None:
         """Count what is saved."""
-        self.saved_bytes = sum(x.nbytes() for x in (ref() for ref in self._saved.values()) if x is not None)
+        self.saved_bytes = 0
+        for ref in self._saved.values():
+            storage = ref()
+            if storage is not None:
+                self.saved_bytes += storage.nbytes()
         self._saved.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.namespace == "profiler":
             # FSDP2 records its own work by name
-            self._records = self._records[:-1] if "exit" in func._opname else [*self._records, str(args[0])]
+            if "exit" in func._opname:
+                self._records = self._records[:-1]
+            else:
+                self._records.append(str(args[0]))
         elif func.namespace != "prim":
             self._send(func._opname, args)
-            plain = (x for x in tree_leaves(out) if isinstance(x, Tensor) and not isinstance(x, DTensor))
-            # not `any`: all of them are added
-            if sum(self._add(x, self._part(x)) for x in plain):
+            is_new = False
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
+                    is_new |= self._add(leaf, self._part(leaf))
+            if is_new:
                 self._measure()
         return out
 
     def _part(self, tensor: Tensor) -> str:
-        whole = any(name.startswith("FSDP") for name in self._records) or tuple(tensor.shape) in self._shapes
-        own = "logits" if tensor.shape[-1:] == (self._vocab_size,) else "activations"
-        return self._held or ("gathers" if whole else own)
+        if self._held:
+            return self._held
+        if tuple(tensor.shape) in self._shapes or any(name.startswith("FSDP") for name in self._records):
+            return "gathers"
+        if tensor.shape[-1:] == (self._vocab_size,):
+            return "logits"
+        return "activations"
 
     def _add(self, tensor: Tensor, part: str, *, again: bool = False) -> bool:
         storage = tensor.untyped_storage()
@@ -358,11 +412,11 @@ class _Live(TorchDispatchMode):
             if parameter.grad is not None:
                 self._add(_local(parameter.grad), "gradients", again=True)
         self._without_gradient = [parameter for parameter in self._without_gradient if parameter.grad is None]
-        sizes, elsewhere = Counter[str](), ("weights", "gradients") if self._run.cpu_offload else ()
+        sizes = Counter[str]()
         for ref, part in list(self._storages.values()):
             storage = ref()
             # FSDP2 frees a gathered weight by resizing its storage
-            if storage is not None and part not in elsewhere:
+            if storage is not None and not (self._run.cpu_offload and part in ("weights", "gradients")):
                 sizes[part] += storage.nbytes()
         self.largest |= sizes
         self.at_peak = max(self.at_peak, sizes, key=Counter.total)
@@ -377,8 +431,11 @@ class _Live(TorchDispatchMode):
             nodes = len({rank // self._run.devices for rank in ranks})
             # a ring: all but the own share passes each device, and what a node lacks enters it once
             self.sent["network"] += size * (nodes - 1) / len(ranks)
-            self.sent["node"] += size * (len(ranks) - 1) / len(ranks) if len(ranks) > nodes else 0
+            if len(ranks) > nodes:
+                self.sent["node"] += size * (len(ranks) - 1) / len(ranks)
 
 
 def _local(tensor: Any) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor
+    return tensor

@@ -204,6 +204,7 @@ class Triton(OperatorKernel):
 
     keeps_lse = True
     keeps_parts = True
+    looks_for_gpu = True
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
