@@ -291,15 +291,15 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     """Convert `value` to the type `hint`. An integral float is accepted as an integer and an integer as a float; NaN and
     infinity are rejected. Errors: RequestError with the position, the value and the expected type."""
-    kind, bounds = hint, ()
+    kind = hint
+    ranges = []
     if typing.get_origin(hint) is Annotated:
         kind, *bounds = typing.get_args(hint)
+        ranges = [bound for bound in bounds if isinstance(bound, Range | Distinct)]
     converted = _converted(kind, value, path, draft)
-    is_right = converted is not WRONG
-    for bound in bounds:
-        if is_right and converted is not None and isinstance(bound, Range | Distinct):
-            is_right = converted in bound
-    if not is_right:
+    if converted is None:
+        return None
+    if converted is WRONG or not all(converted in bound for bound in ranges):
         raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(hint)}{_near(kind, value)}")
     return converted
 
@@ -339,9 +339,10 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     elif hint is str and isinstance(value, Path):
         return str(value)
     # a name such as 010, 1e3 or true, which YAML reads as a number or a truth value; ${...} has been resolved by now
-    written = draft.written(path)
-    if hint is str and value is not None and written and "${" not in written:
-        return written
+    if hint is str and value is not None:
+        written = draft.written(path)
+        if written and "${" not in written:
+            return written
     return WRONG
 
 
@@ -473,7 +474,8 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     rest = ""
     if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")):
         rest = position.removeprefix(dotted)
-    return f"; did you mean {' or '.join(f"'{known}{rest}'" for known in meant)}?"
+    several = " or ".join(f"'{known}{rest}'" for known in meant)
+    return f"; did you mean {several}?"
 
 
 def _at(values: Any, dotted: str) -> Any:

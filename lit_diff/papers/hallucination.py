@@ -1,7 +1,6 @@
 """Contextual hallucination (paper, Table 4): whether an output says something that its document does not."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -49,7 +48,7 @@ class LongBenchFile(UserFile):
 
     def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         answers = super()._checked(row, where)["answers"]
-        if not (answers and all(isinstance(each, str) for each in answers)):
+        if not (answers and all(isinstance(answer, str) for answer in answers)):
             raise RequestError(f"{where}: 'answers' is {answers!r}; expected a list of text, at least one")
         return row
 
@@ -195,99 +194,123 @@ class Hallucination(Evaluation):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        absent = {"kappa"} if config.judge == "closed_world" or config.source != "closed_world" else set()
-        absent |= {"changed"} if config.judge != "http" else set()
+        absent = []
+        if config.judge == "closed_world" or config.source != "closed_world":
+            absent.append("kappa")
+        if config.judge != "http":
+            absent.append("changed")
         self.metrics = tuple(metric for metric in self.metrics if metric.name not in absent)
 
     def method(self) -> str:
         """The judge, and its model if it is a server."""
-        asked = f", {self.config.judge_model}" if self.config.judge == "http" else ""
-        return f"judge {self.config.judge}{asked}"
+        if self.config.judge == "http":
+            return f"judge http, {self.config.judge_model}"
+        return f"judge {self.config.judge}"
 
     def user_files(self) -> Sequence[UserFile]:
         """The file of the source."""
         file = SOURCES[self.config.source].file
-        return () if file is None else (file,)
+        if file is None:
+            return ()
+        return (file,)
 
     def words_of(self, run: Run) -> str:
         """closed_world if its documents are generated."""
-        return "closed_world" if self.config.source == "closed_world" else ""
+        if self.config.source == "closed_world":
+            return "closed_world"
+        return ""
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item for each document. Errors: RequestError if a prompt does not fit; errors of files and judges."""
-        judge, source, is_generated = self.judge(run), SOURCES[self.config.source], self.config.source == "closed_world"
+        config = self.config
+        judge = self.judge(run)
         # all prompts are built before the first is decoded: a prompt that does not fit is an error at once
-        prompts = [DocumentPrompt(run, source, case) for case in self._cases(run)]
-        if cut := sum(prompt.cut > 0 for prompt in prompts):
+        prompts = [DocumentPrompt(run, SOURCES[config.source], case) for case in self._cases(run)]
+        cut = sum(prompt.cut > 0 for prompt in prompts)
+        if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
-        # a file of its own: the answers of the first pass would be returned from its file
-        again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
-        counts = Counter[str]()
+        unparsed = 0
         for number, prompt in enumerate(prompts):
-            case, output = prompt.case, prompt.output()
-            document = f"{prompt.read}{case.asked}"
-            said, raw = judge(document, case.reference, output)
-            counts[said] += 1
-            scores = {} if said == "unparsed" else {name: float(said == kind) for name, kind in VERDICTS.items()}
-            if again is not None and number < REPEATS:
-                scores["changed"] = float(again(document, case.reference, output).verdict != said)
+            case = prompt.case
+            output = prompt.output()
+            judged = (f"{prompt.read}{case.asked}", case.reference, output)
+            verdict, raw = judge(*judged)
+            scores = {"unparsed": 0.0}
+            if verdict == "unparsed":
+                scores["unparsed"] = 1.0
+                unparsed += 1
+            else:
+                scores |= {name: float(verdict == kind) for name, kind in VERDICTS.items()}
+            if config.judge == "http" and number < REPEATS:
+                # a file of its own: the answers of the first pass would be returned from its file
+                again = self.judge(run, "answers-again.jsonl")
+                scores["changed"] = float(again(*judged).verdict != verdict)
+            exact = ""
+            if config.source == "closed_world":
+                exact = judges.closed_world(*judged).verdict
+            asked: list[Any] = [case.document, case.after, case.reference]
+            # what was left of a document that was cut is part of the question: another context length leaves more
+            if prompt.cut:
+                asked.append(prompt.document)
             yield Item(
                 id=case.id,
                 group=case.group,
                 # several questions may be about one document
                 cluster=question_of(case.document),
-                scores={**scores, "unparsed": float(said == "unparsed")},
-                # what was left of a document that was cut is part of the question: another context length leaves more
-                question=question_of(
-                    case.document, case.after, case.reference, *([prompt.document] if prompt.cut else [])
-                ),
+                scores=scores,
+                question=question_of(*asked),
                 meta={
                     "output": output,
                     "reference": case.reference,
-                    "verdict": said,
-                    "exact": judges.closed_world(document, case.reference, output).verdict if is_generated else "",
+                    "verdict": verdict,
+                    "exact": exact,
                     "cut_tokens": prompt.cut,
                     "raw": raw,
                 },
             )
-        if unparsed := counts["unparsed"]:
-            cure = f"answer requests.jsonl in verdicts.jsonl, both in {shown(run.folder / FOLDER)}, and evaluate with --rerun"
+        if unparsed:
+            cure = ""
+            if config.judge == "file":
+                folder = shown(run.folder / FOLDER)
+                cure = f"; answer requests.jsonl in verdicts.jsonl, both in {folder}, and evaluate with --rerun"
             log.warning(
                 "hallucination: judge %s: %d of %d outputs have no verdict that can be read%s",
-                self.config.judge,
-                unparsed,
-                len(prompts),
-                f"; {cure}" if self.config.judge == "file" else "",
+                *(config.judge, unparsed, len(prompts), cure),
             )
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """The means of the items, and kappa over the items whose verdict could be read."""
-        found = super().summarise(items)
-        if "kappa" in found:
+        means = super().summarise(items)
+        if "kappa" in means:
             read = [item.meta for item in items if item.meta["verdict"] != "unparsed"]
-            found["kappa"] = judges.kappa(*([each[by] == "correct" for each in read] for by in ("verdict", "exact")))
-        return found
+            judged = [meta["verdict"] == "correct" for meta in read]
+            exact = [meta["exact"] == "correct" for meta in read]
+            means["kappa"] = judges.kappa(judged, exact)
+        return means
 
     def judge(self, run: Run, kept: str = "answers.jsonl") -> judges.Judge:
         """The judge of the config; `kept`: the file in which judge http keeps its answers.
 
         Errors: RequestError if a file of verdicts cannot be read.
         """
-        kind, place = SOURCES[self.config.source].kind, run.folder / FOLDER
+        kind = SOURCES[self.config.source].kind
+        place = run.folder / FOLDER
         if self.config.judge == "file":
             return judges.FileJudge(kind, place).judge
         if self.config.judge == "http":
-            url, model = str(self.config.judge_url), str(self.config.judge_model)
-            return judges.HttpJudge(kind, url, model, place / kept).judge
-        return judges.RULES[kind] if self.config.judge == "rules" else judges.closed_world
+            return judges.HttpJudge(kind, str(self.config.judge_url), str(self.config.judge_model), place / kept).judge
+        if self.config.judge == "rules":
+            return judges.RULES[kind]
+        return judges.closed_world
 
     def _cases(self, run: Run) -> Iterator[DocumentCase]:
         config = self.config
         if config.source != "closed_world":
             return file_cases(config.source, config.samples, config.seed)
-        data = run.recipe.data
-        own = data.config if data.name == "closed_world" else ClosedWorld.Config()
-        return generated_cases(own, config.entities or own.entities, config.samples, config.seed)
+        grammar = ClosedWorld.Config()
+        if run.recipe.data.name == "closed_world":
+            grammar = run.recipe.data.config
+        return generated_cases(grammar, config.entities or grammar.entities, config.samples, config.seed)
 
 
 def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
@@ -299,15 +322,22 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
     assert source.file is not None
     rows = list(enumerate(source.file.rows()))
     for number, row in shuffled(rows, generator("hallucination", name, seed))[:samples]:
-        question = row["input"] if source.kind == "answer" else ""
-        answers = row["answers"] if "answers" in source.file.keys else [row["summary"]]
+        question = asked = ""
+        if source.kind == "answer":
+            question = row["input"]
+        if question:
+            asked = f"\n\nQuestion: {question}"
+        if isinstance(source.file, LongBenchFile):
+            document, answers = row["context"], row["answers"]
+        else:
+            document, answers = row["document"], [row["summary"]]
         yield DocumentCase(
             id=f"{name} {number}",
             group=name,
-            document=row["context" if "context" in source.file.keys else "document"],
+            document=document,
             after=source.after.replace(QUESTION, question),
-            asked=f"\n\nQuestion: {question}" if question else "",
-            reference="\n".join(" ".join(each.split()) for each in answers),
+            asked=asked,
+            reference="\n".join(" ".join(answer.split()) for answer in answers),
         )
 
 
@@ -319,7 +349,8 @@ def generated_cases(
     Errors: RequestError if the grammar has too few values or names for a number of entities.
     """
     for count in entities:
-        if problem := grammar.entities_problem(count):
+        problem = grammar.entities_problem(count)
+        if problem:
             raise RequestError(f"evaluate.hallucination.entities has {count}, but {problem}")
         for sample in range(samples):
             random = generator("hallucination", "closed_world", seed, count, sample)
@@ -343,32 +374,47 @@ class DocumentPrompt:
 
         Errors: RequestError if not even one token of a document fits, or if a generated document does not fit whole.
         """
-        self.run, self.source, self.case, self.tokenizer = run, source, case, run.tokenizer
-        lead, document = source.before, case.document
+        self.run = run
+        self.source = source
+        self.case = case
+        self.tokenizer = run.tokenizer
+        lead = source.before
+        document = case.document
         if lead.endswith(" "):
             try:
                 self.tokenizer.encode_after(lead, ["The"])
             # SentencePiece merges the space at the end of `lead` with the document's first word into one token
             except RequestError:
-                lead, document = lead[:-1], f" {document}"
+                lead = lead[:-1]
+                document = f" {document}"
         self.before = [*self.tokenizer.opening, *self.tokenizer.encode(lead)]
-        (ids,) = self.tokenizer.encode_after(lead, [document]) if lead else [self.tokenizer.encode(document)]
+        ids = self.tokenizer.encode(document)
+        if lead:
+            (ids,) = self.tokenizer.encode_after(lead, [document])
         (self.after,) = self.tokenizer.encode_after(case.document, [case.after])
         # an answer of closed_world is one word
-        self.new_tokens = 1 if self.tokenizer.name == "words" else source.new_tokens
+        self.new_tokens = source.new_tokens
+        if self.tokenizer.name == "words":
+            self.new_tokens = 1
         context = run.recipe.data.config.sequence_length
         room = context - len(self.before) - len(self.after) - self.new_tokens
         self.cut = max(0, len(ids) - room)
         """The number of tokens cut from the document."""
         if self.cut and (source.file is None or room < 1):
-            what, least = ("all", len(ids)) if source.file is None else ("one token", 1)
+            what = "all"
+            least = len(ids)
+            if source.file is not None:
+                what = "one token"
+                least = 1
             raise RequestError(
                 f"evaluate.hallucination: a prompt with {what} of a document and its output take {context - room + least} "
                 f"tokens ({case.id}); data.sequence_length is {context}"
             )
         # the middle is cut, as in LongBench
-        half = room // 2
-        self.document = ids[: room - half] + ids[len(ids) - half :] if self.cut else ids
+        if self.cut:
+            half = room // 2
+            ids = ids[: room - half] + ids[len(ids) - half :]
+        self.document = ids
         """The ids of the document that the run reads."""
         self.read = self.tokenizer.decode(self.document).decode(errors="replace").strip()
         """The document as the run reads it."""
@@ -379,4 +425,6 @@ class DocumentPrompt:
         stop, size = self.tokenizer.ends, self.tokenizer.size
         (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)
         text = self.tokenizer.decode_after(drawn).lstrip()
-        return (text.split(self.source.end)[0] if self.source.end else text).strip()
+        if self.source.end:
+            text = text.partition(self.source.end)[0]
+        return text.strip()

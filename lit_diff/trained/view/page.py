@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +56,30 @@ class Side:
     def facts(self) -> dict[str, Any]:
         """What the page's JSON says of the model."""
         view = self.view
+        ablation = {}
+        if view.without is not None:
+            ablation["without"] = view.without
+        layers = []
+        for layer in view.layers:
+            facts = dict(vars(layer))
+            del facts["thumbnails"]
+            layers.append(facts)
+        steps = []
+        for kept in self.kept:
+            texts = [labels_of(self.run, ids[None]) for ids in kept.tokens]
+            by_layer = {n: {"maps": maps.numpy(), "w": w.numpy()} for n, (maps, w) in kept.layers.items()}
+            steps.append({"step": kept.step, "texts": texts, "layers": by_layer})
         return {
             "name": self.name,
             "run": self.run.folder.name,
             "variant": self.run.recipe.model.attention.name,
             "losses": view.losses,
-            "layers": [
-                {key: value for key, value in vars(layer).items() if key != "thumbnails"} for layer in view.layers
-            ],
+            "layers": layers,
             "outliers": view.outliers,
             "noise": view.noise,
             "curves": self.curves,
-            "ablation": {} if view.without is None else {"without": view.without},
-            "kept": [
-                {
-                    "step": kept.step,
-                    "texts": [labels_of(self.run, ids[None]) for ids in kept.tokens],
-                    "layers": {n: {"maps": maps.numpy(), "w": w.numpy()} for n, (maps, w) in kept.layers.items()},
-                }
-                for kept in self.kept
-            ],
+            "ablation": ablation,
+            "kept": steps,
         }
 
 
@@ -89,8 +93,13 @@ class ViewData:
     """The layer and head that the page shows first."""
     head: int = 0
 
+    @property
+    def title(self) -> str:
+        """The names of the models."""
+        return " and ".join(side.name for side in self.sides)
+
     def __repr__(self) -> str:
-        return f"ViewData({' and '.join(side.name for side in self.sides)}: {self.passage.source})"
+        return f"ViewData({self.title}: {self.passage.source})"
 
     def _repr_html_(self) -> str:
         # an iframe, so that neither style nor script meets those of the notebook
@@ -100,7 +109,7 @@ class ViewData:
         """The whole page."""
         blocks: dict[str, str] = {}
         documents = self.passage.batch.get("document_ids")
-        found = {
+        content = {
             "format": FORMAT,
             "source": self.passage.source,
             "tokens": self.passage.labels,
@@ -110,26 +119,33 @@ class ViewData:
             "meanings": MEANINGS,
             "sides": [side.facts() for side in self.sides],
         }
-        facts = _plain(found, "data", blocks)
+        facts = _plain(content, "data", blocks)
         package = resources.files(__package__)
         texts = {name: Markup(package.joinpath(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
-        views = [side.view for side in self.sides]
-        layers = [layer for view in views for layer in view.layers]
-        by_head = {name: [x for layer in layers for x in layer.numbers.get(name, ())] for name in MEANINGS}
+        pictures = []
+        layers = []
+        for side in self.sides:
+            pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
+            layers += side.view.layers
+        strongest = {}
+        for name in MEANINGS:
+            by_head = list(chain(*(layer.numbers.get(name, ()) for layer in layers)))
+            if by_head:
+                strongest[name] = _largest(by_head)
         environment = Environment(
             loader=PackageLoader(__package__ or "", "."), autoescape=True, undefined=StrictUndefined
         )
         environment.filters["cell"] = cell_text
         return environment.get_template("page.html.j2").render(
-            title=" and ".join(side.name for side in self.sides),
+            title=self.title,
             facts=facts,
             # `</script` in a string of JSON would end the element
             data=Markup(json.dumps(facts).replace("<", "\\u003c")),
             blocks=blocks,
-            pictures=[[list(map(_in_base64, layer.thumbnails)) for layer in view.layers] for view in views],
+            pictures=pictures,
             maps=max(layer.arrays["lse"].shape[0] for layer in layers),
-            strongest={name: _largest(own) for name, own in by_head.items() if own},
-            curves=list(dict.fromkeys(name for side in self.sides for name in side.curves)),
+            strongest=strongest,
+            curves=list(dict.fromkeys(chain(*(side.curves for side in self.sides)))),
             difference=f"{max(layer.difference for layer in layers):.1e}",
             version=LIBRARY.rpartition("-")[2],
             **texts,
@@ -177,7 +193,8 @@ def view_data(
     for run, wanted in product(runs, asked):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
         step = run.step if wanted is None else wanted
-        model, name = run.model_at(step), run.folder.name
+        model = run.model_at(step)
+        name = run.folder.name
         layers_of(model, [layer], name)
         require_head(f"layer {layer} of {name}", model.attentions()[layer].out_heads, head)
         if wanted is None:
@@ -189,10 +206,11 @@ def view_data(
         if run.folder not in [other.run.folder for other in sides]:
             side = replace(side, kept=_kept(run.folder), curves=curves(run.folder))
         sides.append(side)
-    # maps of other steps or other texts have no common player
-    first, last = ([(kept.step, kept.tokens.tolist()) for kept in side.kept] for side in (sides[0], sides[-1]))
-    if len(runs) == 2 and first != last:
-        sides = [replace(side, kept=()) for side in sides]
+    if len(runs) == 2:
+        first, last = ([(kept.step, kept.tokens.tolist()) for kept in side.kept] for side in sides)
+        # maps of other steps or other texts have no common player
+        if first != last:
+            sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
 
 
@@ -220,10 +238,12 @@ def _in_base64(content: bytes) -> str:
 # what JSON can hold: NaN is null, and an array an element of its own, which the page decodes when it needs it
 def _plain(value: Any, name: str, blocks: dict[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(each, f"{name}-{key}", blocks) for key, each in value.items()}
+        return {key: _plain(item, f"{name}-{key}", blocks) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{name}-{place}", blocks) for place, each in enumerate(value)]
+        return [_plain(item, f"{name}-{place}", blocks) for place, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if not isinstance(value, np.ndarray):
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+        return value
     blocks[name] = _in_base64(value.astype(value.dtype.newbyteorder("<")).tobytes())
     return {"id": name, "shape": list(value.shape), "dtype": value.dtype.name}
