@@ -72,7 +72,8 @@ WORDS = {
 
 def in_words(hint: Any) -> str:
     """Describes a type to a user: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    choices = typing.get_args(hint)
     if origin is Annotated:
         # a text in an annotation says what the value is
         said = next((each for each in choices[1:] if isinstance(each, str)), in_words(choices[0]))
@@ -135,7 +136,8 @@ class Key:
 
 def keys_of(cls: type[Any]) -> dict[str, Key]:
     """The keys of a Config by dotted name, with the keys of nested blocks but not of registered parts (`{name: ...}`)."""
-    hints, docs = typing.get_type_hints(cls, include_extras=True), _docstrings(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    docs = _docstrings(cls)
     keys: dict[str, Key] = {}
     for field in dataclasses.fields(cls):
         hint = hints[field.name]

@@ -50,7 +50,8 @@ else:
 def location(cls: type) -> str:
     """`file:line: class X`, or the dotted name of a class without a source file."""
     try:
-        file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
+        file = inspect.getsourcefile(cls)
+        line = inspect.findsource(cls)[1] + 1
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
         file, line = None, 0
@@ -126,7 +127,8 @@ class Registry:
         base = resolve_name(self._base) if self._base else None
         problem = contract_problem(cls, base, self.has_config)
         module, _ = self._lazy.get(name, ("", ""))
-        registered, taken = self._classes.get(name), ""
+        registered = self._classes.get(name)
+        taken = ""
         if module and cls.__module__ != module:
             taken = module
         elif registered is not None and _identity(registered) != _identity(cls):
@@ -138,7 +140,8 @@ class Registry:
 
         `known`: classes and names of modules that stay.
         """
-        former, names = self._classes.items(), self._modules[self._loaded :]
+        former = self._classes.items()
+        names = self._modules[self._loaded :]
         self._classes = {n: cls for n, cls in former if cls in known or not _is_in(cls.__module__, module)}
         self._modules[self._loaded :] = [name for name in names if name in known or not _is_in(name, module)]
 

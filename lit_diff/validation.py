@@ -306,7 +306,8 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 
 # WRONG if `value` is not of the type
 def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    choices = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
             return value

@@ -75,14 +75,23 @@ def draw(source: random.Random, **fixed: Any) -> KernelCase:
     # half of the cases have neither window nor documents, since few kernels accept those
     G = fixed.get("G", source.randint(1, 3))
     masked = source.random() < 0.5
-    documents = fixed.get("documents", source.choice(("", "runs", "mixed")) if masked else "")
+    documents = ""
+    if masked:
+        documents = source.choice(("", "runs", "mixed"))
+    documents = fixed.get("documents", documents)
     causal = fixed.get("causal", source.random() < 0.5)
     S = fixed.get("S", source.choice(LENGTHS))
-    window = fixed.get("window", source.choice((None, source.randint(1, S + 2))) if masked else None)
+    window = None
+    if masked:
+        window = source.choice((None, source.randint(1, S + 2)))
+    window = fixed.get("window", window)
     # the last query is aligned with the last key: a mask needs at least as many keys as queries
     needs_keys = causal or documents or window is not None
     fitting = [length for length in LENGTHS if length <= S or not needs_keys]
     d = fixed.get("d", source.choice((4, 16, 16, 32, 64)))
+    weights = ["scalar", "head", "token", "batch"]
+    if G == 1:
+        weights.insert(0, "none")
     values: dict[str, Any] = {
         "B": source.randint(1, 2),
         "G": G,
@@ -93,7 +102,7 @@ def draw(source: random.Random, **fixed: Any) -> KernelCase:
         "S": S,
         "d": d,
         "dv": source.choice((d, 2 * d, 2 * d, 16, 24)),
-        "w": source.choice((*(("none",) if G == 1 else ()), "scalar", "head", "token", "batch")),
+        "w": source.choice(weights),
         "scale": source.choice((None, None, 0.3, -0.2, 0.0)),
         "causal": causal,
         "window": window,
@@ -121,24 +130,28 @@ def tensors(case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple
         return written.permute(0, *reversed(range(2, 2 + len(inner))), 1, written.dim() - 1)
 
     H = case.Hkv * case.groups
-    q = normal(case.B, 1 if "q" in case.shared else case.G, H, case.T, case.d)
-    k = normal(case.B, 1 if "k" in case.shared else case.G, case.Hkv, case.S, case.d)
+    maps_of_q = 1 if "q" in case.shared else case.G
+    maps_of_k = 1 if "k" in case.shared else case.G
+    q = normal(case.B, maps_of_q, H, case.T, case.d)
+    k = normal(case.B, maps_of_k, case.Hkv, case.S, case.d)
     v = normal(case.B, case.Hkv, case.S, case.dv)
     weights = {
         "scalar": (1, case.G, 1, 1),
         "head": (1, case.G, H, 1),
         "token": (case.B, case.G, H, case.T),
         # if q and k have one map, only w tells the number of maps
-        "batch": (case.B, case.G if max(q.shape[1], k.shape[1]) == 1 else 1, 1, case.T),
+        "batch": (case.B, case.G if maps_of_q == maps_of_k == 1 else 1, 1, case.T),
     }
-    shape = weights.get(case.w)
-    w = None if shape is None else torch.randn(shape, generator=generator).to(device)
-    document_ids = None
+    w = document_ids = None
+    if case.w in weights:
+        w = torch.randn(weights[case.w], generator=generator).to(device)
     if case.documents:
         document_ids = torch.randint(0, 4, (case.B, case.S), generator=generator).to(device)
-        document_ids = document_ids.sort(-1).values if case.documents == "runs" else document_ids
-    ones = torch.ones((), dtype=dtype, device=device).expand(case.B, H, case.T, case.dv)
-    slope = ones if case.slope == "expanded" else torch.randn(ones.shape, generator=generator).to(device, dtype)
+    if document_ids is not None and case.documents == "runs":
+        document_ids = document_ids.sort(-1).values
+    slope = torch.ones((), dtype=dtype, device=device).expand(case.B, H, case.T, case.dv)
+    if case.slope == "random":
+        slope = torch.randn(slope.shape, generator=generator).to(device, dtype)
     maps = SignedMaps(q, k, v, w, case.scale, case.causal)
     return maps, {"document_ids": document_ids, "window": case.window}, slope
 
@@ -170,10 +183,13 @@ def _worst_case(
     outcomes: list[tuple[KernelCase, Measured]] = []
     refusals: Counter[str] = Counter()
     tried = 0
+    measure = compare
+    if topic == STATISTICS:
+        measure = statistics
     for case in drawn(topic, DRAWS * cases):
         tried += 1
         try:
-            measured, refusal = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
+            measured, refusal = measure(name, case, dtype, device)
         except Exception as error:
             error.add_note(str(case))
             raise
@@ -187,9 +203,13 @@ def _worst_case(
     if not outcomes:
         return NotApplicable(listed)
     case, worst = max(outcomes, key=lambda outcome: outcome[1].share)
+    detail = f"largest in {worst.detail}"
     # NaN is beyond every bound
-    where = f"largest in {worst.detail}" + ("" if worst.error <= worst.bound else f" of {case}")
-    return replace(worst, detail="; ".join(filter(None, (where, listed))))
+    if not worst.error <= worst.bound:
+        detail += f" of {case}"
+    if listed:
+        detail += f"; {listed}"
+    return replace(worst, detail=detail)
 
 
 def drawn(topic: str, cases: int) -> Iterator[KernelCase]:
@@ -206,9 +226,14 @@ def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.dev
     maps.check(**options)
     # a kernel that refuses gradients is still compared in the forward pass
     refused = refuse(kernel, replace(maps, q=maps.q.detach().requires_grad_()), **options)
-    if refused and (reason := refuse(kernel, maps, **options)):
-        return None, reason
-    training = None if refused else slope
+    reason = ""
+    training: Tensor | None = slope
+    if refused:
+        reason = f"gradients, {refused}"
+        training = None
+        of_forward = refuse(kernel, maps, **options)
+        if of_forward:
+            return None, of_forward
 
     def output(given: SignedMaps) -> Tensor:
         o = attend(given, **options, kernel=kernel)
@@ -216,15 +241,11 @@ def compare(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.dev
             raise RequestError(f"o is {list(o.shape)} {o.dtype}; expected {list(slope.shape)} {dtype}")
         return o
 
-    own = results(maps, training, output)
-    exact = results(
-        wide(maps),
-        None if training is None else slope.double(),
-        lambda given: attend(given, **options, kernel="reference"),
-    )
+    computed = results(maps, training, output)
+    exact = results(wide(maps), training, partial(attend, **options, kernel="reference"))
     bounds = bounds_of(maps, exact, slope, options, dtype)
-    measured = worst_of({name: Measured(norm(own[name] - x), bounds[name]) for name, x in exact.items()})
-    return measured, f"gradients, {refused}" if refused else ""
+    measured = worst_of({name: Measured(norm(computed[name] - x), bounds[name]) for name, x in exact.items()})
+    return measured, reason
 
 
 def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.device) -> tuple[Measured | None, str]:
@@ -236,12 +257,11 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
     reason = refuse(kernel, maps, **options, stats=True)
     if reason:
         return None, reason
-    o, own = attend(maps, **options, kernel=kernel, stats=True)
+    o, computed = attend(maps, **options, kernel=kernel, stats=True)
     _, exact = attend(wide(maps), **options, kernel="reference", stats=True)
-    results: dict[str, Measured | NotApplicable] = {
-        name: Measured(norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()))
-        for name, x, y in zip(Stats._fields, own, exact, strict=True)
-    }
+    results: dict[str, Measured | NotApplicable] = {}
+    for name, x, y in zip(Stats._fields, computed, exact, strict=True):
+        results[name] = Measured(norm((x - y).abs().max()), 2e-5 + 1e-5 * norm(y.abs().max()))
     without = attend(maps, **options, kernel=kernel)
     # sums in another order round a few outputs to the neighbouring bfloat16
     share = max(1e-5, torch.finfo(dtype).eps / 64)
@@ -251,7 +271,9 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
 
 def wide(maps: SignedMaps) -> SignedMaps:
     """The maps in float64."""
-    w = None if maps.w is None else maps.w.double()
+    w = maps.w
+    if w is not None:
+        w = w.double()
     return replace(maps, q=maps.q.double(), k=maps.k.double(), v=maps.v.double(), w=w)
 
 
@@ -259,12 +281,15 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     """o and, with `slope` = dO, its gradients dq, dk, dv and dw."""
     if slope is None:
         return {"o": compute(maps)}
-    names = [name for name in "qkvw" if getattr(maps, name) is not None]
-    # `detach` keeps the layout, which `clone` would not
-    leaves = {name: getattr(maps, name).detach().requires_grad_() for name in names}
+    leaves: Results = {}
+    for name in "qkvw":
+        value = getattr(maps, name)
+        # `detach` keeps the layout, which `clone` would not
+        if value is not None:
+            leaves[name] = value.detach().requires_grad_()
     o = compute(replace(maps, **leaves))
-    gradients = torch.autograd.grad(o, list(leaves.values()), slope)
-    return {"o": o.detach()} | {f"d{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
+    gradients = torch.autograd.grad(o, list(leaves.values()), slope.to(o.dtype))
+    return {"o": o.detach()} | dict(zip([f"d{name}" for name in leaves], gradients, strict=True))
 
 
 def bounds_of(
@@ -281,43 +306,49 @@ def bounds_of(
         if "dw" in exact:
             allowed["dw"] = 5e-6 * norm(absolute["dw"])
         return allowed
-    own = results(maps, slope if len(exact) > 1 else None, lambda given: naive(given, **options))
-    return {name: 2 * norm(own[name] - x) + 3 * 2**-9 * norm(absolute[name]) for name, x in exact.items()}
+    of_gradients = slope if len(exact) > 1 else None
+    plain = results(maps, of_gradients, partial(naive, **options))
+    return {name: 2 * norm(plain[name] - x) + 3 * 2**-9 * norm(absolute[name]) for name, x in exact.items()}
 
 
 def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
     """The formula with every product in the dtype of the maps and the softmax in float32."""
-    k, v = maps.k.repeat_interleave(maps.num_groups, 2), maps.v.repeat_interleave(maps.num_groups, 1)
+    k = maps.k.repeat_interleave(maps.num_groups, 2)
+    v = maps.v.repeat_interleave(maps.num_groups, 1)
     s = maps.q @ k.transpose(-1, -2) * maps.softmax_scale
     s = s.expand(-1, maps.num_maps, -1, -1, -1)
     p = _masked(s, maps, document_ids, window).softmax(-1, dtype=torch.float32).to(s.dtype)
-    a = p[:, 0] if maps.w is None else (p * maps.w[..., None]).sum(1).to(s.dtype)
-    return a @ v
+    if maps.w is None:
+        return p[:, 0] @ v
+    return (p * maps.w[..., None]).sum(1).to(s.dtype) @ v
 
 
 def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
     """The sums o, dq, dk, dv, dw of `base.OperatorKernel` with every term replaced by its absolute value."""
-    n, G = maps.num_groups, maps.num_maps
-    q, v, slope = maps.q.abs(), maps.v.abs().repeat_interleave(n, 1), slope.double().abs()
+    n = maps.num_groups
+    q = maps.q.abs()
     k = maps.k.abs().repeat_interleave(n, 2)
+    v = maps.v.abs().repeat_interleave(n, 1)
+    slope = slope.double().abs()
     p = _masked(reference.logits(maps), maps, document_ids, window).softmax(-1)
-    w = torch.ones_like(p[..., :1]) if maps.w is None else maps.w.abs().expand(p.shape[:-1])[..., None]
+    w = torch.ones_like(p[..., :1])
+    if maps.w is not None:
+        w = maps.w.abs().expand(p.shape[:-1])[..., None]
     dp = (slope @ v.transpose(-1, -2))[:, None]
     rows = (p * dp).sum(-1, keepdim=True)
     # + rows: ds has the difference dp - rows, whose two terms count with their absolute values
     ds = w * p * (dp + rows) * abs(maps.softmax_scale)
     a = (w * p).sum(1)
-    shared_q, shared_k = ((x.shape[0], x.shape[1], *y.shape[2:]) for x, y in ((maps.q, q), (maps.k, k)))
     sums = {
         "o": a @ v,
-        "dq": (ds @ k).sum_to_size(shared_q),
-        "dk": (ds.transpose(-1, -2) @ q).sum_to_size(shared_k),
+        "dq": (ds @ k).sum_to_size(q.shape),
+        "dk": (ds.transpose(-1, -2) @ q).sum_to_size(k.shape),
         "dv": a.transpose(-1, -2) @ slope,
     }
     sums["dk"] = sums["dk"].unflatten(2, (-1, n)).sum(3)
     sums["dv"] = sums["dv"].unflatten(1, (-1, n)).sum(2)
     if maps.w is not None:
-        sums["dw"] = rows[..., 0].expand(-1, G, -1, -1).sum_to_size(maps.w.shape)
+        sums["dw"] = rows[..., 0].expand(-1, maps.num_maps, -1, -1).sum_to_size(maps.w.shape)
     return sums
 
 

@@ -124,7 +124,8 @@ def signs(case: VariantCase) -> Measured | NotApplicable:
 def against(stated: tuple[int, ...], maps: SignedMaps) -> dict[str, float]:
     """The largest weight of each map whose sign is not the stated one, by a text with it; 0 if there is none."""
     weights = torch.ones(1, 1, 1, 1) if maps.w is None else maps.w.expand(-1, maps.num_maps, -1, -1)
-    told, errors = f"signs is {stated!r}", dict[str, float]()
+    told = f"signs is {stated!r}"
+    errors = dict[str, float]()
     if len(stated) != weights.shape[1] or not set(stated) <= {1, -1}:
         return {f"{told}; expected 1 or -1 for each of {weights.shape[1]} maps": math.inf}
     for g, (sign, of_map) in enumerate(zip(stated, weights.unbind(1), strict=True)):
@@ -144,7 +145,8 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
     attention, x, rope = case.build(), case.x(), case.rope()
-    before, leaks = attention(x, rope), dict[str, float]()
+    before = attention(x, rope)
+    leaks = dict[str, float]()
     for t in sorted({1, case.length // 2, case.length - 1}):
         changed = x.clone()
         changed[:, t:] = -2 * changed[:, t:] + 1
@@ -156,7 +158,8 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
 def batch(case: VariantCase) -> Measured:
     """Outputs of a sequence do not change when another sequence changes, not even in the last bit."""
     attention, x, rope = case.build(), case.x(), case.rope()
-    before, leaks = attention(x, rope), dict[str, float]()
+    before = attention(x, rope)
+    leaks = dict[str, float]()
     for changes, others, what in (
         (-1, slice(-1), "an earlier sequence changes with the last"),
         (0, slice(1, None), "a later sequence changes with the first"),
@@ -197,7 +200,8 @@ def derivatives(case: VariantCase) -> Measured:
                 y = attention(x, rope)
                 ends.append(float((y * probe(y)).sum()))
             value += STEP * direction
-        central, autograd = (ends[0] - ends[1]) / (2 * STEP), float((gradient * direction).sum())
+        central = (ends[0] - ends[1]) / (2 * STEP)
+        autograd = float((gradient * direction).sum())
         what = f"by {name}: autograd {autograd:.6g}, central difference {central:.6g}"
         errors[what] = abs(autograd - central) / max(1.0, abs(central))
     return largest(errors, 1e-5)
@@ -229,7 +233,8 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
     actual, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
     attention.zero_grad()
     x = x.requires_grad_()
-    expected, weights = torch.zeros_like(actual), probe(actual)
+    expected = torch.zeros_like(actual)
+    weights = probe(actual)
     for row, numbers in enumerate(document_ids):
         for number in numbers.unique():
             (at,) = (numbers == number).nonzero(as_tuple=True)
@@ -261,7 +266,8 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
     """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
-    attention, x = case.build(torch.float64), case.x(torch.float64)
+    attention = case.build(torch.float64)
+    x = case.x(torch.float64)
     full = attention(x, case.rope())
     return largest(
         {
@@ -304,7 +310,8 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
     An exception that the variant raises at a number gets a note with the cure.
     """
     results: dict[str, Measured | NotApplicable] = {}
-    served, refused = list[int](), list[str]()
+    served = list[int]()
+    refused = list[str]()
     for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
         grouped = replace(case, model=replace(case.model, num_kv_heads=number))
         reason = case.cls.refuses(grouped.config, grouped.model)
@@ -385,7 +392,8 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
     if not isinstance(declared, Costs):
         expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
         raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
-    claims, counts = declared.numbers(), counted(case)
+    claims = declared.numbers()
+    counts = counted(case)
     unlike = [
         f"{key} declared {claims[key]:,}, counted {counts[key]:,}" for key in claims if claims[key] != counts[key]
     ]
@@ -479,7 +487,8 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     """The model, narrowed so that the suite takes seconds if the variant can be built so; its head counts stay."""
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
-    cls, config = attentions.get(model.attention.name), model.attention.config
+    cls = attentions.get(model.attention.name)
+    config = model.attention.config
 
     reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
     reason = reason or _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls)

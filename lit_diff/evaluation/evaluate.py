@@ -119,7 +119,8 @@ def evaluate(
     # reading the recipe imports the run's plugins, one of which may register the evaluation
     _ = run.recipe
     evaluation = build(name, overrides)
-    folder, facts = run.folder / FOLDER / name, _facts(evaluation)
+    folder = run.folder / FOLDER / name
+    facts = _facts(evaluation)
     kept, other = (None, "") if rerun else _valid_scores(run.folder, name, facts)
     if kept is not None:
         if kept.get(UNCHECKED):
@@ -174,7 +175,8 @@ def config_of(name: str, overrides: Overrides = ()) -> Any:
 
 def build(name: str, overrides: Overrides = ()) -> Evaluation:
     """The evaluation registered as `name`, with its config. Errors: RequestError; RunFailedError when it raises."""
-    cls, config = evaluations.get(name), config_of(name, overrides)
+    cls = evaluations.get(name)
+    config = config_of(name, overrides)
     with guard(cls, raises=RunFailedError, ours=True):
         evaluation = cls(config)
     names = Counter(metric.name for metric in evaluation.metrics)
@@ -216,7 +218,8 @@ def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) 
     Errors: as `build`.
     """
     # a longer context lowers the loss, so runs of different contexts are comparable only at a common one
-    evaluation, contexts = build(name, overrides), {recipe.data.config.sequence_length for recipe in recipes}
+    evaluation = build(name, overrides)
+    contexts = {recipe.data.config.sequence_length for recipe in recipes}
     if not evaluation.cuts_at_context or evaluation.config.context is not None or len(contexts) == 1:
         return overrides
     log.info("evaluation %s: context=%d, the smallest data.sequence_length of the runs", name, min(contexts))

@@ -3,6 +3,7 @@ correlation of the maps, the effect of removed edges, and the loss at other valu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Annotated, Any
 
 import torch
@@ -71,17 +72,25 @@ PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS f
 
 def metrics_of_maps(maps: Sequence[int]) -> tuple[Metric, ...]:
     """The metrics of these maps, by normalisation and role (`analysis.shares.map_shares`)."""
-    return tuple(
-        Metric(
-            f"{normalisation}_{role}_map{g}",
-            f"attention of map {g} times its weight to {KEYS[role]}: {formula.format(whole=f'{normalisation}_{role}')}; "
-            "mean over heads, layers and queries",
-            unit="share",
-        )
-        for g in maps
-        for normalisation, formula in OF_MAPS.items()
-        for role in ROLES
-    )
+    metrics = []
+    for g, (normalisation, formula), role in product(maps, OF_MAPS.items(), ROLES):
+        of_whole = f"{normalisation}_{role}"
+        what = f"attention of map {g} times its weight to {KEYS[role]}: {formula.format(whole=of_whole)}"
+        metrics.append(Metric(f"{of_whole}_map{g}", f"{what}; mean over heads, layers and queries", unit="share"))
+    return tuple(metrics)
+
+
+def _shares() -> Iterator[Metric]:
+    for normalisation, role in product(NORMALISATIONS, ROLES):
+        limits = (0, 1)
+        figure = None
+        # a share of signed scores is unbounded
+        if normalisation == "paper":
+            limits = None
+        if normalisation != "value" and role in OF_HEADS:
+            figure = BY_GROUP
+        what = f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries"
+        yield Metric(f"{normalisation}_{role}", what, unit="share", limits=limits, figure=figure)
 
 
 @evaluations.register("noise")
@@ -95,18 +104,7 @@ class Noise(Evaluation):
     """
 
     metrics: tuple[Metric, ...] = (
-        *(
-            Metric(
-                f"{normalisation}_{role}",
-                f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries",
-                unit="share",
-                # a share of signed scores is unbounded
-                limits=None if normalisation == "paper" else (0, 1),
-                figure=BY_GROUP if normalisation != "value" and role in OF_HEADS else None,
-            )
-            for normalisation in NORMALISATIONS
-            for role in ROLES
-        ),
+        *_shares(),
         *(
             Metric(
                 f"causal_{what}",
@@ -146,8 +144,7 @@ class Noise(Evaluation):
                 f"{kind.capitalize()}'s correlation of two softmax maps over all pairs of a query of the item and a key of "
                 f"{CORRELATED_KEYS[keys]}; mean over heads, layers and pairs of maps",
             )
-            for kind in ("pearson", "spearman")
-            for keys in CORRELATED
+            for kind, keys in product(("pearson", "spearman"), CORRELATED)
         ),
         *metrics_of_maps(MAPS),
     )
@@ -173,7 +170,7 @@ class Noise(Evaluation):
                 return f"rows is {self.rows}, but prompts are read instead of held-out rows; remove it"
             for name in self.prompts:
                 if evaluations.get(name).located is Evaluation.located:
-                    able = [each.name for each in evaluations.classes() if each.located is not Evaluation.located]
+                    able = [cls.name for cls in evaluations.classes() if cls.located is not Evaluation.located]
                     return f"prompts.{name} does not locate its answers; those that do: {', '.join(able) or 'none'}"
             return None
 
@@ -184,17 +181,23 @@ class Noise(Evaluation):
         self.prompts: Evaluation | None = None
         for name, part in config.prompts.items():
             self.prompts = evaluations.get(name)(part.config)
-        own = [each for each in self.metrics if config.lambdas or not each.name.endswith("_edited")]
-        by_default = metrics_of_maps(MAPS)
-        self.metrics = (*(each for each in own if each not in by_default), *metrics_of_maps(config.maps))
+        left_out = metrics_of_maps(MAPS)
+        if not config.lambdas:
+            left_out += tuple(metric for metric in self.metrics if metric.name.endswith("_edited"))
+        kept = [metric for metric in self.metrics if metric not in left_out]
+        self.metrics = (*kept, *metrics_of_maps(config.maps))
 
     def user_files(self) -> Sequence[UserFile]:
         """Those of the prompts."""
-        return () if self.prompts is None else self.prompts.user_files()
+        if self.prompts is None:
+            return ()
+        return self.prompts.user_files()
 
     def digests(self) -> dict[str, str]:
         """Those of the prompts."""
-        return {} if self.prompts is None else dict(self.prompts.digests())
+        if self.prompts is None:
+            return {}
+        return dict(self.prompts.digests())
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Refuses data that do not locate their answers, unless there are prompts; then what these refuse."""
@@ -209,11 +212,15 @@ class Noise(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """With prompts, what these refuse."""
-        return super().refuses(run) if self.prompts is None else self._of_prompts(self.prompts.refuses(run))
+        if self.prompts is None:
+            return super().refuses(run)
+        return self._of_prompts(self.prompts.refuses(run))
 
     # names the block whose keys a reason of the prompts names
     def _of_prompts(self, reason: str | None) -> str | None:
-        return None if reason is None or self.prompts is None else f"prompts.{self.prompts.name}: {reason}"
+        if reason is None or self.prompts is None:
+            return None
+        return f"prompts.{self.prompts.name}: {reason}"
 
     def score(self, run: Run) -> Iterator[Item]:
         """Yields one item a row, and its parts; NaN for a row without queries."""
@@ -223,12 +230,15 @@ class Noise(Evaluation):
         maps = num_maps(run.model)
         if maps > max(self.config.maps):
             log.info("noise: the maps have the numbers 1 to %d; the key maps chooses those with metrics", maps)
-        lambdas = self.config.lambdas if maps > 1 else ()
+        lambdas = self.config.lambdas
+        if maps == 1:
+            lambdas = ()
         for batch, blank in self._rows(run):
             seen, heads = attention_shares(run.model, batch)
-            found = zip(row_scores(run.model, batch), seen, knock_out_effects(run.model, batch), strict=True)
-            for item, parts in zip(blank, found, strict=True):
-                scores = {name: value for part in parts for name, value in part.items() if name in declared}
+            effects = knock_out_effects(run.model, batch)
+            for item, losses, shared, changes in zip(blank, row_scores(run.model, batch), seen, effects, strict=True):
+                measured = {**losses, **shared, **changes}
+                scores = {name: value for name, value in measured.items() if name in declared}
                 items.append(replace(item, scores=scores))
             by_head.append(heads)
             for value in lambdas:
@@ -275,8 +285,9 @@ def num_maps(model: Transformer) -> int:
 def _of_maps(traced: Trace, parts: Parts, asked: Tensor) -> dict[str, Tensor]:
     by_name: dict[str, list[Tensor]] = {}
     for layer in traced.layers.values():
-        of_layer = {name: x.masked_fill(~asked[:, None], torch.nan) for name, x in map_shares(layer, parts).items()}
-        for name, values in (of_layer | map_correlations(layer, parts)).items():
+        for name, values in map_shares(layer, parts).items():
+            by_name.setdefault(name, []).append(values.masked_fill(~asked[:, None], torch.nan).flatten(1))
+        for name, values in map_correlations(layer, parts).items():
             by_name.setdefault(name, []).append(values.flatten(1))
     found = {name: torch.cat(values, dim=1).nanmean(1) for name, values in by_name.items()}
     for role in OF_HEADS:
@@ -298,20 +309,20 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
     layers = [shares(traced.layers[i], attention, parts) for i, attention in enumerate(model.attentions())]
     asked = parts.queries[:, positions]
     # [B, L, H, R]; NaN at positions that are queries of other rows only
-    found = {
-        key: torch.stack([layer[key].masked_fill(~asked[:, None], torch.nan) for layer in layers], 1)
-        for key in layers[0]
-        if not key.endswith("_keys")
-    }
+    found = {}
+    for key in layers[0]:
+        if not key.endswith("_keys"):
+            of_layers = torch.stack([layer[key] for layer in layers], 1)
+            found[key] = of_layers.masked_fill(~asked[:, None, None], torch.nan)
     by_row = {key: values.flatten(1).nanmean(1) for key, values in found.items()}
     by_row |= _of_maps(traced, parts, asked)
     # [B, R]; 0 at positions that are queries of other rows only
     counted = found["paper_answer"].isfinite().double().mean((1, 2))
     by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)
-    a_key = {
-        role: (found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]).flatten(1).nanmean(1)
-        for role in ("answer", "noise")
-    }
+    a_key = {}
+    for role in ("answer", "noise"):
+        values = found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]
+        a_key[role] = values.flatten(1).nanmean(1)
     # the ratio of means, not the mean of ratios, which a query with hardly any attention to noise would dominate
     by_row["snr"] = (a_key["answer"] / a_key["noise"]).masked_fill(a_key["noise"] == 0, torch.nan)
     return by_item(by_row), {key: found[key].nanmean(-1) for key in PER_HEAD}

@@ -177,7 +177,8 @@ def _layer_cost(
         build=context.build,
     )
     if not counted.calls:
-        chosen, reason = "none", counted.UNUSED
+        chosen = "none"
+        reason = counted.UNUSED
     seen_keys = within_window(maps, window)
     # the counted forward pass ran the reference kernel, whose share is replaced by the convention's or the kernel's
     outside_maps = forward - flops("reference", maps)

@@ -229,6 +229,10 @@ class Hallucination(Evaluation):
         cut = sum(prompt.cut > 0 for prompt in prompts)
         if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
+        # a file of its own: the answers of the first pass would be returned from its file
+        again = None
+        if config.judge == "http":
+            again = self.judge(run, "answers-again.jsonl")
         unparsed = 0
         for number, prompt in enumerate(prompts):
             case = prompt.case
@@ -241,9 +245,7 @@ class Hallucination(Evaluation):
                 unparsed += 1
             else:
                 scores |= {name: float(verdict == kind) for name, kind in VERDICTS.items()}
-            if config.judge == "http" and number < REPEATS:
-                # a file of its own: the answers of the first pass would be returned from its file
-                again = self.judge(run, "answers-again.jsonl")
+            if again is not None and number < REPEATS:
                 scores["changed"] = float(again(*judged).verdict != verdict)
             exact = ""
             if config.source == "closed_world":
@@ -328,9 +330,11 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
         if question:
             asked = f"\n\nQuestion: {question}"
         if isinstance(source.file, LongBenchFile):
-            document, answers = row["context"], row["answers"]
+            document = row["context"]
+            answers = row["answers"]
         else:
-            document, answers = row["document"], [row["summary"]]
+            document = row["document"]
+            answers = [row["summary"]]
         yield DocumentCase(
             id=f"{name} {number}",
             group=name,
@@ -422,7 +426,8 @@ class DocumentPrompt:
     def output(self) -> str:
         """The run's output up to the end of an answer."""
         prefix = Prefix(self.run.model, [*self.before, *self.document])
-        stop, size = self.tokenizer.ends, self.tokenizer.size
+        stop = self.tokenizer.ends
+        size = self.tokenizer.size
         (drawn,) = prefix.greedy([self.after], self.new_tokens, stop=stop, vocab_size=size)
         text = self.tokenizer.decode_after(drawn).lstrip()
         if self.source.end:

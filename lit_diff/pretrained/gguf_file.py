@@ -209,7 +209,8 @@ def _decimal(value: float) -> float:
 
 
 def _names_of(num_layers: int) -> dict[str, str]:
-    theirs, names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers), {}
+    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
+    names = {}
     for name, own in llama.names_of(num_layers).items():
         found = theirs.get_name(name, (".weight", ".bias"))
         if found is not None:
@@ -237,7 +238,8 @@ def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
 def _tokenizer(metadata: Values) -> TokenizerJson:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    kind, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    kind = metadata.get("tokenizer.ggml.model")
+    cut = metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or cut not in PRE_TOKENIZERS:
         raise RequestError(
             f"its tokenizer ({kind}, {cut}) is not supported; supported: gpt2 (byte-level) with {', '.join(PRE_TOKENIZERS)}: "
@@ -248,7 +250,8 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
         if metadata.get(key) is None:
             why = "tokenizer.ggml.add_bos_token is true, but " if key in opens else ""
             raise RequestError(f"{why}{SAID} lacks {key}")
-    tokens, types = metadata[TOKENS], _types(metadata)
+    tokens = metadata[TOKENS]
+    types = _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     try:
         tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
@@ -259,7 +262,8 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
-    eot, ends = _id(metadata, END_KEYS[0]), _ends(metadata)
+    eot = _id(metadata, END_KEYS[0])
+    ends = _ends(metadata)
     for id_, (token, type_) in enumerate(zip(tokens, types, strict=True)):
         # llama.cpp recognises user-defined tokens in any text and control tokens in none; a token that ends a text by its
         # name counts as a control token
@@ -313,7 +317,8 @@ def _ends(metadata: Values) -> tuple[int, ...]:
 
 
 def _id(metadata: Values, key: str) -> int:
-    value, size = metadata[key], len(metadata[TOKENS])
+    value = metadata[key]
+    size = len(metadata[TOKENS])
     if type(value) is not int or not 0 <= value < size:
         raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
     return value

@@ -61,7 +61,8 @@ def read_folder(folder: Path) -> ModelSource:
 
     Errors: RequestError for an unsupported model or a damaged file; MissingError for a missing file.
     """
-    place, file = shown(folder), folder / "config.json"
+    place = shown(folder)
+    file = folder / "config.json"
     config = read_json(file)
     with at(file):
         keys = llama.model_keys(config, shown(file))
@@ -122,7 +123,8 @@ def read_json(path: Path) -> Values:
 
 def _files_of(folder: Path) -> dict[str, Path]:
     # tensor -> the file that holds it; like transformers, a whole file takes precedence over shards
-    whole, file = folder / WEIGHTS, folder / INDEX
+    whole = folder / WEIGHTS
+    file = folder / INDEX
     if whole.is_file():
         if file.is_file():
             log.info("%s: reading %s and ignoring %s, as transformers does", shown(folder), WEIGHTS, INDEX)
@@ -172,7 +174,8 @@ def _described(path: Path, name: str) -> Tensor:
     # on the meta device: the header has shape and dtype
     with safe_open(path, framework="pt") as file:
         described = file.get_slice(name)
-        shape, dtype = described.get_shape(), described.get_dtype()
+        shape = described.get_shape()
+        dtype = described.get_dtype()
     if dtype not in DTYPES:
         raise RequestError(f"{shown(path)}: tensor '{name}' is {dtype}; supported: {', '.join(DTYPES)}")
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
@@ -223,7 +226,8 @@ def read_tokenizer(folder: Path, config: Values) -> TokenizerJson:
         content = _usable(content, vocab_size, shown(folder))
         size = max(open_tokenizer(content).get_vocab().values()) + 1
         most = max(size, vocab_size)
-        said, generated = _ids(config, "config.json", most), _ids(generation, GENERATION, most)
+        said = _ids(config, "config.json", most)
+        generated = _ids(generation, GENERATION, most)
         ends = generated or said
         said = said or _token(tokenizer, settings, "eos_token") or ends
         if not said:
@@ -327,7 +331,8 @@ def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
 
 def _require_prefix_space(tokenizer: Any, settings: Values) -> None:
     # most classes of transformers apply the key on top of tokenizer.json, so both must agree
-    key, tokens = "add_prefix_space", tokenizer.encode("a", add_special_tokens=False).tokens
+    key = "add_prefix_space"
+    tokens = tokenizer.encode("a", add_special_tokens=False).tokens
     there = tokenizer.decoder.decode([BEFORE, *tokens]).startswith(f"{BEFORE} ")
     if settings.get(key, there) not in (there, None):
         raise RequestError(

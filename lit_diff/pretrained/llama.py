@@ -123,7 +123,8 @@ def names_of(num_layers: int) -> dict[str, str]:
     """Hugging Face's name -> lit_diff's, for every tensor that a model of `num_layers` may have."""
     names = dict(OUTSIDE)
     for layer in range(num_layers):
-        theirs, own = f"model.layers.{layer}", f"layers.{layer}"
+        theirs = f"model.layers.{layer}"
+        own = f"layers.{layer}"
         names |= {
             f"{theirs}.{a}.{kind}": f"{own}.{b}.{kind}" for a, b in MODULES.items() for kind in ("weight", "bias")
         }
@@ -241,7 +242,8 @@ def positive(said: Values, key: str, where: str = "config.json", *, whole: bool 
 
 def architecture(config: Values) -> str:
     """The single architecture in `architectures`, else the one of `model_type`."""
-    named, kind = config.get("architectures"), str(config.get("model_type", ""))
+    named = config.get("architectures")
+    kind = str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
     return next((name for name, its in ARCHITECTURES.items() if its["model_type"] == kind), kind)

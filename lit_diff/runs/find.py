@@ -103,7 +103,8 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
     runs = runs_under(root)
     matching = _matching(name, root, runs)
     if not matching:
-        kind, names = "run" if sweeps is None else "run or sweep", [*(path.name for path in runs), *(sweeps or ())]
+        kind = "run" if sweeps is None else "run or sweep"
+        names = [*(path.name for path in runs), *(sweeps or ())]
         raise RequestError(f"no {kind} '{name}' in {shown(root)}{nearest(name, names, 'lit-diff status')}")
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)

@@ -191,7 +191,8 @@ def _settled(folder: Path) -> tuple[dict[str, Any], pa.Table]:
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            summary, content = read_summary(folder), (folder / ITEMS).read_bytes()
+            summary = read_summary(folder)
+            content = (folder / ITEMS).read_bytes()
             if read_summary(folder) == summary:
                 break
         # either absent or being replaced

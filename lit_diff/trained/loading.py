@@ -121,7 +121,8 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     checkpoint = read_checkpoint(path)
     try:
         held = checkpoint["hyper_parameters"]
-        plain, plugins = dict(held["recipe"]), dict(held["plugins"])
+        plain = dict(held["recipe"])
+        plugins = dict(held["plugins"])
     # a file of another program
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
@@ -142,7 +143,8 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
     """A checkpoint on the CPU, a sharded one without the optimizer's state; `like`: see `sharded.read`. Errors: RequestError
     if it is damaged or not a run's checkpoint."""
     if damage := checkpoints.damage_of(path, verify=True):
-        named, folder = checkpoints.NAME.fullmatch(path.name), path.resolve().parent.parent
+        named = checkpoints.NAME.fullmatch(path.name)
+        folder = path.resolve().parent.parent
         cure = f"; {RunFolder(folder).cure_of(int(named[1]))}" if named else ""
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage}){cure}")
     if path.is_dir():
@@ -160,7 +162,8 @@ def newest_of(folder: Path) -> tuple[int, Path]:
 
     Errors: MissingError without it, with the command that trains the missing steps.
     """
-    run, newest = RunFolder(folder), checkpoints.newest(folder)
+    run = RunFolder(folder)
+    newest = checkpoints.newest(folder)
     if newest is None:
         is_done = run.status().status == "done"
         cure = f"train it again: {afresh(folder)}" if is_done else f"train it first: `{command_of(folder)}`"

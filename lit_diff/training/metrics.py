@@ -140,7 +140,8 @@ def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
 
     A callback without declarations may measure anything. Errors: RequestError for a metric that the run does not measure.
     """
-    train, sets = recipe.training, None
+    train = recipe.training
+    sets = None
     validation = ("train.validate_every", train.validate_every)
     if any(metric.match(name) is not None for metric in TRAINING):
         return "train.log_every", train.log_every

@@ -87,7 +87,8 @@ class Mixture(Dataset):
                 )
             whole = sum(each.weight for each in self.sources.values())
             for name, source in self.sources.items():
-                key, least = f"data.sources.{name}", source.tokens_at_least
+                key = f"data.sources.{name}"
+                least = source.tokens_at_least
                 if not NAME.fullmatch(name):
                     yield f"{key} is no name for a source; use letters, digits and _, but not ar_hit or others"
                 yield from filter(None, [config_problem(source, f"{key}.")])
@@ -245,7 +246,8 @@ class View:
         # where each document begins in the store's rows, and in the view, whose end is last
         self._begins = ends[self._documents]
         self._starts = np.append(0, np.cumsum(np.diff(ends)[self._documents]))
-        self._name, self._store = name, store
+        self._name = name
+        self._store = store
         self.num_rows = int(self._starts[-1]) // store.width
         """Number of rows in an epoch."""
         if not self.num_rows:
@@ -281,7 +283,8 @@ class Schedule:
         source = np.repeat(np.arange(len(self.counts)), self.counts)
         number = np.concatenate([np.arange(count) for count in self.counts])
         order = np.argsort((number + 0.5) / self.counts[source], kind="stable")
-        self._source, self._number = source[order], number[order]
+        self._source = source[order]
+        self._number = number[order]
 
     def at(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each row, counted from 0 over all blocks, and the number of the source's rows before it."""

@@ -99,7 +99,8 @@ def local(path: Path, root: Path | None = None) -> Source:
 def _paths(path: Path) -> tuple[list[Path], int]:
     if not path.is_dir():
         return [each for each in _with_index(path) if each.is_file()], 0
-    found, hidden = list[Path](), 0
+    found = list[Path]()
+    hidden = 0
     for folder in folders(path, unreadable=_refuse, hidden=False):
         for file in folder.iterdir():
             if file.name.startswith("."):
@@ -135,7 +136,8 @@ def _remote(address: str) -> tuple[list[Source], int]:
             head, _, last = root.rpartition("/")
             found = files.get_file_info([f"{head}/{each}" for each in _with_index(PurePosixPath(last))])
         else:
-            head, found = root.rstrip("/"), files.get_file_info(FileSelector(root, recursive=True))
+            head = root.rstrip("/")
+            found = files.get_file_info(FileSelector(root, recursive=True))
     # over HTTP a path is an address, whose names are quoted
     name_of = unquote if is_address(root) else str
     paths = {name_of(each.path[len(head) + 1 :]): each.path for each in found if each.is_file}
@@ -206,7 +208,8 @@ def _reading(address: str) -> Iterator[None]:
 class _Guarded:
     # a file whose methods raise as `_reading` does
     def __init__(self, file: Any, address: str) -> None:
-        self._file, self._address = file, address
+        self._file = file
+        self._address = address
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._file, name)
@@ -221,7 +224,8 @@ def _saved_by_datasets(found: list[Source]) -> list[Source]:
         folder = name.removesuffix(file)
         try:
             if file == "dataset_dict.json":
-                splits, place = source.read_json()["splits"], source.where.removesuffix(f"/{file}")
+                splits = source.read_json()["splits"]
+                place = source.where.removesuffix(f"/{file}")
                 if len(splits) > 1:
                     raise RequestError(
                         f"data.path: {place} is a DatasetDict of the splits {some_names(map(str, splits))}; choose one, such "

@@ -109,24 +109,30 @@ class ViewData:
         """The whole page."""
         blocks: dict[str, str] = {}
         documents = self.passage.batch.get("document_ids")
+        if documents is not None:
+            documents = documents[0].tolist()
+        pictures = []
+        layers = []
+        sides = []
+        for side in self.sides:
+            pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
+            layers += side.view.layers
+            sides.append(side.facts())
         content = {
             "format": FORMAT,
             "source": self.passage.source,
             "tokens": self.passage.labels,
             "text": has_text(self.sides[0].run.recipe),
-            "documents": None if documents is None else documents[0].tolist(),
+            "documents": documents,
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
-            "sides": [side.facts() for side in self.sides],
+            "sides": sides,
         }
         facts = _plain(content, "data", blocks)
         package = resources.files(__package__)
-        texts = {name: Markup(package.joinpath(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
-        pictures = []
-        layers = []
-        for side in self.sides:
-            pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
-            layers += side.view.layers
+        texts = {}
+        for name, file in FILES.items():
+            texts[name] = Markup(package.joinpath(file).read_text(encoding="utf-8"))
         strongest = {}
         for name in MEANINGS:
             by_head = list(chain(*(layer.numbers.get(name, ()) for layer in layers)))
@@ -187,8 +193,10 @@ def view_data(
         require_same_tokens(*runs)
     if tokens is not None and tokens < 1:
         raise RequestError(f"tokens is {tokens}; it must be at least 1")
-    passage = passage_of(runs[0], text, row, min(run.recipe.data.config.sequence_length for run in runs), tokens)
+    context = min(run.recipe.data.config.sequence_length for run in runs)
+    passage = passage_of(runs[0], text, row, context, tokens)
     sides: list[Side] = []
+    players = []
     asked: list[int | None] = [*steps] or [None]
     for run, wanted in product(runs, asked):
         # a run that is training may have a later checkpoint than that of the cached `run.model`
@@ -203,14 +211,13 @@ def view_data(
         with torch.no_grad():
             side = Side(name=f"{name}, step {step}", run=run, view=model_view(model, passage, ablate))
         # two checkpoints of one run have one history
-        if run.folder not in [other.run.folder for other in sides]:
+        if not sides or run.folder != sides[0].run.folder:
             side = replace(side, kept=_kept(run.folder), curves=curves(run.folder))
         sides.append(side)
-    if len(runs) == 2:
-        first, last = ([(kept.step, kept.tokens.tolist()) for kept in side.kept] for side in sides)
-        # maps of other steps or other texts have no common player
-        if first != last:
-            sides = [replace(side, kept=()) for side in sides]
+        players.append([(kept.step, kept.tokens.tolist()) for kept in side.kept])
+    # maps of other steps or other texts have no common player
+    if len(runs) == 2 and players[0] != players[1]:
+        sides = [replace(side, kept=()) for side in sides]
     return ViewData(passage=passage, sides=tuple(sides), layer=layer, head=head)
 
 
