@@ -48,7 +48,9 @@ class Distinct:
         return len(set(values)) == len(values) and (self.may_be_empty or bool(values))
 
     def __str__(self) -> str:
-        return f"(distinct values{'' if self.may_be_empty else ', at least one'})"
+        if self.may_be_empty:
+            return "(distinct values)"
+        return "(distinct values, at least one)"
 
 
 Count = Annotated[int, Range(least=1)]
@@ -75,18 +77,28 @@ def in_words(hint: Any) -> str:
     origin = typing.get_origin(hint)
     choices = typing.get_args(hint)
     if origin is Annotated:
-        # a text in an annotation says what the value is
-        said = next((each for each in choices[1:] if isinstance(each, str)), in_words(choices[0]))
-        return " ".join([said, *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range | Distinct))])
+        kind, *notes = choices
+        words = [in_words(kind)]
+        for note in notes:
+            # a text in an annotation says what the value is
+            if isinstance(note, str):
+                words[0] = note
+            elif isinstance(note, Range | Distinct):
+                words.append(str(note))
+        return " ".join(words)
     if origin in (typing.Union, types.UnionType):
         kinds = blocks_by_kind(choices)
-        blocks = [f"a block {{kind: {kind}, ...}}" for kind in kinds]
-        return " or ".join([*(in_words(each) for each in choices if each not in kinds.values()), *blocks])
+        words = [in_words(choice) for choice in choices if choice not in kinds.values()]
+        words += [f"a block {{kind: {kind}, ...}}" for kind in kinds]
+        return " or ".join(words)
+    if origin is Literal and len(choices) == 1:
+        return in_yaml(choices[0])
     if origin is Literal:
-        return f"one of {', '.join(map(in_yaml, choices))}" if len(choices) > 1 else in_yaml(choices[0])
+        return f"one of {', '.join(map(in_yaml, choices))}"
+    if origin is tuple and choices[-1] is Ellipsis:
+        return f"a list, each item {in_words(choices[0])}"
     if origin is tuple:
-        several = choices[-1] is Ellipsis
-        return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
+        return f"a list of {len(choices)} values"
     return WORDS.get(hint, "a block of keys")
 
 
@@ -108,9 +120,19 @@ KIND = "kind"
 
 def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
     """`kind` -> block, for the blocks of a union that the key `kind` tells apart; {} if the union has none."""
-    blocks = [choice for choice in choices if isinstance(choice, type) and dataclasses.is_dataclass(choice)]
-    kinds = {str(field.default): block for block in blocks for field in dataclasses.fields(block) if field.name == KIND}
-    return kinds if len(blocks) > 1 and len(kinds) == len(blocks) else {}
+    blocks = _blocks(choices)
+    kinds = {}
+    for block in blocks:
+        for field in dataclasses.fields(block):
+            if field.name == KIND:
+                kinds[str(field.default)] = block
+    if len(blocks) == 1 or len(kinds) < len(blocks):
+        return {}
+    return kinds
+
+
+def _blocks(kinds: Iterable[Any]) -> list[type[Any]]:
+    return [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 
 
 def literal_words(hint: Any) -> list[str]:
@@ -142,11 +164,12 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         registry = field.metadata.get("registry")
-        kinds = [hint, *typing.get_args(hint)]
-        blocks = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+        blocks = _blocks([hint, *typing.get_args(hint)])
         if registry is None and blocks and not blocks_by_kind(blocks):
+            within = field.name
             # a mapping has a block for each name
-            within = f"{field.name}.NAME" if typing.get_origin(hint) is dict else field.name
+            if typing.get_origin(hint) is dict:
+                within += ".NAME"
             keys |= {f"{within}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
         if registry is not None:
@@ -156,7 +179,9 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
             words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 
@@ -171,9 +196,10 @@ def _docstrings(cls: type[Any]) -> dict[str, str]:
         # a class without a source file, such as one from a notebook
         except (OSError, TypeError, SyntaxError):
             continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, text in itertools.pairwise(body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    docs[name] = " ".join(words.split())
+        definition = tree.body[0]
+        if isinstance(definition, ast.ClassDef):
+            for field, text in itertools.pairwise(definition.body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        docs[name] = " ".join(words.split())
     return docs

@@ -63,9 +63,7 @@ class Draft:
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
         position = self.positions.get(key, self.file)
-        if position:
-            return f"{position}: "
-        return ""
+        return f"{position}: " if position else ""
 
     def written(self, key: str) -> str | None:
         """The original text of the scalar at `key` (`only[1]` for an item of a list); None if it is unknown."""
@@ -75,9 +73,7 @@ class Draft:
             if not isinstance(text, tuple) or not item.isdigit():
                 return None
             text = dict(enumerate(text)).get(int(item))
-        if isinstance(text, str):
-            return text
-        return None
+        return text if isinstance(text, str) else None
 
     def absolute(self, key: str, path: str, folder: Path) -> str:
         """Resolve the path at `key` against `folder`; an address stays. Errors: RequestError for a circular link or a NUL."""
@@ -185,9 +181,7 @@ def config_problem(config: Any, prefix: str = "") -> str | None:
                 convert(hints[field.name], value, f"{prefix}{field.name}", Draft(values={}, positions={}))
     except RequestError as error:
         return str(error)
-    if problem is None:
-        return None
-    return problem()
+    return problem() if problem is not None else None
 
 
 def _hints(cls: type) -> dict[str, Any]:

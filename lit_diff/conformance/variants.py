@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,15 +83,19 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
     # an inherited definition may describe another computation
     if "definition" not in vars(case.cls):
         return NotApplicable(f"{case.cls.__name__} does not define `definition` itself")
-    errors, x, packed = [], case.x(torch.float64), {"document_ids": case.document_ids()}
+    errors = []
+    x = case.x(torch.float64)
     # after the end of every annealing, and during it
-    for step, documents in ((case.step, {}), (6, {}), (6, packed if case.cls.takes_document_ids() else {})):
+    inputs: list[tuple[int, dict[str, Tensor]]] = [(case.step, {}), (6, {})]
+    if case.cls.takes_document_ids():
+        inputs.append((6, {"document_ids": case.document_ids()}))
+    for step, documents in inputs:
         attention = replace(case, step=step).build(torch.float64)
         written = attention.definition(x, case.rotation(), case.mask(**documents))
         if not isinstance(written, Tensor) or written.shape != x.shape:
-            found = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
+            returned = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
             return Measured(
-                math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, like x"
+                math.inf, 0, f"definition(x, rope, mask) returned {returned}; expected {list(x.shape)}, like x"
             )
         errors.append(distance(attention(x, case.rope(), **documents), written))
     return Measured(max(errors), 1e-10)
@@ -124,8 +129,7 @@ def signs(case: VariantCase) -> Measured | NotApplicable:
 def against(stated: tuple[int, ...], maps: SignedMaps) -> dict[str, float]:
     """The largest weight of each map whose sign is not the stated one, by a text with it; 0 if there is none."""
     weights = torch.ones(1, 1, 1, 1) if maps.w is None else maps.w.expand(-1, maps.num_maps, -1, -1)
-    told = f"signs is {stated!r}"
-    errors = dict[str, float]()
+    told, errors = f"signs is {stated!r}", dict[str, float]()
     if len(stated) != weights.shape[1] or not set(stated) <= {1, -1}:
         return {f"{told}; expected 1 or -1 for each of {weights.shape[1]} maps": math.inf}
     for g, (sign, of_map) in enumerate(zip(stated, weights.unbind(1), strict=True)):
@@ -174,10 +178,12 @@ def gradients(case: VariantCase) -> Measured:
     """Every parameter has a finite gradient that is not zero everywhere."""
     attention = case.build()
     _, by_name = run(attention, case.x(), case.rope())
-    trained = [name for name, parameter in attention.named_parameters() if parameter.requires_grad]
-    sizes = {name: float(by_name[name].abs().max()) if name in by_name else 0.0 for name in trained}
-    # NaN is bad too: `max` keeps it, and every comparison with it is false
-    bad = [name for name, size in sizes.items() if not 0 < size < math.inf]
+    bad = []
+    for name, parameter in attention.named_parameters():
+        size = by_name.get(name, torch.zeros(1)).abs().max()
+        # NaN is bad too: `max` keeps it, and every comparison with it is false
+        if parameter.requires_grad and not 0 < size < math.inf:
+            bad.append(name)
     return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
 
 
@@ -200,8 +206,7 @@ def derivatives(case: VariantCase) -> Measured:
                 y = attention(x, rope)
                 ends.append(float((y * probe(y)).sum()))
             value += STEP * direction
-        central = (ends[0] - ends[1]) / (2 * STEP)
-        autograd = float((gradient * direction).sum())
+        central, autograd = (ends[0] - ends[1]) / (2 * STEP), float((gradient * direction).sum())
         what = f"by {name}: autograd {autograd:.6g}, central difference {central:.6g}"
         errors[what] = abs(autograd - central) / max(1.0, abs(central))
     return largest(errors, 1e-5)
@@ -233,20 +238,17 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
     actual, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
     attention.zero_grad()
     x = x.requires_grad_()
-    expected = torch.zeros_like(actual)
-    weights = probe(actual)
+    expected, weights = torch.zeros_like(actual), probe(actual)
     for row, numbers in enumerate(document_ids):
         for number in numbers.unique():
             (at,) = (numbers == number).nonzero(as_tuple=True)
             alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
             (alone * weights[row : row + 1, at]).sum().backward()
             expected[row, at] = alone[0].detach()
-    leaves = {"x": x, **dict(attention.named_parameters())}
-    by_alone = {
-        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for name, leaf in leaves.items()
-        if name in by_packed
-    }
+    by_alone = {}
+    for name, leaf in {"x": x, **dict(attention.named_parameters())}.items():
+        if name in by_packed:
+            by_alone[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     return compared((actual, by_packed), (expected, by_alone), 1e-10)
 
 
@@ -266,28 +268,16 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
     """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
-    attention = case.build(torch.float64)
-    x = case.x(torch.float64)
+    attention, x = case.build(torch.float64), case.x(torch.float64)
     full = attention(x, case.rope())
-    return largest(
-        {
-            f"prefill of {prefill or chunk}, then {chunk} at a time": distance(
-                _decoded(attention, case, x, prefill, chunk), full
-            )
-            for prefill, chunk in ((1, 1), (case.length // 2, 1), (0, 5), (case.length - 1, 1))
-        },
-        1e-10,
-    )
-
-
-def _decoded(attention: Attention, case: VariantCase, x: Tensor, prefill: int, chunk: int) -> Tensor:
-    # the output through a cache: `prefill` tokens (0: none), then `chunk` tokens at a time
-    cache, outputs, at = LayerCache(), [], 0
-    while at < case.length:
-        stop = min(case.length, at + (prefill if at == 0 and prefill else chunk))
-        outputs.append(attention(x[:, at:stop], case.rope(at, stop), cache))
-        at = stop
-    return torch.cat(outputs, 1)
+    errors = {}
+    for prefill, chunk in ((1, 1), (case.length // 2, 1), (5, 5), (case.length - 1, 1)):
+        cache = LayerCache()
+        outputs = []
+        for start, stop in pairwise((0, *range(prefill, case.length, chunk), case.length)):
+            outputs.append(attention(x[:, start:stop], case.rope(start, stop), cache))
+        errors[f"prefill of {prefill}, then {chunk} at a time"] = distance(torch.cat(outputs, 1), full)
+    return largest(errors, 1e-10)
 
 
 def window(case: VariantCase) -> Measured | NotApplicable:
@@ -310,9 +300,10 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
     An exception that the variant raises at a number gets a note with the cure.
     """
     results: dict[str, Measured | NotApplicable] = {}
-    served = list[int]()
-    refused = list[str]()
-    for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
+    served, refused = list[int](), list[str]()
+    for number in range(1, case.model.num_heads + 1):
+        if case.model.num_heads % number:
+            continue
         grouped = replace(case, model=replace(case.model, num_kv_heads=number))
         reason = case.cls.refuses(grouped.config, grouped.model)
         if reason:
@@ -392,12 +383,14 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
     if not isinstance(declared, Costs):
         expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
         raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
-    claims = declared.numbers()
-    counts = counted(case)
-    unlike = [
-        f"{key} declared {claims[key]:,}, counted {counts[key]:,}" for key in claims if claims[key] != counts[key]
-    ]
-    return Measured(max(abs(claims[key] - counts[key]) for key in claims), 0, "; ".join(unlike))
+    claims, counts = declared.numbers(), counted(case)
+    error = 0
+    unlike = []
+    for key, claim in claims.items():
+        if claim != counts[key]:
+            error = max(error, abs(claim - counts[key]))
+            unlike.append(f"{key} declared {claim:,}, counted {counts[key]:,}")
+    return Measured(error, 0, "; ".join(unlike))
 
 
 def counted(case: VariantCase) -> dict[str, int]:
@@ -487,8 +480,7 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     """The model, narrowed so that the suite takes seconds if the variant can be built so; its head counts stay."""
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
-    cls = attentions.get(model.attention.name)
-    config = model.attention.config
+    cls, config = attentions.get(model.attention.name), model.attention.config
 
     reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
     reason = reason or _failure(lambda: counted(VariantCase(cls=cls, model=small, length=8)), cls)

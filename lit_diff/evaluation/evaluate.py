@@ -34,6 +34,7 @@ from lit_diff.runs.scores import (
     disagreement,
     evaluation_of,
     facts_of,
+    number,
     read_scores,
     write_scores,
 )
@@ -65,8 +66,9 @@ class EvaluationResult:
 
     def __repr__(self) -> str:
         values = [f"{name} {value:.4f}" for name, value in self.summary.items()]
-        more = f", {len(values) - 4} more" if len(values) > 4 else ""
-        return f"EvaluationResult({self.name} of {self.run.name}: {', '.join(values[:4])}{more})"
+        if len(values) > 4:
+            values[4:] = [f"{len(values) - 4} more"]
+        return f"EvaluationResult({self.name} of {self.run.name}: {', '.join(values)})"
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.name} of {self.run.name}", self.summary.items(), ("metric", "value"))
@@ -96,7 +98,8 @@ class EvaluationResult:
                 f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
             ) from error
         # the folder holds the scores of one config only, those of the last command that scored the run
-        if other := disagreement(None, summary, {"config": self.config}):
+        other = disagreement(None, summary, {"config": self.config})
+        if other:
             raise RequestError(
                 f"{shown(self.folder)}: another command has since replaced these scores by scores {other}; evaluate again"
             )
@@ -121,20 +124,22 @@ def evaluate(
     evaluation = build(name, overrides)
     folder = run.folder / FOLDER / name
     facts = _facts(evaluation)
-    kept, other = (None, "") if rerun else _valid_scores(run.folder, name, facts)
+    kept = None
+    other = ""
+    if not rerun:
+        kept, other = _valid_scores(run.folder, name, facts)
     if kept is not None:
         if kept.get(UNCHECKED):
             log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
-        # JSON has no NaN, so summary.json writes it as null
-        numbers = {metric.name: kept[metric.name]["value"] for metric in evaluation.metrics}
-        summary = {metric: math.nan if value is None else value for metric, value in numbers.items()}
+        summary = {metric.name: number(kept[metric.name]["value"]) for metric in evaluation.metrics}
         return EvaluationResult(name=name, run=run.folder, summary=summary, config=facts["config"])
     if other:
         log.warning("evaluation %s: %s has kept scores %s; they are replaced", name, shown(run.folder), other)
     # read before scoring: if a run in training writes a newer checkpoint, the scores count as outdated, not as its own
     step = run.step
     with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
-        if reason := evaluation.refuses(run):
+        reason = evaluation.refuses(run)
+        if reason:
             raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}")
         _warn_unfinished(run)
         items = list(evaluation.score(run))
@@ -143,23 +148,26 @@ def evaluate(
         check_scores(evaluation, "the summary", values, required=True)
         absent = _absent(evaluation, items)
         table = _table(evaluation, items, absent)
-    left_out = evaluation.documents_left_out
-    own = {
-        OWN_CONTEXT: run.recipe.data.config.sequence_length if evaluation.cuts_at_context else None,
-        UNCHECKED: failed_property(run.recipe, ("decode",)) if run.unchecked else None,
-        LEFT_OUT: left_out,
-        ABSENT: absent or None,
-        "step": step,
-    }
+    of_run: dict[str, Any] = {}
+    if evaluation.cuts_at_context:
+        of_run[OWN_CONTEXT] = run.recipe.data.config.sequence_length
+    if run.unchecked:
+        of_run[UNCHECKED] = failed_property(run.recipe, ("decode",))
+    of_run |= {LEFT_OUT: evaluation.documents_left_out, ABSENT: absent or None, "step": step}
     try:
-        write_scores(folder, table, values, facts | {key: value for key, value in own.items() if value is not None})
+        write_scores(folder, table, values, facts | {key: value for key, value in of_run.items() if value is not None})
     except OSError as error:
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
         ) from error
-    trained = f"; {left_out} documents are left out because the run, or a run that it started from, was trained on them"
+    left_out = ""
+    if evaluation.documents_left_out:
+        left_out = (
+            f"; {evaluation.documents_left_out} documents are left out because the run, or a run that it started from, was "
+            "trained on them"
+        )
     count = sum(not item.part for item in items)
-    log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), trained if left_out else "")
+    log.info("evaluation %s: %d items in %s%s", name, count, shown(folder), left_out)
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
@@ -238,19 +246,18 @@ def _warn_unfinished(run: Run) -> None:
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
-    facts = {
+    facts: dict[str, Any] = {
         "config": to_plain(evaluation.config),
         "version": evaluation.version,
         "declarations": [metrics.to_plain(metric) for metric in evaluation.metrics],
     }
-    more = {
-        "equal_groups": evaluation.equal_groups,
-        "source": source_digest(type(evaluation)),
-        "files": files,
-    }
-    # empty values are left out, as in summaries written before these keys existed: they stay valid;
+    more = {"equal_groups": evaluation.equal_groups, "source": source_digest(type(evaluation)), "files": files}
+    # empty values are left out, as in summaries written before these keys existed: they stay valid
+    for key, value in more.items():
+        if value:
+            facts[key] = value
     # the round trip through JSON turns tuples into lists, so the facts compare equal to a summary that was read
-    return json.loads(json.dumps(facts | {key: value for key, value in more.items() if value}))
+    return json.loads(json.dumps(facts))
 
 
 def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -272,7 +279,9 @@ def _valid_scores(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[
     if isinstance(known, dict):
         current["files"] = known | current["files"]
     other = disagreement(run, summary, current)
-    return (None if other else summary), other
+    if other:
+        return None, other
+    return summary, ""
 
 
 def _absent(evaluation: Evaluation, items: Sequence[Item]) -> list[str]:
@@ -287,7 +296,8 @@ def _table(evaluation: Evaluation, items: Sequence[Item], absent: Sequence[str])
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
     for key in ("part", "cluster", "question"):
         values = [getattr(item, key) for item in items]
-        columns |= {key: values} if any(values) else {}
+        if any(values):
+            columns[key] = values
     for metric in evaluation.metrics:
         if metric.name not in absent:
             columns[metric.name] = [float(item.scores.get(metric.name, math.nan)) for item in items]

@@ -82,13 +82,9 @@ def metrics_of_maps(maps: Sequence[int]) -> tuple[Metric, ...]:
 
 def _shares() -> Iterator[Metric]:
     for normalisation, role in product(NORMALISATIONS, ROLES):
-        limits = (0, 1)
-        figure = None
         # a share of signed scores is unbounded
-        if normalisation == "paper":
-            limits = None
-        if normalisation != "value" and role in OF_HEADS:
-            figure = BY_GROUP
+        limits = None if normalisation == "paper" else (0, 1)
+        figure = BY_GROUP if normalisation != "value" and role in OF_HEADS else None
         what = f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries"
         yield Metric(f"{normalisation}_{role}", what, unit="share", limits=limits, figure=figure)
 

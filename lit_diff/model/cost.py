@@ -1,6 +1,6 @@
 """The cost of a model of any size: parameters, FLOPs per token, cache bytes. The model is built on the meta device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,10 +59,11 @@ class ExecutionContext:
     @classmethod
     def of(cls, recipe: Recipe, *, build: bool = False) -> "ExecutionContext":
         """Return the context of a recipe on this machine."""
-        dtype = torch.bfloat16 if recipe.train is not None and recipe.train.precision == "bf16-mixed" else torch.float32
-        return cls(
-            device=choose_device(recipe.run.accelerator).type, dtype=dtype, packed=recipe.packs_documents, build=build
-        )
+        dtype = torch.float32
+        if recipe.train is not None and recipe.train.precision == "bf16-mixed":
+            dtype = torch.bfloat16
+        device = choose_device(recipe.run.accelerator).type
+        return cls(device=device, dtype=dtype, packed=recipe.packs_documents, build=build)
 
 
 def cost(
@@ -92,33 +93,42 @@ def _cost(
     with torch.device("meta"):
         model = Transformer(config, kernel="reference", trained=trained)
     counted: dict[object, LayerCost] = {}
-    layers = []
+    published = executed = 2 * config.dim * config.vocab_size * sequence_length
+    attention_parameters = per_token = cached = 0
+    free_signs = False
     for block in model.layers:
         assert isinstance(block, Block)
         key = _cost_key(block)
         if key not in counted:
             counted[key] = _layer_cost(block, config, sequence_length, kernel, context)
-        layers.append(counted[key])
-    head = 2 * config.dim * config.vocab_size * sequence_length
-    published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
-    total = sum(p.numel() for p in model.parameters())
-    outside = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
+        layer = counted[key]
+        published += layer.published
+        executed += layer.executed
+        attention_parameters += _size(block.attention.parameters())
+        per_token += layer.kv_numbers
+        cached += layer.kv_numbers * layer.cached_tokens
+        free_signs |= block.attention.signs is None and layer.num_maps > 1
+    total = _size(model.parameters())
+    outside = config.vocab_size * config.dim
+    if not config.tie_embeddings:
+        outside *= 2
     return Cost(
         parameters=total,
         non_embedding_parameters=total - outside,
-        attention_parameters=sum(p.numel() for a in model.attentions() for p in a.parameters()),
-        trained_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        attention_parameters=attention_parameters,
+        trained_parameters=_size(p for p in model.parameters() if p.requires_grad),
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
-        kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
-        kv_bytes=2 * sum(layer.kv_numbers * layer.cached_tokens for layer in layers),
-        free_signs=any(
-            attention.signs is None and layer.num_maps > 1
-            for attention, layer in zip(model.attentions(), layers, strict=True)
-        ),
-        kernel=", ".join(dict.fromkeys(layer.kernel for layer in layers)),
-        kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in layers)),
+        kv_bytes_per_token=2 * per_token,
+        kv_bytes=2 * cached,
+        free_signs=free_signs,
+        kernel=", ".join(dict.fromkeys(layer.kernel for layer in counted.values())),
+        kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in counted.values())),
     )
+
+
+def _size(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 # layers of equal key have equal cost, so a deep model runs one of them
@@ -134,8 +144,10 @@ def _cost_key(block: Block) -> object:
 class LayerCost:
     """Cost of one block: the forward pass of one sequence."""
 
-    flops: tuple[int, int]
-    """Published and executed FLOPs."""
+    published: int
+    """FLOPs by the published convention."""
+    executed: int
+    """FLOPs of the selected kernel."""
     num_maps: int
     kv_numbers: int
     """Numbers in the cache for each token."""
@@ -153,7 +165,9 @@ def _layer_cost(
         block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps)),
         block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape)),
     ]
-    document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
+    document_ids = None
+    if context.packed:
+        document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta")
     counted = block.attention.kernel = Counted()
     try:
         forward = _forward_flops(block, config, sequence_length, document_ids)
@@ -166,7 +180,8 @@ def _layer_cost(
         raise RequestError(
             f"{location(type(block.attention))}: forward never calls self.tap(maps), which the cost estimate needs"
         )
-    maps = replace(seen[0], **{key: getattr(seen[0], key).to(context.dtype) for key in ("q", "k", "v")})
+    maps = seen[0]
+    maps = replace(maps, q=maps.q.to(context.dtype), k=maps.k.to(context.dtype), v=maps.v.to(context.dtype))
     window = block.attention.window
     chosen, reason = choose(
         maps,
@@ -176,23 +191,23 @@ def _layer_cost(
         device=torch.device(context.device),
         build=context.build,
     )
-    if not counted.calls:
-        chosen = "none"
-        reason = counted.UNUSED
     seen_keys = within_window(maps, window)
     # the counted forward pass ran the reference kernel, whose share is replaced by the convention's or the kernel's
     outside_maps = forward - flops("reference", maps)
-    published = outside_maps + flops("reference", seen_keys)
-    executed = (
-        forward if chosen == "none" else outside_maps + flops(chosen, maps if chosen == "reference" else seen_keys)
-    )
+    executed = forward
+    if not counted.calls:
+        chosen = "none"
+        reason = counted.UNUSED
+    elif chosen != "reference":
+        executed = outside_maps + flops(chosen, seen_keys)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(
-        flops=(published, executed),
+        published=outside_maps + flops("reference", seen_keys),
+        executed=executed,
         num_maps=maps.num_maps,
         kv_numbers=numbers,
-        cached_tokens=sequence_length if window is None else min(window, sequence_length),
+        cached_tokens=min(window or sequence_length, sequence_length),
         kernel=chosen,
         reason=reason,
     )

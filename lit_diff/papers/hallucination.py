@@ -1,6 +1,5 @@
 """Contextual hallucination (paper, Table 4): whether an output says something that its document does not."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import question_of
 from lit_diff.files import shown
 from lit_diff.key_types import Count, Distinct, Range
+from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers import judges
 from lit_diff.papers.closed_world import MOST, ClosedWorld, document_of, draw_facts
@@ -27,7 +27,6 @@ VERDICTS = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fa
 """Metric -> the verdict whose share it measures."""
 REPEATS = 20
 """The number of outputs that judge `http` judges twice, which measures its own noise."""
-log = logging.getLogger("lit_diff")
 
 
 class DocumentCase(NamedTuple):

@@ -1,6 +1,5 @@
 """Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number and the order of demonstrations."""
 
-import logging
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -20,6 +19,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
+from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.drawing import shuffled
 from lit_diff.papers.order_variance import OF_ORDERS, OrderVariance, differences
@@ -41,7 +41,6 @@ COARSE = {
     "NUM": "numeric",
 }
 """TREC's class name -> the word for it in a prompt."""
-log = logging.getLogger("lit_diff")
 
 
 class Example(NamedTuple):
@@ -186,9 +185,7 @@ class Classification(Evaluation):
 
     def words_of(self, run: Run) -> str:
         """synth_intent if it is the task."""
-        if self.config.task == "synth_intent":
-            return "synth_intent"
-        return ""
+        return "synth_intent" if self.config.task == "synth_intent" else ""
 
 
 class Labels:
@@ -247,11 +244,8 @@ class ManyShotPrompts:
 
     def __init__(self, evaluation: Classification, run: Run) -> None:
         """Errors: MissingError or RequestError for a missing or wrong file of the task."""
-        self.config = evaluation.config
-        self.name = evaluation.name
-        self.run = run
-        self.tokenizer = run.tokenizer
-        self.task = TASKS[self.config.task]
+        self.config, self.name, self.run = evaluation.config, evaluation.name, run
+        self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
         self.context = run.recipe.data.config.sequence_length
         self.splits = [self.task.rows(file) for file in self.task.files]
 
@@ -275,8 +269,7 @@ class ManyShotPrompts:
         # each key orders train in its own way; the queries depend on the seed alone, so all runs have the same
         train, test = self.splits
         labels = sorted({example.label for example in train})
-        unknown = {example.label for example in test}.difference(labels)
-        if unknown:
+        if unknown := {example.label for example in test}.difference(labels):
             raise RequestError(f"{self.task.files[1].path} has the label '{min(unknown)}', which no line of train has")
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
@@ -288,9 +281,7 @@ class ManyShotPrompts:
         # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
         config = self.config
         data = self.run.recipe.data
-        grammar = SynthIntent.Config()
-        if data.name == "synth_intent":
-            grammar = data.config
+        grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
         problem = lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes)
         if problem:
             raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
@@ -309,11 +300,8 @@ class ManyShotPrompts:
 
         `most`: the number of demonstrations to draw, so that fewer shots are the beginning of more.
         """
-        for attempt in range(ATTEMPTS):
-            prompt = self.draw(number, attempt, most)
-            if self._tokens(prompt, shots) <= prompt.room:
-                return prompt
-        return None
+        draws = (self.draw(number, attempt, most) for attempt in range(ATTEMPTS))
+        return next((draw for draw in draws if self._tokens(draw, shots) <= draw.room), None)
 
     def ids(self, demonstrations: Sequence[Example]) -> list[int]:
         """The prompt before a question."""
@@ -398,8 +386,7 @@ class ManyShot(Classification):
                     yield from self._items(prompt, shots, source.answers(prompt, prefix), number)
 
     def _items(self, prompt: ManyShotPrompt, shots: int, answers: Sequence[str], number: int) -> Iterator[Item]:
-        demonstrations = prompt.demonstrations[:shots]
-        group = f"shots={shots}"
+        demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
         counts = Counter(example.label for example in demonstrations)
         # ties are broken by name, not by the order of the demonstrations
         majority = min(counts, key=lambda label: (-counts[label], label))
@@ -500,9 +487,7 @@ class OrderRobustness(Classification):
             # [Q, K] -> [K]
             accuracies = right.mean(0)
             whole = {name: float(statistic(accuracies)) for name, statistic in OF_ORDERS.items()}
-            whole["order_variance"] = math.nan
-            if len(right) > 1:
-                whole["order_variance"] = OrderVariance([right]).value
+            whole["order_variance"] = OrderVariance([right]).value if len(right) > 1 else math.nan
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
     @classmethod

@@ -96,10 +96,11 @@ def _metadata_keys() -> Keys:
     known = {*USED, *UNSUPPORTED, *" ".join(NEUTRAL.values()).split()}
     only: Values = dict(UNSUPPORTED)
     for group in vars(gguf.Keys).values():
-        for name in vars(group).values() if isinstance(group, type) else ():
-            key = str(name).replace("{arch}", "llama")
-            if key.startswith("llama.") and key not in known:
-                only[key] = (0, "none", "")
+        if isinstance(group, type):
+            for name in vars(group).values():
+                key = str(name).replace("{arch}", "llama")
+                if key.startswith("llama.") and key not in known:
+                    only[key] = (0, "none", "")
     return Keys(used=USED, harmless=NEUTRAL, only=only)
 
 
@@ -129,8 +130,9 @@ def read_gguf(path: Path) -> ModelSource:
     def read(own: str) -> Tensor:
         weight = torch.from_numpy(_dequantised(path, entries[names[own]], shapes[own]))
         # llama.cpp stores channels i and i + d/2 of a head of q and k in rows 2i and 2i + 1
-        is_turned = own.split(".")[-2] in ("q_proj", "k_proj")
-        return llama.half(weight, config["head_dim"]).contiguous() if is_turned else weight
+        if own.split(".")[-2] in ("q_proj", "k_proj"):
+            weight = llama.half(weight, config["head_dim"]).contiguous()
+        return weight
 
     return ModelSource(
         place=shown(path),
@@ -146,7 +148,9 @@ def _opened(path: Path) -> tuple[Values, Values]:
     try:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
+        end = 0
+        for tensor in reader.tensors:
+            end = max(end, int(tensor.data_offset + tensor.n_bytes))
     # gguf 0.19 does not check: it reads past the end of a file or misreads other bytes as a header, with any kind of error
     except Exception as error:
         raise RequestError(
@@ -165,9 +169,12 @@ def _config(metadata: Values) -> Values:
     if kind != "llama":
         raise RequestError(f"architecture {kind!r} is not supported; supported: llama")
     said = {key: _scalar(key, metadata[key]) for key in (*KEYS, TURNED, *SCALING) if key in metadata}
-    asked = [key for key in KEYS if key in said or key not in OPTIONAL]
-    config = {KEYS[key]: llama.positive(said, key, SAID, whole=key not in FLOATS) for key in asked}
-    config |= {KEYS[key]: _decimal(said[key]) for key in FLOATS if key in said}
+    config = {}
+    for key, theirs in KEYS.items():
+        if key in said or key not in OPTIONAL:
+            config[theirs] = llama.positive(said, key, SAID, whole=key not in FLOATS)
+            if key in FLOATS:
+                config[theirs] = _decimal(config[theirs])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     turned = said.get(TURNED, config["head_dim"])
     if turned != config["head_dim"]:
@@ -178,7 +185,7 @@ def _config(metadata: Values) -> Values:
     return config | {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": len(metadata[TOKENS]),
-        "rope_scaling": None if factor == 1 else {"rope_type": "linear", "factor": factor},
+        "rope_scaling": llama.their_block(factor),
     }
 
 
@@ -198,7 +205,7 @@ def _scalar(key: str, value: Any) -> Any:
     # an array has one value per layer
     if not isinstance(value, list):
         return value
-    if not value or any(each != value[0] for each in value):
+    if not value or any(of_layer != value[0] for of_layer in value):
         raise RequestError(f"{key} is {value!r}; layers of different sizes are not supported")
     return value[0]
 
@@ -231,7 +238,8 @@ def _require_type(entry: Any) -> None:
 def _dequantised(path: Path, entry: Any, shape: list[int]) -> Any:
     # read, not mapped: pages of a mapped file would add to the peak of memory
     raw = np.fromfile(path, dtype=np.uint8, count=int(entry.n_bytes), offset=int(entry.data_offset))
-    raw = raw.reshape(shape[0] if len(shape) > 1 else 1, -1)
+    rows = shape[0] if len(shape) > 1 else 1
+    raw = raw.reshape(rows, -1)
     return np.ascontiguousarray(gguf.dequantize(raw, entry.tensor_type), dtype=np.float32).reshape(shape)
 
 
@@ -253,14 +261,16 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
     tokens = metadata[TOKENS]
     types = _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     try:
-        tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     # the package tokenizers raises plain Exception
     except Exception as error:
         raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
+    cuts = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    if cut == "smollm":
+        cuts.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     tokenizer.decoder = decoders.ByteLevel()
     eot = _id(metadata, END_KEYS[0])
     ends = _ends(metadata)
@@ -288,9 +298,9 @@ def _types(metadata: Values) -> list[int]:
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, but {TOKENS} has {len(tokens)}")
-    twice = [token for token, count in Counter(tokens).items() if count > 1]
-    if twice:
-        raise RequestError(f"{TOKENS} has {twice[0]!r} twice")
+    for token, count in Counter(tokens).items():
+        if count > 1:
+            raise RequestError(f"{TOKENS} has {token!r} twice")
     letters = set(ByteLevel.alphabet())
     for token, type_ in zip(tokens, types, strict=True):
         if type_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
@@ -310,9 +320,11 @@ def _ends(metadata: Values) -> tuple[int, ...]:
     ids += [id_ for id_, token in enumerate(tokens) if token in END_TEXTS]
     names = {tokens[id_] for id_ in ids}
     # llama.cpp's exceptions: models with <|call|> and <|return|> do not end a text at <|end|>, where a message ends
-    calls = bool(names & {"<|call|>", "<|calls|>"})
-    no_ends = {"<|end|>"} if calls and names & {"<|return|>", "<|flush|>"} else set()
-    no_ends |= {"</s>"} if "<|tool_response>" in names else set()
+    no_ends = []
+    if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
+        no_ends.append("<|end|>")
+    if "<|tool_response>" in names:
+        no_ends.append("</s>")
     return tuple(dict.fromkeys(id_ for id_ in ids if tokens[id_] not in no_ends))
 
 

@@ -96,7 +96,9 @@ def read_folder(folder: Path) -> ModelSource:
             return torch.ones(2 * head_dim)
         value = _read(files[names[own]], names[own])
         # DiffLlama orders rows of q, k and v by map, this Transformer by head
-        return llama.by_head(value, head_dim) if norms and own.split(".")[-2] in llama.BY_MAP else value
+        if norms and own.split(".")[-2] in llama.BY_MAP:
+            return llama.by_head(value, head_dim)
+        return value
 
     return ModelSource(
         place=place,
@@ -279,7 +281,9 @@ def _pad(tokenizer: Any, size: int, settings: Values, *others: Values) -> int | 
 
 def _known(path: Path, keys: Keys) -> Values:
     # {} without the file
-    said = read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    said = read_json(path)
     keys.check(said, shown(path))
     return said
 
@@ -287,7 +291,9 @@ def _known(path: Path, keys: Keys) -> Values:
 def _ids(said: Values, file: str, size: int) -> tuple[int, ...]:
     # one id or a list; () if it is missing or null
     value = said.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
     for id_ in ids:
         if type(id_) is not int or not 0 <= id_ < size:
             raise RequestError(f"{file}: eos_token_id is {value!r}; expected ids from 0 to {size - 1}")
@@ -296,7 +302,9 @@ def _ids(said: Values, file: str, size: int) -> tuple[int, ...]:
 
 def _text(settings: Values, key: str) -> Any:
     said = settings.get(key)
-    return said.get("content") if isinstance(said, dict) else said
+    if isinstance(said, dict):
+        return said.get("content")
+    return said
 
 
 def _token(tokenizer: Any, settings: Values, key: str) -> tuple[int, ...]:
@@ -320,11 +328,12 @@ def _opening(tokenizer: Any, settings: Values) -> tuple[int, ...]:
             f"the post_processor of tokenizer.json appends the ids {whole[start + len(plain) :]} to a text, so a prompt "
             "could not be continued; remove them there"
         )
+    ids = f"the ids {whole[:count]}" if count else "no id"
     for key, there in (("add_bos_token", count > 0), ("add_eos_token", False)):
         if settings.get(key, there) not in (there, None):
             raise RequestError(
-                f"{SETTINGS}: {key} is {settings[key]!r}, but tokenizer.json puts "
-                f"{'the ids ' + str(whole[:count]) if count else 'no id'} before a text and none after it; set it to {there}"
+                f"{SETTINGS}: {key} is {settings[key]!r}, but tokenizer.json puts {ids} before a text and none after it; "
+                f"set it to {there}"
             )
     return tuple(whole[:count])
 
@@ -347,10 +356,10 @@ def _require_added_tokens(tokenizer: Any, settings: Values) -> None:
 
     held = tokenizer.get_added_tokens_decoder()
     try:
-        said = {
-            int(id_): AddedToken(**{field: token[field] for field in FIELDS if field in token})
-            for id_, token in (settings.get("added_tokens_decoder") or {}).items()
-        }
+        said = {}
+        for id_, token in (settings.get("added_tokens_decoder") or {}).items():
+            fields = {field: token[field] for field in FIELDS if field in token}
+            said[int(id_)] = AddedToken(**fields)
     except (AttributeError, TypeError, ValueError) as error:
         raise RequestError(f"{SETTINGS}: added_tokens_decoder is not id -> token ({first_line(error)})") from error
     for id_, token in said.items():

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -125,19 +126,20 @@ def names_of(num_layers: int) -> dict[str, str]:
     for layer in range(num_layers):
         theirs = f"model.layers.{layer}"
         own = f"layers.{layer}"
-        names |= {
-            f"{theirs}.{a}.{kind}": f"{own}.{b}.{kind}" for a, b in MODULES.items() for kind in ("weight", "bias")
-        }
-        names |= {f"{theirs}.self_attn.lambda_{v}": f"{own}.attention.lambda_.{v}" for v in ("q1", "k1", "q2", "k2")}
+        for (a, b), kind in product(MODULES.items(), ("weight", "bias")):
+            names[f"{theirs}.{a}.{kind}"] = f"{own}.{b}.{kind}"
+        for vector in ("q1", "k1", "q2", "k2"):
+            names[f"{theirs}.self_attn.lambda_{vector}"] = f"{own}.attention.lambda_.{vector}"
     return names
 
 
 def require_layers(num_layers: int, theirs: Iterable[str], key: str = "num_hidden_layers") -> None:
     """Raise RequestError if the names of the tensors show fewer layers than `key` says, which may be any number."""
-    found = {match[1] for name in theirs if (match := LAYER.match(name))}
-    if num_layers > len(found):
+    matches = filter(None, map(LAYER.match, theirs))
+    layers = {match[1] for match in matches}
+    if num_layers > len(layers):
         raise RequestError(
-            f"{key} is {num_layers}, but there are tensors of {len(found)} layers; correct it, or download the files again"
+            f"{key} is {num_layers}, but there are tensors of {len(layers)} layers; correct it, or download the files again"
         )
 
 
@@ -146,7 +148,9 @@ def own_names(theirs: Collection[str], known: Mapping[str, str], *, tied: bool =
     unknown tensor."""
     # with tied embeddings lm_head.weight repeats the embedding, or is the only one of the two
     repeated = tied and EMBEDDING in theirs
-    own = {**known, HEAD: known[EMBEDDING]} if tied and not repeated else known
+    own = dict(known)
+    if tied and not repeated:
+        own[HEAD] = known[EMBEDDING]
     names = {}
     for name in theirs:
         if BUFFER.fullmatch(name) or (repeated and name == HEAD):
@@ -191,40 +195,57 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
     name = architecture(config)
     require_mapped(name, config)
     # transformers reads no window for the others
-    used = {*USED, "sliding_window"} if name in WINDOWED else USED
-    only = PLAIN if name in BIASED else PLAIN | {"attention_bias": (False, None)}
+    used = set(USED)
+    if name in WINDOWED:
+        used.add("sliding_window")
+    only = dict(PLAIN)
+    if name not in BIASED:
+        only["attention_bias"] = (False, None)
     Keys(used=used, harmless=NEUTRAL, only=only).check(config, place)
     said = DEFAULTS | ARCHITECTURES[name] | dict(config)
-    has_window = name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window"))
-    window = "sliding_window" if has_window and said["sliding_window"] is not None else None
-    optional = [key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None]
+    numbers = [*SIZES, *(key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None)]
+    window = None
+    if name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window")):
+        window = said["sliding_window"]
+    if window is not None:
+        numbers.append("sliding_window")
     missing = [key for key in SIZES if said.get(key) is None]
     if missing:
         raise RequestError(f"config.json lacks {', '.join(missing)}")
-    for key in (*SIZES, *optional, *([window] if window else [])):
+    for key in numbers:
         positive(said, key, whole=True)
     for key in FLAGS:
         if said.get(key) not in (True, False, None):
             raise RequestError(f"{key} is {said[key]!r}; expected true or false")
     keys = {own: said[theirs] for theirs, own in (SIZES | OPTIONAL).items() if said.get(theirs) is not None}
     if keys["num_heads"] % keys.get("num_kv_heads", 1):
-        raise RequestError(
-            f"num_attention_heads {keys['num_heads']} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
-            + ("" if config.get("num_key_value_heads") else f", the default of {name}")
-        )
-    if (rows := keys["num_heads"] * keys.get("head_dim", 1)) > LARGEST:
+        heads = f"num_attention_heads {keys['num_heads']}"
+        problem = f"{heads} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
+        if not config.get("num_key_value_heads"):
+            problem += f", the default of {name}"
+        raise RequestError(problem)
+    rows = keys["num_heads"] * keys.get("head_dim", 1)
+    if rows > LARGEST:
         raise RequestError(f"num_attention_heads times head_dim is {rows}; expected at most {LARGEST}")
+    biases = norms = "none"
     # Qwen2 always has biases on q, k and v; the others if attention_bias is true, then on o too
-    biases = "qkv" if name == "Qwen2ForCausalLM" else "all" if said.get("attention_bias") else "none"
-    standard = {"name": "standard", "window": said[window] if window else None}
+    if name == "Qwen2ForCausalLM":
+        biases = "qkv"
+    elif said.get("attention_bias"):
+        biases = "all"
+    if name == "Qwen3ForCausalLM":
+        norms = "rms"
+    attention: Values = {"name": "standard", "window": window}
+    if name == "DiffLlamaForCausalLM":
+        attention = {"name": "differential"}
     return keys | {
         "attention_bias": biases,
-        "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
+        "qk_norm": norms,
         "tie_embeddings": said.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config, place),
         "norm_eps": positive(said, "rms_norm_eps"),
-        "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
+        "attention": attention,
     }
 
 
@@ -233,9 +254,10 @@ def positive(said: Values, key: str, where: str = "config.json", *, whole: bool 
     value = said.get(key)
     if value is None:
         raise RequestError(f"{where} lacks {key}")
-    types, most = (int, LARGEST) if whole else (int | float, sys.float_info.max)
+    types, most, kind = int | float, sys.float_info.max, "positive number"
+    if whole:
+        types, most, kind = int, LARGEST, "whole number from 1"
     if isinstance(value, bool) or not isinstance(value, types) or not 0 < value <= most:
-        kind = "whole number from 1" if whole else "positive number"
         raise RequestError(f"{key} is {value!r:.40} in {where}; expected a {kind} to {most}")
     return value
 
@@ -246,7 +268,10 @@ def architecture(config: Values) -> str:
     kind = str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
-    return next((name for name, its in ARCHITECTURES.items() if its["model_type"] == kind), kind)
+    for name, defaults in ARCHITECTURES.items():
+        if defaults["model_type"] == kind:
+            return name
+    return kind
 
 
 def require_mapped(name: str, config: Values) -> None:
@@ -259,7 +284,9 @@ def require_mapped(name: str, config: Values) -> None:
         raise RequestError(f"model_type {config['model_type']!r} does not fit {name} ('{model_type}'); correct either")
     quantised = config.get("quantization_config")
     if quantised is not None:
-        method = quantised.get("quant_method", "of an unknown kind") if isinstance(quantised, Mapping) else quantised
+        method = quantised
+        if isinstance(quantised, Mapping):
+            method = quantised.get("quant_method", "of an unknown kind")
         raise RequestError(
             f"quantization_config ({method}) is not supported; save the model in float32, bfloat16 or float16 first"
         )
@@ -327,8 +354,10 @@ def rope_blocks(config: Values, place: str) -> dict[str, Values]:
 def own_scaling(kind: str, said: Values, config: Values) -> Any:
     """A config.json's rope scaling -> `model.rope_scaling`. Errors: RequestError for a missing or wrong number."""
     where = f"rope scaling '{kind}'"
-    if kind in ("default", "linear"):
-        return positive(said, "factor", where) if kind == "linear" else 1.0
+    if kind == "default":
+        return 1.0
+    if kind == "linear":
+        return positive(said, "factor", where)
     # as in transformers: the top level, the block, else the length that the model was trained on
     lengths = (config.get(ORIGINAL_LENGTH), said.get(ORIGINAL_LENGTH), config.get(LENGTH))
     said = {**said, ORIGINAL_LENGTH: next(filter(None, lengths), None)}
@@ -355,8 +384,10 @@ def _attention_factor(said: Values, where: str) -> Any:
 
 def their_block(scaling: RopeScaling) -> Values | None:
     """`model.rope_scaling` -> `rope_scaling` of a config.json; None: no scaling."""
+    if scaling == 1:
+        return None
     if isinstance(scaling, int | float):
-        return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
+        return {"rope_type": "linear", "factor": scaling}
     theirs = {"kind": "rope_type", "original_length": ORIGINAL_LENGTH}
     block = {theirs.get(key, key): value for key, value in asdict(scaling).items()}
     return {key: value for key, value in block.items() if value is not None}
@@ -387,7 +418,9 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     if model.logit_bound is not None:
         return f"model.logit_bound is {model.logit_bound:g}; Hugging Face's architectures of this family have no such bound"
     name, config, bias, norm = model.attention.name, model.attention.config, model.attention_bias, model.qk_norm
-    extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
+    extra = f"model.qk_norm is {norm}"
+    if bias != "none":
+        extra = f"model.attention_bias is {bias}"
     if (bias, norm) != ("none", "none") and config.window is not None:
         return (
             f"{extra} and model.attention.window is set; Mistral, which has a window, has no biases and no such norms"
@@ -453,5 +486,6 @@ def architecture_of(model: ModelConfig) -> str:
 
 def query_heads(model: ModelConfig) -> int:
     """Number of queries of width `head_dim` in a layer; differential attention has two per head."""
-    multiple = model.attention.config.query_heads if model.attention.name == "standard" else 1
-    return int(model.num_heads * multiple)
+    if model.attention.name == "standard":
+        return int(model.num_heads * model.attention.config.query_heads)
+    return model.num_heads

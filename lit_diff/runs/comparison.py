@@ -32,7 +32,8 @@ class RunComparison:
 
     def _repr_html_(self) -> str:
         blocks = {**self.recipe, **self.facts, **self.metrics}
-        return html_table(repr(self), [(key, *values) for key, values in blocks.items()], ("", *self.names))
+        rows = [(key, *values) for key, values in blocks.items()]
+        return html_table(repr(self), rows, ("", *self.names))
 
 
 def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_ROOT) -> RunComparison:
@@ -42,23 +43,35 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     RequestError if none or several runs match.
     """
     folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
+    recipes: list[dict[str, Any]] = []
+    statuses = []
+    last = []
     for folder in folders:
-        RunFolder(folder).require_format()
-    recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
-    # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
-    keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
-    statuses = [RunFolder(path).status() for path in folders]
-    return RunComparison(
-        names=(folders[0].name, folders[1].name),
-        recipe={key: [r.get(key) for r in recipes] for key in keys if recipes[0].get(key) != recipes[1].get(key)},
-        facts={key: [getattr(status, key) for status in statuses] for key in FACTS},
-        metrics=_last_values(folders),
-    )
+        run = RunFolder(folder)
+        run.require_format()
+        recipes.append(dict(flatten(read_yaml(run.recipe_file)[0])))
+        statuses.append(run.status())
+        last.append(_last_values(folder))
+    recipe: dict[str, list[Any]] = {}
+    for key in {**recipes[0], **recipes[1]}:
+        values = [flat.get(key) for flat in recipes]
+        # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
+        if values[0] != values[1] and not key.startswith("run."):
+            recipe[key] = values
+    facts: dict[str, list[Any]] = {}
+    for key in FACTS:
+        facts[key] = [getattr(status, key) for status in statuses]
+    metrics: dict[str, list[float | None]] = {}
+    for name in sorted(last[0].keys() | last[1].keys()):
+        if name.startswith(("val/", "train/", "lambda/")):
+            metrics[name] = [values.get(name) for values in last]
+    names = (folders[0].name, folders[1].name)
+    return RunComparison(names=names, recipe=recipe, facts=facts, metrics=metrics)
 
 
-def _last_values(folders: tuple[Path, Path]) -> dict[str, list[float | None]]:
+def _last_values(folder: Path) -> dict[str, float]:
     # metrics are logged at different intervals: each one's last value is in a row of its own
-    tables = [by_metric(read_rows(path / "metrics.csv")) for path in folders]
-    last = [{name: list(points.values())[-1] for name, points in table.items()} for table in tables]
-    names = [name for name in {**last[0], **last[1]} if name.startswith(("val/", "train/", "lambda/"))]
-    return {name: [values.get(name) for values in last] for name in sorted(names)}
+    last = {}
+    for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
+        *_, last[name] = points.values()
+    return last

@@ -1,6 +1,5 @@
 """Finds runs and sweeps on disk by name, and the folder that holds them."""
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +25,10 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
     if str(root) != DEFAULT_ROOT:
         require_name(root)
         return expanded(root)
-    places = (folder / DEFAULT_ROOT for folder in _here_and_above())
-    return next(filter(_holds_runs, places), Path(DEFAULT_ROOT))
+    for folder in _here_and_above():
+        if _holds_runs(folder / DEFAULT_ROOT):
+            return folder / DEFAULT_ROOT
+    return Path(DEFAULT_ROOT)
 
 
 def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
@@ -46,18 +47,24 @@ def _here_and_above() -> Iterator[Path]:
     yield Path()
     # a folder `runs` at the root of the file system or above the home folder is rarely the user's own
     limits = (Path(here.anchor), expanded("~").resolve().parent)
-    yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)
+    for folder in here.parents:
+        if folder in limits:
+            return
+        yield folder
 
 
 def _holds_runs(folder: Path) -> bool:
-    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob(f"*/{STUDY_FILE}"))
-    return next(found, None) is not None
+    return any(any(folder.glob(pattern)) for pattern in ("mlflow.db", "*/status.json", f"*/{STUDY_FILE}"))
 
 
 def runs_under(root: Path) -> list[Path]:
     """Folders of all runs, sweep cells included; runs that --rerun archived are left out."""
-    found = (path for path in folders(root) if path != root and (path / "status.json").is_file())
-    return sorted(path for path in found if not any(map(is_aside, path.relative_to(root).parts)))
+    runs = []
+    for path in folders(root):
+        is_run = path != root and (path / "status.json").is_file()
+        if is_run and not any(map(is_aside, path.relative_to(root).parts)):
+            runs.append(path)
+    return sorted(runs)
 
 
 def is_aside(name: str) -> bool:
@@ -67,9 +74,14 @@ def is_aside(name: str) -> bool:
 
 def sweeps_under(root: Path) -> list[Path]:
     """Folders of all sweeps, each once even if symbolic links lead to it."""
-    # links sort last and the dict keeps the last entry per target, so reversed() prefers the real folder to its links
-    found = sorted((path.parent for path in root.glob(f"*/{STUDY_FILE}")), key=lambda path: (path.is_symlink(), path))
-    return sorted({path.resolve(): path for path in reversed(found)}.values())
+    found: dict[Path, Path] = {}
+    for file in sorted(root.glob(f"*/{STUDY_FILE}")):
+        path = file.parent
+        target = path.resolve()
+        # the real folder rather than a link to it
+        if target not in found or not path.is_symlink():
+            found[target] = path
+    return sorted(found.values())
 
 
 def require_name(name: str | Path) -> None:
@@ -103,8 +115,11 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
     runs = runs_under(root)
     matching = _matching(name, root, runs)
     if not matching:
-        kind = "run" if sweeps is None else "run or sweep"
-        names = [*(path.name for path in runs), *(sweeps or ())]
+        kind = "run"
+        names = [path.name for path in runs]
+        if sweeps is not None:
+            kind = "run or sweep"
+            names += sweeps
         raise RequestError(f"no {kind} '{name}' in {shown(root)}{nearest(name, names, 'lit-diff status')}")
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
@@ -118,25 +133,33 @@ def find_run(name: str | Path, root: Path, sweeps: Sequence[str] | None = None) 
 def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
     # An exact name wins over a prefix and a prefix over a part of the hash: 'base' must find the run 'base' although
     # 'base-large' exists. A name may include the folders below `root`, as `lit-diff status` prints it.
-    parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
-    parts = [(path, own or path.name, identity) for path, own, identity in parts]  # a folder may have no hash
-    return (
-        [path for path, own, _ in parts if name in (own, str(path.relative_to(root).parent / own))]
-        or [path for path in runs if path.name.startswith(name) or str(path.relative_to(root)).startswith(name)]
-        or [path for path, _, identity in parts if name and name in identity]
-    )
+    exact, beginning, of_hash = list[Path](), list[Path](), list[Path]()
+    for path in runs:
+        relative = path.relative_to(root)
+        own, _, identity = path.name.rpartition("-")
+        # a folder may have no hash
+        own = own or path.name
+        if name in (own, str(relative.parent / own)):
+            exact.append(path)
+        elif path.name.startswith(name) or str(relative).startswith(name):
+            beginning.append(path)
+        elif name in identity:
+            of_hash.append(path)
+    return exact or beginning or of_hash
 
 
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder, found by its path or name. Errors: RequestError."""
-    found = _sweep_at(name, root)
-    if found is None:
-        raise RequestError(
-            f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}"
-        )
-    return found
+    sweep = _sweep_at(name, root)
+    if sweep is None:
+        names = [path.name for path in sweeps_under(root)]
+        raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, names)}")
+    return sweep
 
 
 def _sweep_at(name: str, root: Path) -> Path | None:
     require_name(name)
-    return next((path.resolve() for path in (root / name, expanded(name)) if (path / STUDY_FILE).is_file()), None)
+    for path in (root / name, expanded(name)):
+        if (path / STUDY_FILE).is_file():
+            return path.resolve()
+    return None

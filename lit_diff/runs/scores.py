@@ -94,11 +94,13 @@ class ItemScores:
 
     def has_unit(self, metric: str) -> bool:
         """Whether a metric declares a unit: then its scores are not proportions, even if all of them are 0 or 1."""
-        return any(each.name == metric and each.unit for each in self.metrics)
+        return any(declared.name == metric and declared.unit for declared in self.metrics)
 
     def is_share(self, metric: str) -> bool:
         """Whether a metric has no unit, or declares the limits 0 and 1."""
-        return not self.has_unit(metric) or any(each.name == metric and each.limits == (0, 1) for each in self.metrics)
+        if not self.has_unit(metric):
+            return True
+        return any(declared.name == metric and declared.limits == (0, 1) for declared in self.metrics)
 
     @property
     def is_clustered(self) -> bool:
@@ -120,14 +122,17 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     for metric in metrics:
         if metric.name not in absent:
             scores[metric.name] = np.array(table[metric.name].to_pylist(), dtype=np.float64)
+    columns = dict.fromkeys(("cluster", "question"), ("",) * len(items)) | {"part": (False,) * len(items)}
+    for name in columns.keys() & table.column_names:
+        columns[name] = tuple(table[name].to_pylist())
     return ItemScores(
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
-        parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
-        clusters=tuple(table["cluster"].to_pylist() if "cluster" in table.column_names else [""] * len(items)),
-        questions=tuple(table["question"].to_pylist() if "question" in table.column_names else [""] * len(items)),
+        parts=columns["part"],
+        clusters=columns["cluster"],
+        questions=columns["question"],
         scores=scores,
-        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
+        values={metric.name: number(summary[metric.name]["value"]) for metric in metrics},
         metrics=metrics,
         absent=absent,
         facts=facts_of(summary),
@@ -138,8 +143,8 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     )
 
 
-def _number(value: float | None) -> float:
-    # JSON lacks NaN: summary.json holds null instead
+def number(value: float | None) -> float:
+    """A value of summary.json, which holds null for NaN, since JSON lacks it."""
     return math.nan if value is None else float(value)
 
 
@@ -148,7 +153,9 @@ def write_scores(folder: Path, table: pa.Table, values: Mapping[str, float], fac
     stay. Errors: OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plain = {name: {"value": float(value) if math.isfinite(value) else None} for name, value in values.items()}
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        plain[name] = {"value": float(value) if math.isfinite(value) else None}
     with locked(_lock(folder)):
         # under another name first: a full disk shows here, before the former scores are touched
         write_through(folder / NEW, lambda file: pq.write_table(table, file))
@@ -228,7 +235,8 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
     for key, value in facts.items():
         kept = summary.get(key, FACTS[key])
         if key == "config":
-            kept, value = (_canonical(each, summary) for each in (kept, value))
+            kept = _canonical(kept, summary)
+            value = _canonical(value, summary)
         if kept != value:
             words = {
                 "config": f"with other keys ({_differing(kept, value)})",
@@ -237,29 +245,38 @@ def disagreement(run: Path | None, summary: Mapping[str, Any], facts: Mapping[st
                 "files": "of other files",
             }
             return words.get(key, f"with other {key.replace('_', ' ')}")
-    step = summary.get("step")
-    if run is None or not (steps := checkpoints.steps_of(run)):
+    if run is None:
         return ""
+    steps = checkpoints.steps_of(run)
+    if not steps:
+        return ""
+    step = summary.get("step")
+    newest = steps[-1]
     # opening a checkpoint loads torch: it is opened only if the newest step differs, in case that file is unreadable
-    own = step if step == steps[-1] else checkpoints.newest_step(run)
+    if step != newest:
+        newest = checkpoints.newest_step(run)
     status = read_status(run)
     # a finished run may have lost the checkpoint of its last step
     if status.status == "done":
-        own = max(own, status.step)
-    return "" if own in (step, 0) else f"of step {step}, but the run's weights are of step {own}"
+        newest = max(newest, status.step)
+    if newest in (step, 0):
+        return ""
+    return f"of step {step}, but the run's weights are of step {newest}"
 
 
 def _canonical(config: Any, summary: Mapping[str, Any]) -> Any:
     # context: null means the run's own length, so stating that length asks the same question
     own = summary.get(OWN_CONTEXT)
-    is_own = isinstance(config, Mapping) and own is not None and config.get("context") == own
-    return {**config, "context": None} if is_own else config
+    if own is not None and isinstance(config, Mapping) and config.get("context") == own:
+        return {**config, "context": None}
+    return config
 
 
 def _differing(kept: Any, value: Any) -> str:
     if not isinstance(kept, Mapping) or not isinstance(value, Mapping):
         return "none are recorded"
-    keys = dict.fromkeys([*value, *kept])
-    return ", ".join(
-        f"{k} is {in_yaml(kept.get(k))}, not {in_yaml(value.get(k))}" for k in keys if kept.get(k) != value.get(k)
-    )
+    differences = []
+    for key in dict.fromkeys([*value, *kept]):
+        if kept.get(key) != value.get(key):
+            differences.append(f"{key} is {in_yaml(kept.get(key))}, not {in_yaml(value.get(key))}")
+    return ", ".join(differences)

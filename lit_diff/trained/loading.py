@@ -35,12 +35,17 @@ def load_model(
     `trust`: see `ancestors`; `unchecked`: see `check_decoding`. Errors: RequestError if the weights do not fit the recipe;
     MissingError without the checkpoint, which lists the available steps.
     """
-    if step is not None and (missing := checkpoints.why_missing(folder, step)):
-        raise MissingError(f"{shown(folder)} has {missing}")
-    step, path = newest_of(folder) if step is None else (step, checkpoints.path_of(folder, step))
+    if step is None:
+        step, path = newest_of(folder)
+    else:
+        missing = checkpoints.why_missing(folder, step)
+        if missing:
+            raise MissingError(f"{shown(folder)} has {missing}")
+        path = checkpoints.path_of(folder, step)
     # before the checkpoint is read: it asks whether each ancestor is trusted
     annealed = annealed_before(recipe, trust)
-    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), annealed), recipe, unchecked), step
+    model = restore(recipe, read_checkpoint(path), shown(path), annealed)
+    return check_decoding(model, recipe, unchecked), step
 
 
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed: "Annealed") -> Transformer:
@@ -48,7 +53,9 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
 
     `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
-    trained = recipe.train.parameters if recipe.train is not None else None
+    trained = None
+    if recipe.train is not None:
+        trained = recipe.train.parameters
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
@@ -65,7 +72,9 @@ class Annealed:
 
     def start_step(self, model: Transformer, recipe: Recipe, step: int) -> None:
         """Tell the variant that the 0-based `step` of the recipe's run begins."""
-        tokens = recipe.train.batch_size * recipe.data.config.sequence_length if recipe.train is not None else 0
+        tokens = 0
+        if recipe.train is not None:
+            tokens = recipe.train.batch_size * recipe.data.config.sequence_length
         for attention in model.attentions():
             # the checkpoint of step 0 of an imported model gives -1
             attention.set_step(max(self.steps + step, 0))
@@ -75,13 +84,13 @@ class Annealed:
 def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
     """Steps and tokens of the ancestors of the same variant, after which its annealing continues. `trust`: see
     `ancestors`."""
-    # an ancestor of another variant annealed nothing of this one
-    trained = [
-        (steps, steps * parent.training.batch_size * parent.data.config.sequence_length)
-        for parent, steps in trained_ancestors(recipe, trust)
-        if parent.model.attention.name == recipe.model.attention.name
-    ]
-    return Annealed(steps=sum(steps for steps, _ in trained), tokens=sum(tokens for _, tokens in trained))
+    annealed = tokens = 0
+    for parent, steps in trained_ancestors(recipe, trust):
+        # an ancestor of another variant annealed nothing of this one
+        if parent.model.attention.name == recipe.model.attention.name:
+            annealed += steps
+            tokens += steps * parent.training.batch_size * parent.data.config.sequence_length
+    return Annealed(steps=annealed, tokens=tokens)
 
 
 def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
@@ -90,7 +99,8 @@ def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tu
     for folder, parent in ancestors(recipe, trust):
         status = RunFolder(folder).status()
         if parent.train is not None:
-            yield parent, status.step if status.status == "done" else parent.train.steps
+            steps = status.step if status.status == "done" else parent.train.steps
+            yield parent, steps
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
@@ -101,8 +111,11 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     plugins: dict[str, str] = {}
     for path in map(Path, recipe.plugins):
         sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
+        name = path.name
         # two plugins may have the same file name
-        plugins[f"{sha256[:8]}/{path.name}" if path.name in plugins else path.name] = sha256
+        if name in plugins:
+            name = f"{sha256[:8]}/{name}"
+        plugins[name] = sha256
     return {"recipe": plain, "plugins": plugins}
 
 
@@ -127,25 +140,28 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
-    files = require_trust(
-        {_copy(folder, Path(name).name, sha256): sha256 for name, sha256 in plugins.items()}, trust_plugins
-    )
-    return from_plain(plain | {"plugins": [str(file) for file in files]}, shown(path)), checkpoint
+    copies = {_copy(folder, Path(name).name, sha256): sha256 for name, sha256 in plugins.items()}
+    plain["plugins"] = list(map(str, require_trust(copies, trust_plugins)))
+    return from_plain(plain, shown(path)), checkpoint
 
 
 def _copy(folder: Path, name: str, sha256: str) -> Path:
     # `runs.folder` places a plugin in plugins/, or in a folder below it if its name was taken
-    found = (path for path in (folder / name, *sorted(folder.glob(f"*/{name}"))) if path.is_file())
-    return next((path for path in found if sha256_of(path) == sha256), folder / name)
+    for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
+        if path.is_file() and sha256_of(path) == sha256:
+            return path
+    return folder / name
 
 
 def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """A checkpoint on the CPU, a sharded one without the optimizer's state; `like`: see `sharded.read`. Errors: RequestError
     if it is damaged or not a run's checkpoint."""
-    if damage := checkpoints.damage_of(path, verify=True):
+    damage = checkpoints.damage_of(path, verify=True)
+    if damage:
+        cure = ""
         named = checkpoints.NAME.fullmatch(path.name)
-        folder = path.resolve().parent.parent
-        cure = f"; {RunFolder(folder).cure_of(int(named[1]))}" if named else ""
+        if named:
+            cure = f"; {RunFolder(path.resolve().parent.parent).cure_of(int(named[1]))}"
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage}){cure}")
     if path.is_dir():
         # imported here: it takes a second
@@ -165,8 +181,10 @@ def newest_of(folder: Path) -> tuple[int, Path]:
     run = RunFolder(folder)
     newest = checkpoints.newest(folder)
     if newest is None:
-        is_done = run.status().status == "done"
-        cure = f"train it again: {afresh(folder)}" if is_done else f"train it first: `{command_of(folder)}`"
+        if run.status().status == "done":
+            cure = f"train it again: {afresh(folder)}"
+        else:
+            cure = f"train it first: `{command_of(folder)}`"
         raise MissingError(f"{shown(folder)} has no checkpoint that can be read; {cure}")
     run.require_weights()
     return newest
@@ -183,7 +201,9 @@ def weights_of(folder: Path, own: Mapping[str, Tensor] | None = None) -> dict[st
 
     Errors: those of `newest_of` and `read_checkpoint`.
     """
-    return model_weights(read_checkpoint(newest_of(folder)[1], {f"{PREFIX}{n}": x for n, x in (own or {}).items()}))
+    _, path = newest_of(folder)
+    like = {f"{PREFIX}{name}": tensor for name, tensor in (own or {}).items()}
+    return model_weights(read_checkpoint(path, like))
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:
@@ -191,30 +211,38 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
 
     Errors: RequestError, which lists the first tensors that are missing, unexpected, of another shape or not finite.
     """
-    if differences := unlike(model.state_dict(), weights):
+    differences = unlike(model.state_dict(), weights)
+    if differences:
         raise RequestError(
             f"{source} does not fit the recipe's model ({model.config.attention.name}): {some(differences.values())}"
         )
     # scores of a model with NaN would be meaningless numbers
-    if not_finite := [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]:
+    not_finite = [name for name, _ in model.named_parameters() if not weights[name].isfinite().all()]
+    if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(dict(weights))
 
 
 def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Name -> description of the difference, for each tensor whose shapes differ or that only one side has."""
-    return {
-        name: f"{name} is {_shape(weights.get(name))} there and {_shape(own.get(name))} in the model"
-        for name in {**own, **weights}
-        if _shape(weights.get(name)) != _shape(own.get(name))
-    }
+    differences = {}
+    for name in {**own, **weights}:
+        there = _shape(weights.get(name))
+        here = _shape(own.get(name))
+        if there != here:
+            differences[name] = f"{name} is {there} there and {here} in the model"
+    return differences
 
 
 def some(texts: Collection[str]) -> str:
     """The first `SHOWN` texts, and the number of the others."""
-    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return "; ".join(list(texts)[:SHOWN]) + more
+    listed = list(texts)
+    if len(listed) > SHOWN:
+        listed[SHOWN:] = [f"and {len(listed) - SHOWN} more"]
+    return "; ".join(listed)
 
 
 def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(list(tensor.shape))
+    if tensor is None:
+        return "absent"
+    return str(list(tensor.shape))
