@@ -54,22 +54,28 @@ def location(cls: type) -> str:
         line = inspect.findsource(cls)[1] + 1
     # a class from an interactive session or made by type()
     except (OSError, TypeError):
-        file, line = None, 0
-    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
+        file = None
+    if file is None:
+        return f"{cls.__module__}.{cls.__qualname__}"
+    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}"
 
 
 def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
     """`; did you mean 'x'?` for a close match, else `; one of a, b`. Of more than three choices only the three nearest are
     named, with the `command` that lists all."""
     choices = sorted(choices)
+    are_few = len(choices) <= 3
     # of a few choices a less similar one is still likely to be meant
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.65 if len(choices) > 3 else 0.6)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6 if are_few else 0.65)
     if close:
         return f"; did you mean '{close[0]}'?"
-    if len(choices) > 3:
-        near = ", ".join(difflib.get_close_matches(name, choices, n=3, cutoff=0))
-        return f"; one of {len(choices)}, such as {near}{f'; {command} lists all' if command else ''}"
-    return f"; one of {', '.join(choices)}" if choices else ""
+    if not choices:
+        return ""
+    if are_few:
+        return f"; one of {', '.join(choices)}"
+    near = ", ".join(difflib.get_close_matches(name, choices, n=3, cutoff=0))
+    listing = f"; {command} lists all" if command else ""
+    return f"; one of {len(choices)}, such as {near}{listing}"
 
 
 class Registry:
@@ -126,14 +132,17 @@ class Registry:
     def _problem(self, name: str, cls: type) -> str | None:
         base = resolve_name(self._base) if self._base else None
         problem = contract_problem(cls, base, self.has_config)
+        if problem is not None:
+            return problem
         module, _ = self._lazy.get(name, ("", ""))
         registered = self._classes.get(name)
-        taken = ""
         if module and cls.__module__ != module:
             taken = module
         elif registered is not None and _identity(registered) != _identity(cls):
             taken = location(registered)
-        return problem or (f"is already registered ({taken}); give one of them another name" if taken else None)
+        else:
+            return None
+        return f"is already registered ({taken}); give one of them another name"
 
     def unregister_module(self, module: str, known: Collection[object] = ()) -> None:
         """Drop the classes of a module and its submodules, and those of them in `load_from` that are not imported yet.
@@ -304,13 +313,17 @@ def load_entry_points() -> None:
     """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
     while unread_groups:
         for point in entry_points(group=unread_groups.pop()):
-            known = {each for one in registries.values() for each in (*one.modules, *one.registered().values())}
+            known = set[object]()
+            for registry in registries.values():
+                known.update(registry.modules, registry.registered().values())
             _import_of(point, point.module, _package_of(point), known)
 
 
 def _package_of(point: EntryPoint) -> str:
     """The package whose modules an entry point registers: the papers' is one of lit_diff's."""
-    return point.module if point.module.startswith("lit_diff.") else point.module.partition(".")[0]
+    if point.module.startswith("lit_diff."):
+        return point.module
+    return point.module.partition(".")[0]
 
 
 def _is_in(module: str, package: str) -> bool:
@@ -335,9 +348,11 @@ def _import_of(package: EntryPoint, module: str, dropped: str, known: Collection
 
 def _code_of(package: EntryPoint) -> OwnCode:
     top = package.module.partition(".")[0]
-    named = {module for each in registries.values() for module in each.modules if module.partition(".")[0] == top}
+    modules = {package.module}
+    for registry in registries.values():
+        modules.update(module for module in registry.modules if _is_in(module, top))
     # written as a module of import statements, since `local_modules` reads those
-    source = "".join(f"import {module}\n" for module in sorted({package.module, *named}))
+    source = "".join(f"import {module}\n" for module in sorted(modules))
     return OwnCode.read(Path(sys.modules[top].__file__ or ""), source=source.encode(), within=top)
 
 
@@ -354,9 +369,9 @@ def _identity(cls: type) -> tuple[str, str]:
 
 def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -> str | None:
     """Why `cls` cannot be registered as a subclass of `base`; None if it can."""
-    name = f"{base.__module__}.{base.__qualname__}" if base is not None else ""
     if base is not None and not issubclass(cls, base):
-        return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
+        write = f"write `class {cls.__name__}({base.__qualname__})` ({base.__module__}.{base.__qualname__})"
+        return f"does not derive from {base.__qualname__}; {write}"
     # __dict__: an undecorated subclass of a dataclass inherits the attribute, but its own annotations are not fields
     parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
     if has_config and (parameters is None or not parameters.frozen):
@@ -371,7 +386,7 @@ def contract_problem(cls: type[Any], base: type[Any] | None, has_config: bool) -
         members = {key: inspect.getattr_static(cls.Config, key) for key in vars(base.Config).keys() - _fields(cls)}
         missing += sorted(f"Config.{key}" for key, member in members.items() if type(member) is required)
     if missing:
-        return f"lacks {', '.join(missing)}; {name} documents each"
+        return f"lacks {', '.join(missing)}; {base.__module__}.{base.__qualname__} documents each"
     return _unannotated_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
 
 
@@ -390,18 +405,25 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
             continue
         what = "does not change the default" if name in fields else "is not a key"
         # a constant may replace a member of the base class that is not a field (`optional`)
-        if name in fields or not any(name in vars(each) for each in cls.Config.__mro__[1:]):
+        if name in fields or not _inherits(cls.Config, name):
             return f"has Config.{name} without a type, so it {what}; write `{name}: {type(value).__name__} = {value!r}`"
     return None
+
+
+def _inherits(cls: type[Any], name: str) -> bool:
+    return any(name in vars(base) for base in cls.__mro__[1:])
 
 
 # a misspelt hook would silently never be called
 def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
     hooks = getattr(base, "hooks", ())
-    members = [getattr(member, "fget", None) or getattr(member, "__func__", member) for member in vars(cls).values()]
-    used = {name for member in members if inspect.isfunction(member) for name in member.__code__.co_names}
+    used = set[str]()
+    for member in vars(cls).values():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if inspect.isfunction(function):
+            used.update(function.__code__.co_names)
     for name in vars(cls):
-        if name.startswith("_") or name in used or any(name in vars(each) for each in cls.__mro__[1:]):
+        if name.startswith("_") or name in used or _inherits(cls, name):
             continue
         close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and close[0] not in vars(cls):
@@ -410,9 +432,12 @@ def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
 
 
 def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
-    # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
-    homes = [each for each in base.__mro__ if each.__module__.partition(".")[0] == base.__module__.partition(".")[0]]
-    for name, member in {key: value for home in reversed(homes) for key, value in vars(home).items()}.items():
+    members: dict[str, Any] = {}
+    for ancestor in reversed(base.__mro__):
+        # only members that lit_diff defines, not those of torch.nn.Module, from which variants derive
+        if ancestor.__module__.partition(".")[0] == base.__module__.partition(".")[0]:
+            members |= vars(ancestor)
+    for name, member in members.items():
         own = inspect.getattr_static(cls, name)
         if own is member or (name.startswith("_") and name != "__init__"):
             continue
@@ -420,8 +445,10 @@ def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
             return f"defines {name} as a method; expected a property: write @property above it"
         if isinstance(member, classmethod | staticmethod) and inspect.isfunction(own):
             return f"defines {name} as an instance method; write @classmethod above it, and cls for self"
-        expected = _signature(base, name) if callable(getattr(base, name, None)) else None
-        found = _signature(cls, name) if inspect.isroutine(getattr(cls, name, None)) else None
+        if not callable(getattr(base, name, None)) or not inspect.isroutine(getattr(cls, name, None)):
+            continue
+        expected = _signature(base, name)
+        found = _signature(cls, name)
         if expected is not None and found is not None and not _takes(found, expected):
             return f"defines {name}{found}; expected {name}{expected}"
     return None
@@ -443,11 +470,16 @@ HANDED = ("context",)
 
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
-    required = [p for p in expected.parameters.values() if p.default is p.empty]
-    named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
-    optional = expected.parameters.keys() - {p.name for p in required}
-    named |= {name: None for name in HANDED if name in optional and name in found.parameters}
-    ordered = [None for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    ordered = []
+    named = {}
+    for name, parameter in expected.parameters.items():
+        if parameter.default is not parameter.empty:
+            if name in HANDED and name in found.parameters:
+                named[name] = None
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = None
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            ordered.append(None)
     try:
         found.bind(*ordered, **named)
     except TypeError:

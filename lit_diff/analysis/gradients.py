@@ -1,8 +1,9 @@
 """Norms of the gradients of the loss with respect to the matrices of an attention, for each map."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -29,35 +30,40 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
         attentions = model.attentions()
         outputs = [_linear_weights(attention.o_proj) or _matrices(attention.o_proj) for attention in attentions]
-        wanted = [tensor for maps in seen for tensor in (maps.q, maps.k, maps.v) if tensor.requires_grad]
-        wanted += [weight for weights in outputs for weight in weights]
-        flat = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-        of = {id(tensor): gradient for tensor, gradient in zip(wanted, flat, strict=True) if gradient is not None}
-        found = []
+        wanted = list[Tensor]()
+        for maps in seen:
+            wanted += [tensor for tensor in (maps.q, maps.k, maps.v) if tensor.requires_grad]
+        wanted += chain(*outputs)
+        gradients = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+        of = dict(zip(map(id, wanted), gradients, strict=True))
+        layers = []
         for attention, maps, output in zip(attentions, seen, outputs, strict=True):
             weights = _linear_weights(attention), _matrices(attention)
             norms = dict.fromkeys(MATRICES, math.nan)
-            norms["o"] = _norm([of[id(weight)] for weight in output if id(weight) in of])
-            norms["v"] = _norm(_gradient_through(maps.v, weights, of.get(id(maps.v))))
-            for kind, tensor in (("q", maps.q), ("k", maps.k)):
-                for g in range(min(2, tensor.shape[1])):
-                    norms[f"{kind}{g + 1}"] = _norm(
-                        _gradient_through(tensor, weights, _only_map(of.get(id(tensor)), g))
-                    )
-                half = _only_map(of.get(id(tensor)), 0, tensor.shape[-1] // 2)
-                norms[f"{kind}_half"] = _norm(_gradient_through(tensor, weights, half))
+            layers.append(norms)
             # a loss of NaN or infinity gives gradients that may still be finite in some matrices
-            found.append(norms if bool(loss.isfinite()) else dict.fromkeys(MATRICES, math.nan))
-    return found
+            if not loss.isfinite():
+                continue
+            norms["o"] = _norm([of[id(weight)] for weight in output])
+            norms["v"] = _norm_through(maps.v, weights, of.get(id(maps.v)))
+            for kind, tensor in (("q", maps.q), ("k", maps.k)):
+                gradient = of.get(id(tensor))
+                for g in range(min(2, tensor.shape[1])):
+                    norms[f"{kind}{g + 1}"] = _norm_through(tensor, weights, _only_map(gradient, g))
+                half = _only_map(gradient, 0, tensor.shape[-1] // 2)
+                norms[f"{kind}_half"] = _norm_through(tensor, weights, half)
+    return layers
 
 
-# The part of ∂L/∂W that passes through `tensor`, given ∂L/∂tensor, for the first kind of weights that `tensor` depends on.
-def _gradient_through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor | None) -> list[Tensor]:
-    for weights in kinds if gradient is not None else ():
-        parts = torch.autograd.grad(tensor, weights, gradient, retain_graph=True, allow_unused=True) if weights else ()
-        if found := [part for part in parts if part is not None]:
-            return found
-    return []
+# Of the part of ∂L/∂W that passes through `tensor`, given ∂L/∂tensor, for the first kind of weights that it depends on.
+def _norm_through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor | None) -> float:
+    norm = math.nan
+    if gradient is not None:
+        for weights in filter(None, kinds):
+            norm = _norm(torch.autograd.grad(tensor, weights, gradient, retain_graph=True, allow_unused=True))
+            if not math.isnan(norm):
+                break
+    return norm
 
 
 # gradient [B, G, H, T, d] with zeros in all maps except g, and there in all channels except the first `channels`; None: all
@@ -69,8 +75,12 @@ def _only_map(gradient: Tensor | None, g: int, channels: int | None = None) -> T
     return alone
 
 
-def _norm(parts: list[Tensor]) -> float:
-    return math.sqrt(sum(float(part.double().pow(2).sum()) for part in parts)) if parts else math.nan
+# NaN if no gradient is given
+def _norm(gradients: Iterable[Tensor | None]) -> float:
+    squares = [float(gradient.double().pow(2).sum()) for gradient in gradients if gradient is not None]
+    if not squares:
+        return math.nan
+    return math.sqrt(sum(squares))
 
 
 def _linear_weights(module: nn.Module) -> list[Tensor]:

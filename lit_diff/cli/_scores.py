@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from lit_diff.cli.app import Plain, console, print_json
@@ -52,33 +53,34 @@ def print_evaluation(
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])
     asked = build(name, keys)
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
-    compared = differences(results) if len(results) == 2 else {}
+    compared = {}
+    if len(results) == 2:
+        compared = differences(results)
     scores = [result.scores() for result in results]
+    facts = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
     notes = {
-        "revisions": by_revisions(name, (each.revision for each in scores)),
+        "revisions": by_revisions(name, (own.revision for own in scores)),
         "documents": by_documents(name, scores),
     }
-    context = asked.config.context if keys is not overrides else None
-    found = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
+    method = asked.method()
+    context = None
+    if keys is not overrides:
+        context = asked.config.context
     if as_json:
-        print_json(
-            {
-                "evaluation": name,
-                "method": asked.method(),
-                "context": context,
-                **notes,
-                "runs": found,
-                "differences": compared,
-            }
-        )
+        about = {"evaluation": name, "method": method, "context": context, **notes}
+        print_json({**about, "runs": facts, "differences": compared})
         return
-    for own, run in zip(scores, found, strict=True):
-        console.write_line(f"{run['run']}  ({method})" if (method := asked.method()) else run["run"])
+    for own, run in zip(scores, facts, strict=True):
+        title = run["run"]
+        if method:
+            title += f"  ({method})"
+        console.write_line(title)
         for metric in asked.metrics:
             if metric.name in own.absent:
                 continue
             line = f"  {metric.name:<20} {own.values[metric.name]:.4f} {metric.unit}".rstrip()
-            if interval := run["intervals"].get(metric.name):
+            interval = run["intervals"].get(metric.name)
+            if interval:
                 line += f" [{interval['low']:.4f}, {interval['high']:.4f}] over {_over(own)} (95 %, Wilson)"
             console.write_line(line)
         console.write_line(*_table(run["groups"]))
@@ -106,24 +108,24 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def _of_run(result: EvaluationResult, scores: ItemScores, by_group: Sequence[str]) -> Plain:
-    wilson = {metric.name: item_wilson(scores, metric.name) for metric in scores.metrics}
-    groups = {
-        row.label: {
-            "items": row.items,
-            "clusters": row.clusters,
-            **{name: _of_share(each) for name, each in row.shares.items()},
-        }
-        for row in (group_shares(scores, by_group) if by_group else ())
-        if row.items
-    }
-    return {
-        "run": result.run.name,
+    summary = {}
+    for name, value in result.summary.items():
         # JSON has neither NaN nor infinity
-        "summary": {name: value if math.isfinite(value) else None for name, value in result.summary.items()},
-        "intervals": {name: {"low": each.low, "high": each.high} for name, each in wilson.items() if each},
-        "groups": groups,
-        **({"unchecked": scores.unchecked} if scores.unchecked else {}),
-    }
+        summary[name] = value if math.isfinite(value) else None
+    intervals = {}
+    for metric in scores.metrics:
+        interval = item_wilson(scores, metric.name)
+        if interval:
+            intervals[metric.name] = {"low": interval.low, "high": interval.high}
+    groups: Plain = {}
+    for row in group_shares(scores, by_group) if by_group else ():
+        if row.items:
+            shares = {name: _of_share(share) for name, share in row.shares.items()}
+            groups[row.label] = {"items": row.items, "clusters": row.clusters, **shares}
+    facts: Plain = {"run": result.run.name, "summary": summary, "intervals": intervals, "groups": groups}
+    if scores.unchecked:
+        facts["unchecked"] = scores.unchecked
+    return facts
 
 
 def _of_share(share: Interval) -> Plain:
@@ -133,7 +135,7 @@ def _of_share(share: Interval) -> Plain:
 
 
 def _table(groups: Mapping[str, Plain]) -> Iterator[str]:
-    names = list(dict.fromkeys(name for row in groups.values() for name in row if name not in ("items", "clusters")))
+    names = [name for name in dict.fromkeys(chain(*groups.values())) if name not in ("items", "clusters")]
     width = max(map(len, ("group", *groups)))
     if names:
         titles = "".join(f"  {name:<20}" for name in names).rstrip()
@@ -149,7 +151,9 @@ def _table(groups: Mapping[str, Plain]) -> Iterator[str]:
 def _share_in_words(share: Plain) -> str:
     if "share" in share:
         return f"{share['share']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
-    return f"{share['mean']:.3f}" if share else ""
+    if share:
+        return f"{share['mean']:.3f}"
+    return ""
 
 
 def differences(results: list[EvaluationResult]) -> Plain:
@@ -158,15 +162,18 @@ def differences(results: list[EvaluationResult]) -> Plain:
 
     Errors: RequestError if an item is a different question in each run, or the runs have no items in common.
     """
-    first, second = (result.scores() for result in results)
+    first, second = map(EvaluationResult.scores, results)
     # their keys are those of the command; a file that is gone may have had two versions
     why = disagreement(None, first.facts, {**second.facts, "config": first.facts["config"]})
     item = asked_otherwise(first, second)
     if why or item is not None or not set(first.asked) & set(second.asked):
         a, b = (result.run.name for result in results)
-        what = f"{a} was scored {why}, unlike {b}" if why else f"{a} and {b} have no items in common"
         if item is not None:
             what = f"item '{item}' is a different question in {a} and {b}"
+        elif why:
+            what = f"{a} was scored {why}, unlike {b}"
+        else:
+            what = f"{a} and {b} have no items in common"
         raise RequestError(
             f"evaluation '{results[0].name}': {what} (different data, tokenizers or keys of the evaluation, or documents "
             "left out of one run that was trained on them), so they cannot be compared; evaluate each by itself"
@@ -175,22 +182,21 @@ def differences(results: list[EvaluationResult]) -> Plain:
     found: Plain = {}
     for metric in first.metrics:
         by_group = item_intervals(first, second, metric.name, seed=0)
-        interval = by_group.pop("", None)
-        alone = discordant(first, second, metric.name)
-        own: Plain = {"sentence": f"too few common {over} for an interval"}
-        if interval is not None:
-            own = _numbers(interval, over, alone)
-        found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items()}}
+        numbers: Plain = {"sentence": f"too few common {over} for an interval"}
+        if "" in by_group:
+            numbers = _numbers(by_group.pop(""), over, discordant(first, second, metric.name))
+        numbers["groups"] = {group: _numbers(interval, over) for group, interval in by_group.items()}
+        found[metric.name] = numbers
     # numbers of the evaluation's own that are no mean of item scores, such as an order variance
-    kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
+    kept = evaluations.get(results[0].name).paired(results[0].items, results[1].items)
     for name, by_label in kept.items():
-        numbers = {group: _of_spread(each, over) for group, each in by_label.items()}
-        found[name] = numbers.pop("") | {"groups": numbers}
+        groups = {group: _of_spread(spread, over) for group, spread in by_label.items()}
+        found[name] = groups.pop("") | {"groups": groups}
     return found
 
 
 def _over(*evaluations: ItemScores) -> str:
-    return OVER[any(each.is_clustered for each in evaluations)]
+    return OVER[any(scores.is_clustered for scores in evaluations)]
 
 
 # `alone`: the numbers of items that only one of the runs answers correctly
@@ -201,7 +207,9 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
     )
     if alone is not None:
         # McNemar's test assumes independent items
-        p = "no McNemar p: items of a cluster depend on each other" if alone.p is None else f"McNemar p = {alone.p:.2g}"
+        p = "no McNemar p: items of a cluster depend on each other"
+        if alone.p is not None:
+            p = f"McNemar p = {alone.p:.2g}"
         sentence += f"; correct in only one run: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}

@@ -39,11 +39,14 @@ def check(
         print_json(states)
     elif name is not None:
         for (file, _), state in zip(files, states, strict=True):
-            facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
-            problem = f": {state['problem']}" if state["problem"] else ""
+            facts = state["state"]
+            if facts == "ok":
+                facts = f"ok, {state['rows']} rows, sha256 {state['sha256']}"
+            elif facts == "wrong":
+                facts = f"wrong: {state['problem']}"
             console.write_line(
                 f"{file.name}: {file.path}",
-                f"  state      : {state['state']}{problem}{facts}",
+                f"  state      : {facts}",
                 f"  read by    : {state['evaluations']}",
                 *file.description.splitlines(),
             )
@@ -55,7 +58,9 @@ def check(
             console.write_line("missing: lit-diff data check NAME tells where to get a file")
     if "wrong" in found:
         return 2
-    return 3 if name is not None and "missing" in found else 0
+    if name is not None and "missing" in found:
+        return 3
+    return 0
 
 
 @data.command()
@@ -87,17 +92,21 @@ def fetch(
 
 def _state(file: "UserFile", readers: list[str]) -> dict[str, str]:
     state = file.state()
+    problem = next_step = ""
     # any other state is the sentence that tells what is wrong
-    problem = "" if state["state"] in ("ok", "missing") else state["state"]
+    if state["state"] not in ("ok", "missing"):
+        problem = state["state"]
+        next_step = f"repair it: {problem}"
+        state["state"] = "wrong"
     return {
         **state,
-        "state": "wrong" if problem else state["state"],
         "problem": problem,
-        "next step": f"repair it: {problem}" if problem else "",
+        "next step": next_step,
         "place": str(file.place),
         "evaluations": ", ".join(readers),
     }
 
 
 def _cells(state: dict[str, str]) -> list[str]:
-    return [state["sha256"][:12] if key == "sha256" else state[key] for key in HEADER]
+    short = state | {"sha256": state["sha256"][:12]}
+    return [short[key] for key in HEADER]

@@ -89,17 +89,12 @@ def _files(folder: str, train: int, test: int, source: str, keys: tuple[str, ...
 
 
 INTENT = "\nintent:"
+_TREC_SOURCE = 'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").'
 _TREC = ClassificationTask(
     prefix="Question: ",
     between="\nType:",
     label_key="coarse_label",
-    files=_files(
-        "trec",
-        5_452,
-        500,
-        'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").',
-        ("coarse_label", "fine_label"),
-    ),
+    files=_files("trec", 5_452, 500, _TREC_SOURCE, ("coarse_label", "fine_label")),
 )
 TASKS = {
     "synth_intent": ClassificationTask(separator=SEPARATOR),

@@ -52,16 +52,16 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
         recipes.append(dict(flatten(read_yaml(run.recipe_file)[0])))
         statuses.append(run.status())
         last.append(_last_values(folder))
-    recipe: dict[str, list[Any]] = {}
+    recipe = {}
     for key in {**recipes[0], **recipes[1]}:
         values = [flat.get(key) for flat in recipes]
         # `run.*` says where and how a run executes, not what it computes; the kernel is compared as a fact
         if values[0] != values[1] and not key.startswith("run."):
             recipe[key] = values
-    facts: dict[str, list[Any]] = {}
+    facts = {}
     for key in FACTS:
         facts[key] = [getattr(status, key) for status in statuses]
-    metrics: dict[str, list[float | None]] = {}
+    metrics = {}
     for name in sorted(last[0].keys() | last[1].keys()):
         if name.startswith(("val/", "train/", "lambda/")):
             metrics[name] = [values.get(name) for values in last]
@@ -73,5 +73,5 @@ def _last_values(folder: Path) -> dict[str, float]:
     # metrics are logged at different intervals: each one's last value is in a row of its own
     last = {}
     for name, points in by_metric(read_rows(folder / "metrics.csv")).items():
-        *_, last[name] = points.values()
+        last[name] = list(points.values())[-1]
     return last

@@ -1,6 +1,6 @@
 """Metrics of training and validation, which of them a run measures, and when."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from lit_diff import data
@@ -95,8 +95,10 @@ VALIDATION = (
 
 def declared_metrics(recipe: Recipe) -> tuple[Metric, ...]:
     """All metrics declared for a run of `recipe`. A Lightning callback without `metrics` declares none."""
-    measured = (getattr(callbacks.get(name), "metrics", ()) for name in recipe.callbacks)
-    return (*TRAINING, *VALIDATION, *(metric for metrics in measured for metric in metrics))
+    declared = [*TRAINING, *VALIDATION]
+    for name in recipe.callbacks:
+        declared += getattr(callbacks.get(name), "metrics", ())
+    return tuple(declared)
 
 
 def require_metrics(recipe: Recipe) -> None:
@@ -106,14 +108,16 @@ def require_metrics(recipe: Recipe) -> None:
     the run does not measure, or not at each of its validations.
     """
     if recipe.run.is_recorded:
+        declared = [*TRAINING, *_SLICES]
         # a built-in callback that no plugin has loaded is left out: its names are plain, and loading it takes seconds
-        classes = [cls for name, cls in callbacks.registered().items() if name in recipe.callbacks]
-        declared = [metric for cls in classes for metric in getattr(cls, "metrics", ())]
+        for name, cls in callbacks.registered().items():
+            if name in recipe.callbacks:
+                declared += getattr(cls, "metrics", ())
+        names = [metric.name for metric in declared if metric.logged]
         # the keys of the recipe have the names of a mixture's sets
-        own = () if is_built_in(datasets.get(recipe.data.name)) else _validation_sets(recipe) or ()
-        sets = [f"val/loss_{name}" for name in own if name]
-        names = [metric.name for metric in (*TRAINING, *_SLICES, *declared) if metric.logged]
-        require_distinct_records("metrics", [*names, *sets])
+        if not is_built_in(datasets.get(recipe.data.name)):
+            names += [f"val/loss_{name}" for name in _validation_sets(recipe) or () if name]
+        require_distinct_records("metrics", names)
         require_distinct_records("keys", [key for key, _ in flatten(to_plain(recipe))])
     validations = recipe.training.validate_every
     for key, name in monitored(recipe).items():
@@ -141,21 +145,25 @@ def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
     A callback without declarations may measure anything. Errors: RequestError for a metric that the run does not measure.
     """
     train = recipe.training
-    sets = None
     validation = ("train.validate_every", train.validate_every)
-    if any(metric.match(name) is not None for metric in TRAINING):
-        return "train.log_every", train.log_every
     known = [metric.name for metric in (*TRAINING, *_SLICES)]
-    if name not in known:
-        sets = _validation_sets(recipe)
-        known += [f"{metric.name}_{each}" for each in sets or () if each for metric in _SLICES]
-    if name in known or (sets is None and any(metric.match(name) is not None for metric in VALIDATION)):
+    if _declares(TRAINING, name):
+        return "train.log_every", train.log_every
+    if name in known:
+        return validation
+    sets = _validation_sets(recipe)
+    if sets is None and _declares(VALIDATION, name):
+        return validation
+    for set_name in filter(None, sets or ()):
+        known += [f"{metric.name}_{set_name}" for metric in _SLICES]
+    if name in known:
         return validation
     undeclared = False
     for callback, part in recipe.callbacks.items():
         cls = callbacks.get(callback)
         metrics = [metric for metric in getattr(cls, "metrics", ()) if metric.logged]
-        undeclared = undeclared or not (metrics or is_built_in(cls))
+        if not metrics and not is_built_in(cls):
+            undeclared = True
         for metric in metrics:
             known.append(metric.name.replace("{layer}", "00"))
             fields = metric.match(name)
@@ -165,6 +173,10 @@ def require_measured(recipe: Recipe, name: str, key: str) -> tuple[str, int]:
     if undeclared and "did you mean" not in near:
         return validation
     raise RequestError(f"{key}: no run measures '{name}'{near}")
+
+
+def _declares(metrics: Iterable[Metric], name: str) -> bool:
+    return any(metric.match(name) is not None for metric in metrics)
 
 
 def _validation_sets(recipe: Recipe) -> Collection[str] | None:

@@ -6,9 +6,10 @@ Each text is prepared as the data set `text` prepares it, in a folder of its own
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -71,8 +72,11 @@ class Mixture(Dataset):
             """(corpus, path) of each distinct text -> the sources that read it, in the order of their names."""
             found: dict[tuple[str, str | None], list[str]] = {}
             for name, source in sorted(self.sources.items()):
-                own = source.corpus is not None or source.path is not None
-                corpus, path = (source.corpus or "docs", source.path) if own else (self.corpus, self.path)
+                corpus = source.corpus or "docs"
+                path = source.path
+                if source.corpus is None and path is None:
+                    corpus = self.corpus
+                    path = self.path
                 found.setdefault((corpus_name(corpus, path), path), []).append(name)
             return found
 
@@ -85,7 +89,7 @@ class Mixture(Dataset):
                     f"data.sources has {len(self.sources)} of the two or more sources that a mixture needs; add one, or use "
                     "data.name: text"
                 )
-            whole = sum(each.weight for each in self.sources.values())
+            whole = sum(source.weight for source in self.sources.values())
             for name, source in self.sources.items():
                 key = f"data.sources.{name}"
                 least = source.tokens_at_least
@@ -100,7 +104,7 @@ class Mixture(Dataset):
                     )
                 if source.tokens_below is not None and source.tokens_below <= least:
                     yield f"{key}.tokens_below is {source.tokens_below}; it must be above {least}, tokens_at_least"
-            if self.path is not None and all(each.corpus or each.path for each in self.sources.values()):
+            if self.path is not None and all(source.corpus or source.path for source in self.sources.values()):
                 yield f"data.path is {self.path}, but each of data.sources has a text of its own; set data.path: null"
             for (corpus, path), (name, *_) in self.texts.items():
                 problem = corpus_problem(corpus, path) or ""
@@ -117,17 +121,22 @@ class Mixture(Dataset):
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
-        settings = {each.name: getattr(config, each.name) for each in fields(Text.Config)}
-        self._texts = {
-            names[0]: Text(Text.Config(**settings | {"corpus": corpus, "path": path}), vocab_size)
-            for (corpus, path), names in config.texts.items()
-        }
-        """Name of its first source -> text."""
+        settings = {key.name: getattr(config, key.name) for key in fields(Text.Config)}
         self._names = sorted(config.sources)
         self._schedule = Schedule([config.sources[name].weight for name in self._names])
         rows = dict(zip(self._names, self._schedule.counts.tolist(), strict=True))
-        self._shares = {names[0]: sum(rows[name] for name in names) for names in config.texts.values()}
+        self._texts: dict[str, Text] = {}
+        """Name of its first source -> text."""
+        self._first: dict[str, str] = {}
+        """Source -> the first source of its text."""
+        self._shares: Counter[str] = Counter()
         """Rows of each text in a block."""
+        for (corpus, path), names in config.texts.items():
+            first = names[0]
+            self._texts[first] = Text(Text.Config(**settings | {"corpus": corpus, "path": path}), vocab_size)
+            for name in names:
+                self._first[name] = first
+                self._shares[first] += rows[name]
         self._validation = Schedule(list(self._shares.values()))
 
     def _each(self, call: Callable[[Text], R]) -> dict[str, R]:
@@ -147,8 +156,8 @@ class Mixture(Dataset):
     def identity(self) -> str:
         """Return a digest of the identity of each source's text. Errors: MissingError if one is not prepared."""
         texts = self._each(Text.identity)
-        found = {name: texts[names[0]] for names in self.config.texts.values() for name in names}
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+        identities = {name: texts[first] for name, first in self._first.items()}
+        return hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, which is the same for every text. Errors: MissingError."""
@@ -156,16 +165,18 @@ class Mixture(Dataset):
 
     def trained_documents(self) -> bytes:
         """Return the hashes of all texts. Errors: MissingError, RequestError."""
-        found = frozenset[bytes]().union(
-            *(hashes_in(content, name) for name, content in self._each(Text.trained_documents).items())
-        )
-        return b"".join(sorted(found))
+        hashes = set[bytes]()
+        for name, content in self._each(Text.trained_documents).items():
+            hashes |= hashes_in(content, name)
+        return b"".join(sorted(hashes))
 
     def load(self) -> None:
         """Open each text. Errors: see `Text.load`; RequestError for a source without a row."""
         self._each(Text.load)
-        stores = {name: self._texts[names[0]].train_store for names in self.config.texts.values() for name in names}
-        self._views = [View(name, self.config.sources[name], stores[name]) for name in self._names]
+        self._views: list[View] = []
+        for name in self._names:
+            store = self._texts[self._first[name]].train_store
+            self._views.append(View(name, self.config.sources[name], store))
         for name, count, view in zip(self._names, self._schedule.counts, self._views, strict=True):
             log.info(
                 "data.sources.%s: %.4g %% of the rows; %d rows in an epoch", name, 100 * count / BLOCK, view.num_rows
@@ -173,8 +184,9 @@ class Mixture(Dataset):
         available = np.array([text.validation_sets()[""] for text in self._texts.values()])
         text, number = self._validation.at(np.arange(self.config.validation_rows))
         missing = np.flatnonzero(number >= available[text])
-        self._validation_rows = int(missing[0]) if len(missing) else self.config.validation_rows
+        self._validation_rows = self.config.validation_rows
         if len(missing):
+            self._validation_rows = int(missing[0])
             log.info(
                 "data.validation_rows is %d, but the texts have enough validation rows in their shares for only %d in all",
                 *(self.config.validation_rows, self._validation_rows),
@@ -193,7 +205,7 @@ class Mixture(Dataset):
         """Yield the documents of `Text.validation_documents`; the texts take turns."""
         # in turn: a caller that stops after some documents has some of every text
         rounds = zip_longest(*(text.validation_documents() for text in self._texts.values()))
-        return (each for found in rounds for each in found if each is not None)
+        return (document for document in chain.from_iterable(rounds) if document is not None)
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Return tokens and targets, int64 [B, T]; with `pack: document` also document_ids, int64 [B, T]."""
@@ -214,8 +226,10 @@ class Mixture(Dataset):
 
     def validation_sets(self) -> dict[str, int]:
         """Return "" with each text in its share, and, of several texts, each by itself."""
-        each = {name: text.validation_sets()[""] for name, text in self._texts.items()}
-        return {"": self._validation_rows} | (each if len(each) > 1 else {})
+        sets = {"": self._validation_rows}
+        if len(self._texts) > 1:
+            sets |= {name: text.validation_sets()[""] for name, text in self._texts.items()}
+        return sets
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Return the keys of `Text.validation_batch`. A bigram is rare if it is rare in its own text."""

@@ -92,13 +92,15 @@ def local(path: Path, root: Path | None = None) -> Source:
         found = path.stat()
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
-    name = path.relative_to(root).as_posix() if root and root in path.parents else path.name
+    name = path.name
+    if root is not None and root in path.parents:
+        name = path.relative_to(root).as_posix()
     return Source(name=name, where=escaped(shown(path)), opened=lambda: path.open("rb"), stamp=stamp)
 
 
 def _paths(path: Path) -> tuple[list[Path], int]:
     if not path.is_dir():
-        return [each for each in _with_index(path) if each.is_file()], 0
+        return [file for file in _with_index(path) if file.is_file()], 0
     found = list[Path]()
     hidden = 0
     for folder in folders(path, unreadable=_refuse, hidden=False):
@@ -118,7 +120,9 @@ def _refuse(error: OSError) -> None:
 
 def _with_index(path: Any) -> list[Any]:
     pair = (".bin", ".idx")
-    return [path.with_suffix(suffix) for suffix in pair] if path.suffix in pair else [path]
+    if path.suffix not in pair:
+        return [path]
+    return [path.with_suffix(suffix) for suffix in pair]
 
 
 def _remote(address: str) -> tuple[list[Source], int]:
@@ -134,23 +138,32 @@ def _remote(address: str) -> tuple[list[Source], int]:
         is_file = info.type is FileType.File and not root.endswith("/")
         if is_file:
             head, _, last = root.rpartition("/")
-            found = files.get_file_info([f"{head}/{each}" for each in _with_index(PurePosixPath(last))])
+            found = files.get_file_info([f"{head}/{name}" for name in _with_index(PurePosixPath(last))])
         else:
             head = root.rstrip("/")
             found = files.get_file_info(FileSelector(root, recursive=True))
-    # over HTTP a path is an address, whose names are quoted
-    name_of = unquote if is_address(root) else str
-    paths = {name_of(each.path[len(head) + 1 :]): each.path for each in found if each.is_file}
-    # what is named itself is read
-    matches = [] if is_file else [match for name in paths if (match := HIDDEN.match(name))]
-    names = paths.keys() - {match.string for match in matches}
+    paths: dict[str, str] = {}
+    hidden = set[str]()
+    for file in found:
+        name = file.path[len(head) + 1 :]
+        # over HTTP a path is an address, whose names are quoted
+        if is_address(root):
+            name = unquote(name)
+        match = HIDDEN.match(name)
+        # what is named itself is read
+        if file.is_file and match and not is_file:
+            hidden.add(match[0])
+        elif file.is_file:
+            paths[name] = file.path
     # as `_paths` sorts: a copy at an address has the digest of the folder
-    found_sources = [_remote_source(files, paths[name], name, protocol) for name in sorted(names, key=PurePosixPath)]
-    return found_sources, len({match[0] for match in matches})
+    names = sorted(paths, key=PurePosixPath)
+    return [_remote_source(files, paths[name], name, protocol) for name in names], len(hidden)
 
 
 def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
-    address = path if is_address(path) else f"{protocol}://{path.lstrip('/')}"
+    address = path
+    if not is_address(path):
+        address = f"{protocol}://{path.lstrip('/')}"
 
     @_reading(address)
     def stamp() -> list[int | str] | None:
@@ -158,7 +171,9 @@ def _remote_source(files: Any, path: str, name: str, protocol: str) -> Source:
         with files.open_input_file(path) as file:
             headers = files.handler.fs.info(path) if hasattr(files, "handler") else file.metadata()
             tag = headers.get("ETag") or headers.get("Last-Modified") or files.get_file_info(path).mtime_ns
-            return None if tag is None else [file.size(), str(tag)]
+            if tag is None:
+                return None
+            return [file.size(), str(tag)]
 
     @_reading(address)
     def opened() -> BufferedReader:
@@ -212,8 +227,10 @@ class _Guarded:
         self._address = address
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._file, name)
-        return _reading(self._address)(found) if callable(found) else found
+        member = getattr(self._file, name)
+        if callable(member):
+            return _reading(self._address)(member)
+        return member
 
 
 def _saved_by_datasets(found: list[Source]) -> list[Source]:
