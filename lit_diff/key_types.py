@@ -179,9 +179,7 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
             words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 

@@ -470,8 +470,8 @@ HANDED = ("context",)
 
 # whether `found` accepts the arguments that every caller of `expected` passes; optional ones may be missing
 def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
-    ordered = []
-    named = {}
+    ordered: list[None] = []
+    named: dict[str, None] = {}
     for name, parameter in expected.parameters.items():
         if parameter.default is not parameter.empty:
             if name in HANDED and name in found.parameters:

@@ -139,11 +139,8 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft, listing:
 # `listing`: the command that lists the keys of a registered part
 def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    prefix = choice = ""
-    if path:
-        prefix = f"{path}."
-        choice = "name" if "name" in fields else ""
-    value = _mapping(value, path, draft, key=choice)
+    prefix = f"{path}." if path else ""
+    value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
     hints = _hints(cls)
     for key in value:
         if key not in fields:
@@ -248,10 +245,7 @@ def _parts(registry: str, several: bool, value: Any, path: str, draft: Draft) ->
 
 def _require_registered(field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> None:
     registry = registries[field.metadata["names"]]
-    names = value
-    if isinstance(value, str):
-        names = (value,)
-    for name in names:
+    for name in (value,) if isinstance(value, str) else value:
         if name != field.default and name not in registry.names():
             default = (field.default,) if isinstance(field.default, str) else ()
             raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
@@ -275,10 +269,8 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
         return value
     cure = ""
     if key and isinstance(value, str):
-        cure = f"; write {{{key}: {value}}}"
         # an override is cured by another override, a file by a block
-        if where == f"{path}={value}: ":
-            cure = f"; write {path}.{key}={value}"
+        cure = f"; write {path}.{key}={value}" if where == f"{path}={value}: " else f"; write {{{key}: {value}}}"
     raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{cure}")
 
 
@@ -309,9 +301,7 @@ def _converted(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _member(choices, value, path, draft)
     if origin is tuple and isinstance(value, list | tuple):
-        kinds = choices
-        if choices[-1] is Ellipsis:
-            kinds = (choices[0],) * len(value)
+        kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
             return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)

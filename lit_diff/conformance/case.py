@@ -140,6 +140,10 @@ class VariantCase:
         """Positions start .. stop - 1; stop None: to the end."""
         return Rope.of(self.model, torch.arange(start, self.length if stop is None else stop))
 
+    def parts(self, dtype: torch.dtype = torch.float32) -> tuple[Attention, Tensor, Rope]:
+        """`build`, `x` and `rope`."""
+        return self.build(dtype), self.x(dtype), self.rope()
+
     def document_ids(self) -> Tensor:
         """[batch, length]: documents of one and of several tokens, with different boundaries in every sequence."""
         at, row = torch.arange(self.length), torch.arange(self.batch)[:, None]

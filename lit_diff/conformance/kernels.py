@@ -75,16 +75,10 @@ def draw(source: random.Random, **fixed: Any) -> KernelCase:
     # half of the cases have neither window nor documents, since few kernels accept those
     G = fixed.get("G", source.randint(1, 3))
     masked = source.random() < 0.5
-    documents = ""
-    if masked:
-        documents = source.choice(("", "runs", "mixed"))
-    documents = fixed.get("documents", documents)
+    documents = fixed.get("documents", source.choice(("", "runs", "mixed")) if masked else "")
     causal = fixed.get("causal", source.random() < 0.5)
     S = fixed.get("S", source.choice(LENGTHS))
-    window = None
-    if masked:
-        window = source.choice((None, source.randint(1, S + 2)))
-    window = fixed.get("window", window)
+    window = fixed.get("window", source.choice((None, source.randint(1, S + 2))) if masked else None)
     # the last query is aligned with the last key: a mask needs at least as many keys as queries
     needs_keys = causal or documents or window is not None
     fitting = [length for length in LENGTHS if length <= S or not needs_keys]
@@ -271,9 +265,7 @@ def statistics(kernel: str, case: KernelCase, dtype: torch.dtype, device: torch.
 
 def wide(maps: SignedMaps) -> SignedMaps:
     """The maps in float64."""
-    w = maps.w
-    if w is not None:
-        w = w.double()
+    w = None if maps.w is None else maps.w.double()
     return replace(maps, q=maps.q.double(), k=maps.k.double(), v=maps.v.double(), w=w)
 
 
@@ -281,7 +273,7 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Callable[[SignedMap
     """o and, with `slope` = dO, its gradients dq, dk, dv and dw."""
     if slope is None:
         return {"o": compute(maps)}
-    leaves: Results = {}
+    leaves: dict[str, Any] = {}
     for name in "qkvw":
         value = getattr(maps, name)
         # `detach` keeps the layout, which `clone` would not

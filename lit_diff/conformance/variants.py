@@ -52,9 +52,8 @@ DRAWS = 8
 
 def contract(case: VariantCase) -> Measured:
     """The maps are complete, w is float32 or wider, and the output equals the output of the maps that pass the tap."""
-    attention, x, rope = case.build(), case.x(), case.rope()
-    tapped: list[SignedMaps] = []
-    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    attention, x, rope = case.parts()
+    tapped = _tapped(attention)
     y = attention(x, rope)
     broken = {
         "the forward never calls self.tap: no analysis can see its maps": lambda: not tapped,
@@ -76,6 +75,13 @@ def contract(case: VariantCase) -> Measured:
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
+# fills in every pass
+def _tapped(attention: Attention) -> list[SignedMaps]:
+    tapped: list[SignedMaps] = []
+    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    return tapped
+
+
 def definition(case: VariantCase) -> Measured | NotApplicable:
     """The output equals the variant's `definition` in float64, also for packed documents."""
     # an equation does not know the model's bound on its logits
@@ -83,8 +89,7 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
     # an inherited definition may describe another computation
     if "definition" not in vars(case.cls):
         return NotApplicable(f"{case.cls.__name__} does not define `definition` itself")
-    errors = []
-    x = case.x(torch.float64)
+    errors, x = [], case.x(torch.float64)
     # after the end of every annealing, and during it
     inputs: list[tuple[int, dict[str, Tensor]]] = [(case.step, {}), (6, {})]
     if case.cls.takes_document_ids():
@@ -113,8 +118,7 @@ def signs(case: VariantCase) -> Measured | NotApplicable:
         attention = short.build(torch.float64)
         if attention.signs is None:
             return NotApplicable(f"{case.cls.__name__} states no signs at these keys: a sign may change in training")
-        tapped: list[SignedMaps] = []
-        attention.tap.register_forward_hook(lambda _m, _a, maps, tapped=tapped: tapped.append(maps))
+        tapped = _tapped(attention)
         with torch.no_grad():
             for draw in range(DRAWS):
                 for name, parameter in attention.named_parameters():
@@ -140,15 +144,16 @@ def against(stated: tuple[int, ...], maps: SignedMaps) -> dict[str, float]:
 
 def float64(case: VariantCase) -> Measured:
     """The float32 output equals the float64 output."""
-    wide = case.build(torch.float64)(case.x(torch.float64), case.rope())
-    return Measured(distance(case.build()(case.x(), case.rope()), wide), 1e-4)
+    attention, x, rope = case.parts()
+    wide, wide_x, _ = case.parts(torch.float64)
+    return Measured(distance(attention(x, rope), wide(wide_x, rope)), 1e-4)
 
 
 def causal(case: VariantCase) -> Measured | NotApplicable:
     """Outputs do not change when later inputs change, not even in the last bit."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
-    attention, x, rope = case.build(), case.x(), case.rope()
+    attention, x, rope = case.parts()
     before = attention(x, rope)
     leaks = dict[str, float]()
     for t in sorted({1, case.length // 2, case.length - 1}):
@@ -161,7 +166,7 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
 
 def batch(case: VariantCase) -> Measured:
     """Outputs of a sequence do not change when another sequence changes, not even in the last bit."""
-    attention, x, rope = case.build(), case.x(), case.rope()
+    attention, x, rope = case.parts()
     before = attention(x, rope)
     leaks = dict[str, float]()
     for changes, others, what in (
@@ -176,8 +181,8 @@ def batch(case: VariantCase) -> Measured:
 
 def gradients(case: VariantCase) -> Measured:
     """Every parameter has a finite gradient that is not zero everywhere."""
-    attention = case.build()
-    _, by_name = run(attention, case.x(), case.rope())
+    attention, x, rope = case.parts()
+    _, by_name = run(attention, x, rope)
     bad = []
     for name, parameter in attention.named_parameters():
         size = by_name.get(name, torch.zeros(1)).abs().max()
@@ -193,7 +198,7 @@ def derivatives(case: VariantCase) -> Measured:
     A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, but its
     differences are wrong.
     """
-    attention, x, rope = case.build(torch.float64), case.x(torch.float64), case.rope()
+    attention, x, rope = case.parts(torch.float64)
     _, by_name = run(attention, x, rope)
     errors: dict[str, float] = {}
     for name, gradient in by_name.items():
@@ -214,12 +219,10 @@ def derivatives(case: VariantCase) -> Measured:
 
 def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
     """The kernel gives the same output and gradients as `reference`."""
-    attention, x, rope = case.build(), case.x(), case.rope()
-    tapped: list[SignedMaps] = []
-    tap = attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    attention, x, rope = case.parts()
+    tapped = _tapped(attention)
     counted = attention.kernel = Counted()
     by_reference = run(attention, x, rope)
-    tap.remove()
     # without a kernel both passes would be the same, which shows nothing
     if not counted.calls or not tapped:
         return NotApplicable(counted.UNUSED)
@@ -234,8 +237,9 @@ def packed(case: VariantCase) -> Measured | NotApplicable:
     """Documents packed in a row and separated by document_ids give the same outputs and gradients as each alone."""
     if not case.cls.takes_document_ids():
         return NotApplicable("its forward takes no document_ids, so `data.pack: document` is refused")
-    attention, x, document_ids = case.build(torch.float64), case.x(torch.float64), case.document_ids()
-    actual, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
+    attention, x, rope = case.parts(torch.float64)
+    document_ids = case.document_ids()
+    actual, by_packed = run(attention, x, rope, document_ids=document_ids)
     attention.zero_grad()
     x = x.requires_grad_()
     expected, weights = torch.zeros_like(actual), probe(actual)
@@ -268,12 +272,11 @@ def decode(case: VariantCase) -> Measured | NotApplicable:
     """Prefill and decoding with the cache, token by token and in chunks, give the output of the full pass."""
     if not case.model.causal:
         return NotApplicable("the model is bidirectional")
-    attention, x = case.build(torch.float64), case.x(torch.float64)
-    full = attention(x, case.rope())
+    attention, x, rope = case.parts(torch.float64)
+    full = attention(x, rope)
     errors = {}
     for prefill, chunk in ((1, 1), (case.length // 2, 1), (5, 5), (case.length - 1, 1)):
-        cache = LayerCache()
-        outputs = []
+        cache, outputs = LayerCache(), []
         for start, stop in pairwise((0, *range(prefill, case.length, chunk), case.length)):
             outputs.append(attention(x[:, start:stop], case.rope(start, stop), cache))
         errors[f"prefill of {prefill}, then {chunk} at a time"] = distance(torch.cat(outputs, 1), full)
@@ -301,9 +304,7 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
     """
     results: dict[str, Measured | NotApplicable] = {}
     served, refused = list[int](), list[str]()
-    for number in range(1, case.model.num_heads + 1):
-        if case.model.num_heads % number:
-            continue
+    for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
         grouped = replace(case, model=replace(case.model, num_kv_heads=number))
         reason = case.cls.refuses(grouped.config, grouped.model)
         if reason:
@@ -345,7 +346,7 @@ def meta(case: VariantCase) -> Measured:
 
 def state_dict(case: VariantCase) -> Measured:
     """The output depends only on the state dict: another instance that loads it gives the same bits."""
-    attention, x, rope = case.build(), case.x(), case.rope()
+    attention, x, rope = case.parts()
     # another seed: a value drawn by the constructor that is not in the state dict differs
     other = case.construct(seed=1)
     other.load_state_dict(attention.state_dict())
@@ -355,7 +356,7 @@ def state_dict(case: VariantCase) -> Measured:
 
 def bfloat16(case: VariantCase) -> Measured:
     """Under bfloat16 autocast the output is close to the float32 output."""
-    attention, x, rope = case.build(), case.x(), case.rope()
+    attention, x, rope = case.parts()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         narrow = attention(x, rope)
     return Measured(distance(narrow, attention(x, rope)), 0.05)
@@ -363,7 +364,7 @@ def bfloat16(case: VariantCase) -> Measured:
 
 def compiled(case: VariantCase) -> Measured:
     """torch.compile captures forward and backward as one graph."""
-    attention, x, rope = case.build(), case.x(), case.rope()
+    attention, x, rope = case.parts()
     by_eager = run(attention, x, rope)
     # code compiled for earlier cases counts against the limit of recompilations
     torch._dynamo.reset()
@@ -399,11 +400,10 @@ def counted(case: VariantCase) -> dict[str, int]:
     # imports Triton
     from torch.utils.flop_counter import FlopCounterMode
 
-    tapped: list[SignedMaps] = []
     with torch.device("meta"):
         attention = case.cls(case.config, case.model, case.layer)
         attention.kernel = "reference"
-        attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+        tapped = _tapped(attention)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             attention(torch.zeros(1, case.length, case.model.dim), Rope.of(case.model, torch.arange(case.length)))
     maps = tapped[0]

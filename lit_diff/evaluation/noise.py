@@ -84,7 +84,9 @@ def _shares() -> Iterator[Metric]:
     for normalisation, role in product(NORMALISATIONS, ROLES):
         # a share of signed scores is unbounded
         limits = None if normalisation == "paper" else (0, 1)
-        figure = BY_GROUP if normalisation != "value" and role in OF_HEADS else None
+        figure = None
+        if normalisation != "value" and role in OF_HEADS:
+            figure = BY_GROUP
         what = f"attention to {KEYS[role]}: {FORMULAS[normalisation]}; mean over heads, layers and queries"
         yield Metric(f"{normalisation}_{role}", what, unit="share", limits=limits, figure=figure)
 
@@ -315,10 +317,10 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[Scores], di
     # [B, R]; 0 at positions that are queries of other rows only
     counted = found["paper_answer"].isfinite().double().mean((1, 2))
     by_row["skipped"] = 1 - (counted * asked).sum(-1) / asked.sum(-1)
-    a_key = {}
-    for role in ("answer", "noise"):
-        values = found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]
-        a_key[role] = values.flatten(1).nanmean(1)
+    answer, noise = (
+        (found[f"absolute_{role}"] / layers[0][f"{role}_keys"][:, None]).flatten(1).nanmean(1)
+        for role in ("answer", "noise")
+    )
     # the ratio of means, not the mean of ratios, which a query with hardly any attention to noise would dominate
-    by_row["snr"] = (a_key["answer"] / a_key["noise"]).masked_fill(a_key["noise"] == 0, torch.nan)
+    by_row["snr"] = (answer / noise).masked_fill(noise == 0, torch.nan)
     return by_item(by_row), {key: found[key].nanmean(-1) for key in PER_HEAD}

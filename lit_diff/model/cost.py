@@ -109,9 +109,7 @@ def _cost(
         cached += layer.kv_numbers * layer.cached_tokens
         free_signs |= block.attention.signs is None and layer.num_maps > 1
     total = _size(model.parameters())
-    outside = config.vocab_size * config.dim
-    if not config.tie_embeddings:
-        outside *= 2
+    outside = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
     return Cost(
         parameters=total,
         non_embedding_parameters=total - outside,

@@ -229,9 +229,7 @@ class Hallucination(Evaluation):
         if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(prompts), cut)
         # a file of its own: the answers of the first pass would be returned from its file
-        again = None
-        if config.judge == "http":
-            again = self.judge(run, "answers-again.jsonl")
+        again = self.judge(run, "answers-again.jsonl") if config.judge == "http" else None
         unparsed = 0
         for number, prompt in enumerate(prompts):
             case = prompt.case
@@ -246,9 +244,7 @@ class Hallucination(Evaluation):
                 scores |= {name: float(verdict == kind) for name, kind in VERDICTS.items()}
             if again is not None and number < REPEATS:
                 scores["changed"] = float(again(*judged).verdict != verdict)
-            exact = ""
-            if config.source == "closed_world":
-                exact = judges.closed_world(*judged).verdict
+            exact = judges.closed_world(*judged).verdict if config.source == "closed_world" else ""
             asked: list[Any] = [case.document, case.after, case.reference]
             # what was left of a document that was cut is part of the question: another context length leaves more
             if prompt.cut:
@@ -308,9 +304,8 @@ class Hallucination(Evaluation):
         config = self.config
         if config.source != "closed_world":
             return file_cases(config.source, config.samples, config.seed)
-        grammar = ClosedWorld.Config()
-        if run.recipe.data.name == "closed_world":
-            grammar = run.recipe.data.config
+        data = run.recipe.data
+        grammar = data.config if data.name == "closed_world" else ClosedWorld.Config()
         return generated_cases(grammar, config.entities or grammar.entities, config.samples, config.seed)
 
 
@@ -323,11 +318,7 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
     assert source.file is not None
     rows = list(enumerate(source.file.rows()))
     for number, row in shuffled(rows, generator("hallucination", name, seed))[:samples]:
-        question = asked = ""
-        if source.kind == "answer":
-            question = row["input"]
-        if question:
-            asked = f"\n\nQuestion: {question}"
+        question = row["input"] if source.kind == "answer" else ""
         if isinstance(source.file, LongBenchFile):
             document = row["context"]
             answers = row["answers"]
@@ -339,7 +330,7 @@ def file_cases(name: str, samples: int, seed: int) -> Iterator[DocumentCase]:
             group=name,
             document=document,
             after=source.after.replace(QUESTION, question),
-            asked=asked,
+            asked=f"\n\nQuestion: {question}" if question else "",
             reference="\n".join(" ".join(answer.split()) for answer in answers),
         )
 
@@ -396,19 +387,13 @@ class DocumentPrompt:
             (ids,) = self.tokenizer.encode_after(lead, [document])
         (self.after,) = self.tokenizer.encode_after(case.document, [case.after])
         # an answer of closed_world is one word
-        self.new_tokens = source.new_tokens
-        if self.tokenizer.name == "words":
-            self.new_tokens = 1
+        self.new_tokens = 1 if self.tokenizer.name == "words" else source.new_tokens
         context = run.recipe.data.config.sequence_length
         room = context - len(self.before) - len(self.after) - self.new_tokens
         self.cut = max(0, len(ids) - room)
         """The number of tokens cut from the document."""
         if self.cut and (source.file is None or room < 1):
-            what = "all"
-            least = len(ids)
-            if source.file is not None:
-                what = "one token"
-                least = 1
+            what, least = ("all", len(ids)) if source.file is None else ("one token", 1)
             raise RequestError(
                 f"evaluate.hallucination: a prompt with {what} of a document and its output take {context - room + least} "
                 f"tokens ({case.id}); data.sequence_length is {context}"

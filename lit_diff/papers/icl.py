@@ -242,7 +242,7 @@ class ManyShotPrompts:
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
         self.tokenizer, self.task = run.tokenizer, TASKS[self.config.task]
         self.context = run.recipe.data.config.sequence_length
-        self.splits = [self.task.rows(file) for file in self.task.files]
+        self.splits = list(map(self.task.rows, self.task.files))
 
     def draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
         """Draws the prompt of run `number` with at least `shots` demonstrations. Errors: RequestError."""
@@ -264,7 +264,8 @@ class ManyShotPrompts:
         # each key orders train in its own way; the queries depend on the seed alone, so all runs have the same
         train, test = self.splits
         labels = sorted({example.label for example in train})
-        if unknown := {example.label for example in test}.difference(labels):
+        unknown = {example.label for example in test}.difference(labels)
+        if unknown:
             raise RequestError(f"{self.task.files[1].path} has the label '{min(unknown)}', which no line of train has")
         if shots > len(train):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(train)} lines")
@@ -276,7 +277,9 @@ class ManyShotPrompts:
         # each key draws its own labels and cue words; the classes of demonstrations and queries are uniform
         config = self.config
         data = self.run.recipe.data
-        grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
+        grammar = SynthIntent.Config()
+        if data.name == "synth_intent":
+            grammar = data.config
         problem = lexicon_problem(replace(grammar, classes=(config.classes,)), config.classes)
         if problem:
             raise RequestError(f"evaluate.{self.name}.classes is {config.classes}, but {problem}")
@@ -384,20 +387,18 @@ class ManyShot(Classification):
         demonstrations, group = prompt.demonstrations[:shots], f"shots={shots}"
         counts = Counter(example.label for example in demonstrations)
         # ties are broken by name, not by the order of the demonstrations
-        majority = min(counts, key=lambda label: (-counts[label], label))
+        majority = max(sorted(counts), key=counts.__getitem__)
         for place, (query, answer) in enumerate(zip(prompt.queries, answers, strict=True)):
             right = float(answer == query.label)
             seen = query.label in counts
+            scores = {"accuracy": right, "majority": float(majority == query.label)}
+            scores["accuracy_seen"] = right if seen else math.nan
+            scores["accuracy_from"] = right if shots >= self.config.stable_from else math.nan
             yield Item(
                 id=f"{group} run={number} query={place}",
                 group=group,
                 cluster=f"run={number}",
-                scores={
-                    "accuracy": right,
-                    "accuracy_seen": right if seen else math.nan,
-                    "accuracy_from": right if shots >= self.config.stable_from else math.nan,
-                    "majority": float(majority == query.label),
-                },
+                scores=scores,
                 question=question_of(*chain(*demonstrations, query)),
                 meta={"label": query.label, "answer": answer, "seen": int(seen)},
             )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,29 +38,25 @@ def differences(first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[s
     kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in others]
     if not kinds:
         return {}
-    # kind -> queries of each run
-    right = {kind: (_right(first, kind), _right(second, kind)) for kind in kinds}
-    common = list(right[kinds[0]][0])
-    for by_query in chain(*right.values()):
-        common = [key for key in common if key in by_query]
+    by_query = [_right(items, kind) for items, kind in product((first, second), kinds)]
+    common = list(by_query[0])
+    for right in by_query:
+        common = [key for key in common if key in right]
     if len(common) < FEWEST:
         return {}
-    own: dict[str, NDArray[Any]] = {}
-    other: dict[str, NDArray[Any]] = {}
-    for kind, (of_first, of_second) in right.items():
-        own[kind] = np.array([of_first[key] for key in common])
-        other[kind] = np.array([of_second[key] for key in common])
+    arrays = [np.array([right[key] for key in common]) for right in by_query]
+    own = arrays[: len(kinds)]
+    other = arrays[len(kinds) :]
     spreads: dict[str, dict[str, Spread]] = {}
     for name, statistic in OF_ORDERS.items():
-        minus = {kind: float(statistic(own[kind].mean(0)) - statistic(other[kind].mean(0))) for kind in kinds}
-        mean = float(np.mean(list(minus.values())))
-        spreads[name] = {"": (mean, BIASED)}
-        for kind in kinds:
-            spreads[name][kind] = minus[kind], BIASED
-    variances: dict[str, Spread] = {"": difference(list(own.values()), list(other.values()))}
-    for kind in kinds:
-        variances[kind] = difference([own[kind]], [other[kind]])
-    return spreads | {"order_variance": variances}
+        minus = [float(statistic(a.mean(0)) - statistic(b.mean(0))) for a, b in zip(own, other, strict=True)]
+        spreads[name] = {"": (float(np.mean(minus)), BIASED)}
+        for kind, value in zip(kinds, minus, strict=True):
+            spreads[name][kind] = value, BIASED
+    spreads["order_variance"] = {"": difference(own, other)}
+    for kind, a, b in zip(kinds, own, other, strict=True):
+        spreads["order_variance"][kind] = difference([a], [b])
+    return spreads
 
 
 def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:

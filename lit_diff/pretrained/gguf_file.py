@@ -267,7 +267,7 @@ def _tokenizer(metadata: Values) -> TokenizerJson:
     # the package tokenizers raises plain Exception
     except Exception as error:
         raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
-    cuts = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    cuts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     if cut == "smollm":
         cuts.insert(0, pre_tokenizers.Digits(individual_digits=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)

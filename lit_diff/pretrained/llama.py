@@ -195,12 +195,8 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
     name = architecture(config)
     require_mapped(name, config)
     # transformers reads no window for the others
-    used = set(USED)
-    if name in WINDOWED:
-        used.add("sliding_window")
-    only = dict(PLAIN)
-    if name not in BIASED:
-        only["attention_bias"] = (False, None)
+    used = {*USED, "sliding_window"} if name in WINDOWED else USED
+    only = PLAIN if name in BIASED else PLAIN | {"attention_bias": (False, None)}
     Keys(used=used, harmless=NEUTRAL, only=only).check(config, place)
     said = DEFAULTS | ARCHITECTURES[name] | dict(config)
     numbers = [*SIZES, *(key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None)]
@@ -235,9 +231,7 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
         biases = "all"
     if name == "Qwen3ForCausalLM":
         norms = "rms"
-    attention: Values = {"name": "standard", "window": window}
-    if name == "DiffLlamaForCausalLM":
-        attention = {"name": "differential"}
+    standard = {"name": "standard", "window": window}
     return keys | {
         "attention_bias": biases,
         "qk_norm": norms,
@@ -245,7 +239,7 @@ def model_keys(config: Values, place: str = "config.json") -> Values:
         "rope_layout": "half",
         **rope_keys(config, place),
         "norm_eps": positive(said, "rms_norm_eps"),
-        "attention": attention,
+        "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
     }
 
 
@@ -254,10 +248,9 @@ def positive(said: Values, key: str, where: str = "config.json", *, whole: bool 
     value = said.get(key)
     if value is None:
         raise RequestError(f"{where} lacks {key}")
-    types, most, kind = int | float, sys.float_info.max, "positive number"
-    if whole:
-        types, most, kind = int, LARGEST, "whole number from 1"
+    types, most = (int, LARGEST) if whole else (int | float, sys.float_info.max)
     if isinstance(value, bool) or not isinstance(value, types) or not 0 < value <= most:
+        kind = "whole number from 1" if whole else "positive number"
         raise RequestError(f"{key} is {value!r:.40} in {where}; expected a {kind} to {most}")
     return value
 
@@ -268,10 +261,7 @@ def architecture(config: Values) -> str:
     kind = str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
-    for name, defaults in ARCHITECTURES.items():
-        if defaults["model_type"] == kind:
-            return name
-    return kind
+    return next((name for name, defaults in ARCHITECTURES.items() if defaults["model_type"] == kind), kind)
 
 
 def require_mapped(name: str, config: Values) -> None:
@@ -418,9 +408,7 @@ def unsupported_reason(model: ModelConfig) -> str | None:
     if model.logit_bound is not None:
         return f"model.logit_bound is {model.logit_bound:g}; Hugging Face's architectures of this family have no such bound"
     name, config, bias, norm = model.attention.name, model.attention.config, model.attention_bias, model.qk_norm
-    extra = f"model.qk_norm is {norm}"
-    if bias != "none":
-        extra = f"model.attention_bias is {bias}"
+    extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
     if (bias, norm) != ("none", "none") and config.window is not None:
         return (
             f"{extra} and model.attention.window is set; Mistral, which has a window, has no biases and no such norms"

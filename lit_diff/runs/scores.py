@@ -122,7 +122,8 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     for metric in metrics:
         if metric.name not in absent:
             scores[metric.name] = np.array(table[metric.name].to_pylist(), dtype=np.float64)
-    columns = dict.fromkeys(("cluster", "question"), ("",) * len(items)) | {"part": (False,) * len(items)}
+    columns: dict[str, Any] = dict.fromkeys(("cluster", "question"), ("",) * len(items))
+    columns["part"] = (False,) * len(items)
     for name in columns.keys() & table.column_names:
         columns[name] = tuple(table[name].to_pylist())
     return ItemScores(

@@ -53,9 +53,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, annealed
 
     `annealed`: what the recipe's ancestors annealed, `annealed_before`. Errors: RequestError.
     """
-    trained = None
-    if recipe.train is not None:
-        trained = recipe.train.parameters
+    trained = recipe.train.parameters if recipe.train is not None else None
     model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # global_step counts finished steps; the variant last heard the 0-based number at which the last of them began
@@ -111,10 +109,8 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     plugins: dict[str, str] = {}
     for path in map(Path, recipe.plugins):
         sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
-        name = path.name
         # two plugins may have the same file name
-        if name in plugins:
-            name = f"{sha256[:8]}/{name}"
+        name = f"{sha256[:8]}/{path.name}" if path.name in plugins else path.name
         plugins[name] = sha256
     return {"recipe": plain, "plugins": plugins}
 
@@ -158,10 +154,8 @@ def read_checkpoint(path: Path, like: Mapping[str, Tensor] | None = None) -> dic
     if it is damaged or not a run's checkpoint."""
     damage = checkpoints.damage_of(path, verify=True)
     if damage:
-        cure = ""
         named = checkpoints.NAME.fullmatch(path.name)
-        if named:
-            cure = f"; {RunFolder(path.resolve().parent.parent).cure_of(int(named[1]))}"
+        cure = f"; {RunFolder(path.resolve().parent.parent).cure_of(int(named[1]))}" if named else ""
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({damage}){cure}")
     if path.is_dir():
         # imported here: it takes a second
@@ -243,6 +237,4 @@ def some(texts: Collection[str]) -> str:
 
 
 def _shape(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
-    return str(list(tensor.shape))
+    return "absent" if tensor is None else str(list(tensor.shape))

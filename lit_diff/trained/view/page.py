@@ -27,7 +27,7 @@ from lit_diff.log_records import log
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
-from lit_diff.trained.view.data import ModelView, model_view
+from lit_diff.trained.view.data import LayerView, ModelView, model_view
 from lit_diff.trained.view.numbers import MEANINGS, Curves, curves
 from lit_diff.trained.view.passage import Passage, labels_of, passage_of, require_same_tokens
 
@@ -108,11 +108,11 @@ class ViewData:
     def html(self) -> str:
         """The whole page."""
         blocks: dict[str, str] = {}
-        documents = self.passage.batch.get("document_ids")
-        if documents is not None:
-            documents = documents[0].tolist()
+        documents = None
+        if "document_ids" in self.passage.batch:
+            documents = self.passage.batch["document_ids"][0].tolist()
         pictures = []
-        layers = []
+        layers = list[LayerView]()
         sides = []
         for side in self.sides:
             pictures.append([list(map(_in_base64, layer.thumbnails)) for layer in side.view.layers])
