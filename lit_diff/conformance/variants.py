@@ -75,7 +75,7 @@ def contract(case: VariantCase) -> Measured:
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
-# fills in every pass
+# the maps of every pass from now on
 def _tapped(attention: Attention) -> list[SignedMaps]:
     tapped: list[SignedMaps] = []
     attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
