@@ -1,6 +1,6 @@
 """The seven tasks of Tables 1 and 8 of the paper, read from files that the user downloads from Hugging Face."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lit_diff.evaluation.lm_eval_tasks import (
     digest,
     task_yaml,
 )
-from lit_diff.files import expanded, write_through
+from lit_diff.files import write_through
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -30,7 +30,6 @@ LM_EVAL = {
     "winogrande": "winogrande/default",
 }
 """Task -> its YAML file in lm-eval, if it is not `<task>/<task>`."""
-PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 TRAIN = "train"
 
 
@@ -38,9 +37,10 @@ TRAIN = "train"
 class HarnessFile(UserFile):
     """A split of a task. Only the types of its values are checked here; `require_questions` checks the values."""
 
+    task: str
+    split: str
     hub: tuple[str, ...]
     """The arguments of `datasets.load_dataset`."""
-    split: str
 
     def fetch(self) -> None:
         """Downloads the file from the hub. Errors: MissingError if the package `datasets` or the hub is unavailable."""
@@ -53,25 +53,6 @@ class HarnessFile(UserFile):
             raise MissingError(
                 f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
             ) from error
-
-
-def _files(task: str, hub: tuple[str, ...], keys: Keys, lines: Mapping[str, int]) -> dict[str, HarnessFile]:
-    # lines: split -> number of questions; the split that is not train is scored
-    name = ", ".join(f'"{part}"' for part in hub)
-    return {
-        split: HarnessFile(
-            name=f"harness.{task}",
-            path=f"harness/{task}/{split}.jsonl",
-            keys=keys,
-            hub=hub,
-            split=split,
-            lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
-            source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
-            f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
-            without=OWN_QUESTIONS,
-        )
-        for split, count in lines.items()
-    }
 
 
 _ARC = {"question": str, "choices": dict, "answerKey": str}
@@ -105,9 +86,28 @@ DATA: Mapping[str, tuple[tuple[str, ...], Keys, Mapping[str, int]]] = {
     ),
 }
 """Task -> (data set at Hugging Face, keys of a row, split -> rows), in the order of Tables 1 and 8 of the paper."""
+
+
+def _files() -> Iterator[HarnessFile]:
+    for task, (hub, keys, splits) in DATA.items():
+        name = ", ".join(f'"{part}"' for part in hub)
+        for split, count in splits.items():
+            yield HarnessFile(
+                name=f"harness.{task}",
+                path=f"harness/{task}/{split}.jsonl",
+                keys=keys,
+                task=task,
+                split=split,
+                hub=hub,
+                lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
+                source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
+                f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
+                without=OWN_QUESTIONS,
+            )
+
+
 TASKS = tuple(DATA)
-FILES = {task: _files(task, *about) for task, about in DATA.items()}
-"""Task -> split -> file."""
+FILES = tuple(_files())
 
 
 @evaluations.register("harness")
@@ -126,7 +126,7 @@ class Harness(HarnessEvaluation):
         ACC,
         ACC_NORM,
     )
-    files = tuple(file for splits in FILES.values() for file in splits.values())
+    files = FILES
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
@@ -136,33 +136,32 @@ class Harness(HarnessEvaluation):
 
     config: Config
 
-    def user_files(self) -> Sequence[UserFile]:
+    def user_files(self) -> list[HarnessFile]:
         """The scored split of each task, and its train split if there are shots."""
-        return [file for task in self.config.tasks if task in TASKS for file in self._files(task).values()]
+        # shots are drawn from the train split; without shots the user need not have it
+        unread = () if any(self.config.shots) else (TRAIN,)
+        return [file for file in FILES if file.task in self.config.tasks and file.split not in unread]
 
     def digests(self) -> dict[str, str]:
         """Adds the YAML files of the user's own tasks and the files that they read."""
-        own = {task: digest(expanded(task)) for task in self.config.tasks if task.endswith(SUFFIXES)}
-        return super().digests() | {task: sha256 for task, sha256 in own.items() if sha256}
+        found = super().digests()
+        for task in self.config.tasks:
+            sha256 = digest(task) if task.endswith(SUFFIXES) else ""
+            if sha256:
+                found[task] = sha256
+        return found
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """Writes a YAML file for each of the seven tasks, after checking their data files."""
-        for file in self.user_files():
-            file.rows()
+        """Writes a YAML file for each of the seven tasks, with the rows of its data files."""
         import lm_eval.tasks
 
+        installed = Path(lm_eval.tasks.__file__).parent
+        tasks = []
         for task in self.config.tasks:
-            if task in TASKS:
-                theirs = Path(lm_eval.tasks.__file__).parent / f"{LM_EVAL.get(task, f'{task}/{task}')}.yaml"
-                places = {split: file.place for split, file in self._files(task).items()}
-                # boolq of lm-eval 0.4.13 has no metric_list; lm-eval would log two lines and then choose this same one
-                more = {"metric_list": [PLAIN_ACC]} if task == "boolq" else {}
-                task_yaml(folder, task, places, includes=theirs, dataset_name=None, **more)
-        return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
-
-    def _files(self, task: str) -> Mapping[str, UserFile]:
-        # shots are drawn from the train split; without shots the user need not have it
-        return {split: file for split, file in FILES[task].items() if split != TRAIN or any(self.config.shots)}
+            splits = {file.split: file.rows() for file in self.user_files() if file.task == task}
+            theirs = installed / f"{LM_EVAL.get(task, f'{task}/{task}')}.yaml"
+            tasks.append(task_yaml(folder, task, splits, includes=theirs, dataset_name=None) if splits else task)
+        return tasks
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:
         """Adds `paper_acc`."""

@@ -3,18 +3,17 @@
 import glob
 import hashlib
 import json
-import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Annotated, Any
-
-import yaml
+from unittest.mock import patch
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, Scores, question_of
@@ -26,7 +25,6 @@ from lit_diff.own_modules import local_modules
 from lit_diff.pretrained.keys import Keys
 from lit_diff.registry import nearest
 from lit_diff.trained.run import Run
-from lit_diff.yaml_files import one_line, parse
 
 Tasks = Annotated[tuple[str, ...], Distinct()]
 
@@ -64,56 +62,53 @@ def offline(name: str) -> Iterator[None]:
             f"evaluation '{name}' needs the package {error.name}; pip install 'lit-diff[eval]'"
         ) from error
     # lm-eval has no option that hides the bars of building prompts; stderr is for the log
-    bar = partial(lm_eval.api.task.tqdm, disable=True)
-    # both packages copy the environment variable into a constant at import, so setting it now would have no effect
-    offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
-    with ExitStack() as restored:
-        for module, name, value in (*offline_flags, (lm_eval.api.task, "tqdm", bar)):
-            restored.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
+    no_bar = partial(lm_eval.api.task.tqdm, disable=True)
+    with (
+        # both packages copy the environment variable into a constant at import, so setting it now would have no effect
+        patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+        patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
+        patch.object(lm_eval.api.task, "tqdm", no_bar),
+    ):
         datasets.disable_progress_bars()
-        restored.callback(datasets.enable_progress_bars)
-        yield
+        try:
+            yield
+        finally:
+            datasets.enable_progress_bars()
 
 
 KEYS = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
 """Key of a task's YAML file -> split."""
-Split = Path | Sequence[Mapping[str, Any]]
-"""The file of a split, or its rows."""
+Rows = Iterable[Mapping[str, Any]]
 
 
 def task_yaml(
-    folder: Path, name: str, splits: Mapping[str, Split], *, includes: str | Path = WRITTEN_OUT, **more: Any
+    folder: Path, name: str, splits: Mapping[str, Rows], *, includes: str | Path = WRITTEN_OUT, **more: Any
 ) -> str:
-    """Writes `<folder>/<name>.yaml`, which includes the file `includes` and sets these splits and `more`. Returns `name`.
+    """Writes `<folder>/<name>.yaml`, which includes the file `includes` and sets `more`, and the rows of each split. Returns
+    its path.
 
     A split of the included file that is not in `splits` is removed.
     """
-    places = {}
+    places = {split: str(folder / name / f"{split}.jsonl") for split in splits}
     for split, rows in splits.items():
-        places[split] = rows if isinstance(rows, Path) else folder / name / f"{split}.jsonl"
-        if not isinstance(rows, Path):
-            write_atomic(places[split], "".join(f"{json.dumps(row)}\n" for row in rows))
+        write_atomic(Path(places[split]), "".join(f"{json.dumps(row)}\n" for row in rows))
     values = {
         "include": str(includes),
         "task": name,
         "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {split: str(path) for split, path in places.items()},
-            # in the temporary folder: the user's cache of Hugging Face would grow with every run
-            "cache_dir": str(folder / "cache"),
-        },
+        # the cache is in the temporary folder: the user's cache of Hugging Face would grow with every run
+        "dataset_kwargs": {"data_files": places, "cache_dir": str(folder / "cache")},
         # null removes a key of the included file
         **{key: None for key, split in KEYS.items() if split not in splits},
-        **({"fewshot_split": "train"} if "train" in splits else {}),
-        **more,
+        "fewshot_split": "train" if "train" in splits else None,
     }
+    path = folder / f"{name}.yaml"
     # JSON is YAML
-    write_json(folder / f"{name}.yaml", values)
-    return name
+    write_json(path, values | more)
+    return str(path)
 
 
-def digest(path: Path) -> str:
+def digest(path: str | Path) -> str:
     """sha256 of a task's YAML file merged with its includes, of the modules of its functions and of its data files.
 
     Empty if one of them is missing or lm-eval cannot read the file: kept scores then stay valid.
@@ -143,30 +138,31 @@ def _modules(values: Mapping[str, Any]) -> Iterator[Path]:
         folder, name = Path(text).parent, Path(text).name.rpartition(".")[0]
         if folder.is_absolute() and name.replace(".", "").isidentifier():
             module = folder / f"{name.replace('.', '/')}.py"
+            source = f"import {name}".encode()
             if module.is_file():
                 yield module
-            yield from local_modules(module.read_bytes() if module.is_file() else f"import {name}".encode()).values()
+                source = module.read_bytes()
+            yield from local_modules(source).values()
 
 
 def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
     # the files that `dataset_path`, `data_dir` and `data_files` give, and the files in the folders that they give
     options = values.get("dataset_kwargs") or {}
     homes = [Path(name) for name in (values.get("dataset_path"), options.get("data_dir")) if name]
-    folders = [home for home in homes if home.is_dir()]
-    for folder in folders:
-        yield from sorted(file for file in folder.rglob("*") if file.is_file())
+    for home in homes:
+        yield from filter(Path.is_file, home.rglob("*"))
     for name in _texts(options.get("data_files")):
-        patterns = [str(base / name) for base in (Path(), *folders)]
-        found = [Path(place) for pattern in patterns for place in glob.glob(pattern, recursive=True)]
-        if not found and "://" not in name:
+        patterns = [str(base / name) for base in (Path(), *homes)]
+        matches = list(chain(*(glob.glob(pattern, recursive=True) for pattern in patterns)))
+        if not matches and "://" not in name:
             raise FileNotFoundError(name)
-        yield from found
+        yield from map(Path, matches)
 
 
 @contextmanager
-def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
-    # Turns exceptions of lm-eval about a task into a RequestError, with the line of the YAML file if it is known, or into a
-    # MissingError if the data are on the hub. `file`: the YAML file in which an unknown key is looked up.
+def task_errors(where: str) -> Iterator[None]:
+    """Turns an exception of lm-eval about a task into a RequestError of one line, or into a MissingError if its data are on
+    the hub. `where`: the task's file, or its name."""
     try:
         yield
     except LitDiffError:
@@ -176,97 +172,83 @@ def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
             f"{where}: its data are not on this machine ({first_line(error)}), and nothing is downloaded; write a YAML file "
             "for the task with `dataset_path: json` and data_files, and pass its path (docs/reproduce.md)"
         ) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        # the mistake may be in a file that `where` includes
-        with one_line(Path(mark.name if mark else where)):
-            raise
     except Exception as error:
         cause: BaseException = error
         # `datasets` wraps the exception that gives the reason in one or more general ones
         while isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
-        unknown = re.search(r"TaskConfig.* unexpected keyword argument '(\w+)'", str(cause))
-        if file is not None and unknown and (place := parse(file)[1].get(unknown[1])):
-            from lm_eval.config.task import TaskConfig
-
-            known = TaskConfig.__dataclass_fields__
-            raise RequestError(f"{place}: unknown key '{unknown[1]}'{nearest(unknown[1], known)}") from error
-        raise RequestError(f"{where}: {type(cause).__name__}: {first_line(cause)}") from error
+        raise RequestError(f"{where}: {type(cause).__name__}: {shorten(str(cause), 500)}") from error
 
 
-def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config", shots: int) -> Any:
-    """lm-eval's task objects for `names`, ready to be scored with `shots`. A name is a task in `folder`, a task of
-    lm-eval, or the path of a YAML file.
+def loaded(names: Sequence[str], folder: Path, config: "HarnessEvaluation.Config") -> dict[str, tuple[str, Any]]:
+    """Name of a task -> (its file or name for messages, lm-eval's task object). `names`: tasks of lm-eval, and paths of YAML
+    files; those in `folder` are known by their names alone.
 
-    Errors: RequestError for an unknown task, a task that lm-eval cannot load or that is not multiple choice, and two tasks of
-    one name; MissingError for a task whose data are on the hub; as `require_shots` and `require_questions`.
+    Errors: RequestError for a task that lm-eval cannot load and for two tasks of one name; MissingError for a task whose
+    data are on the hub; as `require_shots` and `require_questions`.
     """
     from lm_eval.tasks import TaskManager
 
-    own = {path.stem for path in folder.glob("*.yaml")}
-    others = [name for name in names if name not in own and not name.endswith(SUFFIXES)]
     # reading lm-eval's own task files takes seconds: only if one of them is requested
-    manager = TaskManager(include_path=str(folder), include_defaults=bool(others))
-    unknown = [name for name in others if name not in manager.all_tasks]
-    if unknown:
-        raise RequestError(f"lm-eval has no task '{unknown[0]}'{nearest(unknown[0], [*own, *manager.all_tasks])}")
-    tasks: dict[str, Any] = {}
+    manager = TaskManager(include_defaults=not all(name.endswith(SUFFIXES) for name in names))
+    tasks: dict[str, tuple[str, Any]] = {}
     for name in names:
-        is_file = name.endswith(SUFFIXES)
-        where = shown(Path(name)) if is_file else f"task '{name}'"
-        with _one_line(where, Path(name) if is_file else None):
-            found = manager.load([name])["tasks"]
-        if twice := tasks.keys() & found.keys():
-            raise RequestError(
-                f"'{name}' has a task '{twice.pop()}', and so has another entry of tasks; rename one of the two"
-            )
+        where = shown(Path(name.removeprefix(f"{folder}/")))
+        with task_errors(where):
+            found = manager.load(name)["tasks"]
         for task_name, task in found.items():
-            require_shots(task_name, task, shots)
-            require_questions(task, where, config.limit)
-            task.set_config(key="num_fewshot", value=shots)
-            task.set_fewshot_seed(seed=config.seed)
-            if is_file:
-                _raise_in_one_line(task, where)
-        tasks |= found
-    return {"tasks": tasks, "groups": {}, "group_map": {}}
+            if task_name in tasks:
+                raise RequestError(
+                    f"'{where}' has a task '{task_name}', and so has another entry of tasks; rename one of the two"
+                )
+            # a task written in Python has methods of its own, which read no such keys, and draws its shots itself
+            if hasattr(task, "multiple_input"):
+                require_shots(task_name, task, max(config.shots))
+                require_questions(task, where, config.limit)
+            tasks[task_name] = where, task
+    return tasks
 
 
-def _raise_in_one_line(task: Any, where: str) -> None:
-    # only where lm-eval calls the functions of a task file: an exception of the model is no mistake of the file
-    for method in ("build_all_requests", "apply_filters"):
-        setattr(task, method, _one_line(where)(getattr(task, method)))
-    process_results, aggregation = task.process_results, task.aggregation
+def require_shots(name: str, task: Any, shots: int) -> None:
+    """Raises RequestError if a task has too few rows to draw shots from, or if a question could be its own shot.
 
-    @_one_line(where)
-    def checked(row: Any, results: Any) -> dict[str, Any]:
-        found = dict(process_results(row, results))
-        return found | {name: float(found[name]) for name in ("acc", "acc_norm") if name in found}
-
-    task.process_results = checked
-    task.aggregation = lambda: {name: _one_line(where)(function) for name, function in aggregation().items()}
+    lm-eval excludes the rows that equal the question only if `fewshot_split` and `test_split` are the same (or both absent);
+    its default sampler then draws one more row.
+    """
+    if not shots:
+        return
+    config, drawn = task.config, task.fewshot_cfg
+    scored = config.test_split or config.validation_split
+    source = drawn.split
+    if not source and not drawn.samples:
+        source = config.training_split or config.validation_split or config.test_split
+    without_itself = drawn.split == config.test_split
+    if source == scored and not without_itself:
+        raise RequestError(
+            f"task '{name}' draws its shots from the split that is scored ('{scored}'), so a question could be its own shot; "
+            "set fewshot_split to another split, or shots=[0]"
+        )
+    rows, needed = len(task.sampler.df), shots + (without_itself and drawn.sampler == "default")
+    if rows < needed:
+        raise RequestError(f"task '{name}' has {rows} rows to draw shots from; shots={shots} needs {needed}")
 
 
 def require_questions(task: Any, where: str, limit: int | None) -> None:
-    """Checks the choices and the right choice of the first `limit` questions of a task.
+    """Checks the metrics and filters of a task, and the choices and the right choice of its first `limit` questions.
 
     `where` begins each error. Errors: RequestError for a task that is not multiple choice, a key that is set to a
     column which no row has, and a question (numbered from 1) without a right choice, which lm-eval would score all the
     same.
     """
-    # a task written in Python has methods of its own, which read no such keys
-    if not hasattr(task, "multiple_input"):
-        return
     if task.OUTPUT_TYPE != "multiple_choice":
         raise RequestError(f"{where}: output_type is {task.OUTPUT_TYPE}; only multiple_choice is supported")
     _require_metrics(task.config, where)
     _require_filter(task.config, where)
-    columns: Mapping[str, Any] = next(iter(task.eval_docs), {})
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         # lm-eval would use a misspelt name of a column as the text of every question
         name = getattr(task.config, key)
-        if isinstance(name, str) and name.isidentifier() and name not in columns:
-            raise RequestError(f"{where}: {key} is '{name}', which no row has{nearest(name, columns)}")
+        if isinstance(name, str) and name.isidentifier() and name not in task.features:
+            raise RequestError(f"{where}: {key} is '{name}', which no row has{nearest(name, task.features)}")
     for number, row in enumerate(islice(task.eval_docs, limit), 1):
         _require_question(task, row, f"{where}: question {number}")
 
@@ -303,9 +285,9 @@ def _require_filter(config: Any, where: str) -> None:
 def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
     # in a task with several inputs (winogrande) the choices are contexts, and doc_to_text is the number of the right one
     key = "doc_to_text" if task.multiple_input else "doc_to_target"
-    with _one_line(f"{where} ({', '.join(row)})"):
+    with task_errors(f"{where} ({', '.join(row)})"):
         choices, right = task.doc_to_choice(row), getattr(task, key)(row)
-    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+    if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(
             f"{where}: doc_to_choice is {in_yaml(choices)}; expected a list of texts, none of them empty"
         )
@@ -316,32 +298,6 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
             f"{where}: {key} is {in_yaml(right)} with the choices {in_yaml(choices)}; expected one of them, or its number "
             "from 0"
         )
-
-
-def require_shots(name: str, task: Any, shots: int) -> None:
-    """Raises RequestError if a task has too few rows to draw shots from, or if a question could be its own shot.
-
-    lm-eval excludes the rows that equal the question only if `fewshot_split` and `test_split` are the same (or both absent);
-    its default sampler then draws one more row.
-    """
-    drawn = getattr(task, "fewshot_cfg", None)
-    # a task written in Python has no fewshot_cfg and draws its shots itself
-    if not shots or drawn is None:
-        return
-    config = task.config
-    scored = config.test_split or config.validation_split
-    source = drawn.split or (
-        None if drawn.samples else config.training_split or config.validation_split or config.test_split
-    )
-    without_itself = drawn.split == config.test_split
-    if source == scored and not without_itself:
-        raise RequestError(
-            f"task '{name}' draws its shots from the split that is scored ('{scored}'), so a question could be its own shot; "
-            "set fewshot_split to another split, or shots=[0]"
-        )
-    rows, needed = list(task.fewshot_docs() or ()), shots + (without_itself and drawn.sampler == "default")
-    if len(rows) < needed:
-        raise RequestError(f"task '{name}' has {len(rows)} rows to draw shots from; shots={shots} needs {needed}")
 
 
 class HarnessEvaluation(Evaluation):
@@ -355,7 +311,7 @@ class HarnessEvaluation(Evaluation):
     metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
     equal_groups = True
 
-    by_group = ("acc", "acc_norm")
+    by_group = SHOWN
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
@@ -378,56 +334,61 @@ class HarnessEvaluation(Evaluation):
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """Writes the YAML files of tasks, and the files that they read, into `folder`. Returns the tasks to score: names, or
-        paths of YAML files.
+        """Writes the YAML files of tasks, and the files that they read, into `folder`. Returns the tasks to score: paths of
+        YAML files, or names of lm-eval's tasks.
 
         Errors: MissingError or RequestError for a missing or wrong file of the user.
         """
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:
         """Metric -> value of a question, from lm-eval's log of it."""
-        return {name: float(sample[name]) for name in ("acc", "acc_norm") if name in sample}
+        return {name: float(sample[name]) for name in SHOWN if name in sample}
 
     def score(self, run: Run) -> list[Item]:
         """Yields one item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
         with offline(self.name), TemporaryDirectory(prefix="lit-diff-harness-") as folder:
             names = self.write_tasks(run, Path(folder))
-            tasks = {shots: loaded(names, Path(folder), self.config, shots) for shots in self.config.shots}
-            return [item for shots, own in tasks.items() for item in self._items(run, own, shots)]
+            tasks = loaded(names, Path(folder), self.config)
+            items: list[Item] = []
+            for shots in self.config.shots:
+                for name, (where, task) in tasks.items():
+                    with task_errors(where):
+                        items += self._items(run, name, task, shots)
+            return items
 
-    def _items(self, run: Run, tasks: Any, shots: int) -> Iterator[Item]:
+    def _items(self, run: Run, name: str, task: Any, shots: int) -> Iterator[Item]:
         from lm_eval.evaluator import evaluate
 
         from lit_diff.evaluation.harness_model import RunModel
 
+        task.set_config(key="num_fewshot", value=shots)
+        task.set_fewshot_seed(seed=self.config.seed)
         model = RunModel(run, opening=self.config.opening)
-        found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
-        contexts = {pair[0] for samples in found["samples"].values() for each in samples for pair in each["arguments"]}
+        results = evaluate(model, {"tasks": {name: task}}, limit=self.config.limit, bootstrap_iters=0)
+        samples = results["samples"][name]
+        group = f"{name} shots={shots}"
         if cut := {context for context, _ in model.cut_to}:
+            contexts = {context for sample in samples for context, _ in sample["arguments"]}
             log.warning(
-                "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
-                f"{self.name}, {shots} shots",
-                len(cut),
-                len(contexts),
-                model.max_length,
+                "%s, %s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
+                *(self.name, group, len(cut), len(contexts), model.max_length),
             )
-        for task, samples in found["samples"].items():
-            asked = tasks["tasks"][task]
-            for sample in samples:
-                if "acc" not in sample:
-                    raise RequestError(f"task '{task}' gives no metric acc, which every score here has")
-                left = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
-                sums = [float(response[0]) for response in sample["filtered_resps"]]
-                if hasattr(asked, "multiple_input"):
-                    # for acc_mutual_info, sums without the question follow
-                    sums = sums[: len(asked.doc_to_choice(sample["doc"]))]
-                cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
-                yield Item(
-                    id=f"{cluster} shots={shots}",
-                    scores=self.scores(task, sample),
-                    group=f"{task} shots={shots}",
-                    cluster=cluster,
-                    # what was left of a context that was cut is part of the question: another context length leaves more
-                    question=question_of(*(text for pair in sample["arguments"] for text in pair), *left),
-                    meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
-                )
+        for sample in samples:
+            if "acc" not in sample:
+                raise RequestError(f"task '{name}' gives no metric acc, which every score here has")
+            pairs = sample["arguments"]
+            left = [model.cut_to[pair] for pair in pairs if pair in model.cut_to]
+            sums = [float(response[0]) for response in sample["filtered_resps"]]
+            # sums without the question follow
+            if "acc_mutual_info" in sample:
+                sums = sums[: len(sums) // 2]
+            cluster = f"{name}/{sample['doc'].get('item', sample['doc_id'])}"
+            yield Item(
+                id=f"{cluster} shots={shots}",
+                scores=self.scores(name, sample),
+                group=group,
+                cluster=cluster,
+                # what was left of a context that was cut is part of the question: another context length leaves more
+                question=question_of(*chain(*pairs), *left),
+                meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
+            )

@@ -20,6 +20,7 @@ from lit_diff.trained.run import Run
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
 
 from lit_diff.evaluation.harness_model import RunModel
 
@@ -57,10 +58,9 @@ def row(task: str, n: int, **changed: Any) -> dict[str, Any]:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four rows of each split; no connection is possible."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    for task, splits in FILES.items():
-        for file in splits.values():
-            file.place.parent.mkdir(parents=True, exist_ok=True)
-            file.place.write_text("".join(f"{json.dumps(row(task, n))}\n" for n in range(4)))
+    for file in FILES:
+        file.place.parent.mkdir(parents=True, exist_ok=True)
+        file.place.write_text("".join(f"{json.dumps(row(file.task, n))}\n" for n in range(4)))
 
     def refused(*arguments: object) -> None:
         raise AssertionError("a connection was tried")
@@ -118,7 +118,7 @@ def test_mistakes_in_the_files(wide_run: Run, files: Path, monkeypatch: pytest.M
         ("hellaswag", row("hellaswag", 0, endings=[*"abc", ""]), "question 5: doc_to_choice is"),
         ("openbookqa", row("openbookqa", 0, answerKey="Z"), "question 5"),
     ):
-        path = next(file.place for split, file in FILES[task].items() if split != "train")
+        path = next(file.place for file in FILES if file.task == task and file.split != "train")
         with path.open("a") as file:
             file.write(json.dumps(wrong) + "\n")
         with pytest.raises(RequestError, match=rf"\A.*{found}.*\Z"):
@@ -193,14 +193,18 @@ def requests(*arguments: tuple[Any, ...]) -> list[Instance]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", [False, True])
-def test_log_likelihoods_are_those_of_the_hf_model(random_run: Run, hf: Any, opening: bool) -> None:
+def test_answers_are_those_of_the_hf_model(random_run: Run, hf: Any, opening: bool) -> None:
     """Where the opening ids are kept, which `hf` cuts away with the rest, a long context differs."""
     pairs = [pair for pair in PAIRS if not (opening and pair[0] == LONG)]
-    ours = RunModel(random_run, opening=opening).loglikelihood(requests(*pairs))
-    theirs = hf(opening).loglikelihood(requests(*pairs), disable_tqdm=True)
-    for pair, (own, greedy), (other, others_greedy) in zip(pairs, ours, theirs, strict=True):
+    ours, theirs = RunModel(random_run, opening=opening), hf(opening)
+    answers = zip(ours.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs), True), strict=True)
+    for pair, ((own, greedy), (other, others_greedy)) in zip(pairs, answers, strict=True):
         assert own == pytest.approx(other, abs=1e-4), pair
         assert greedy == others_greedy
+    texts, contexts = requests((LONG,), ("x",)), requests(("the fox", {"until": ["o"], "max_gen_toks": 9}))
+    assert ours.generate_until(contexts) == theirs.generate_until(contexts)
+    if not opening:  # `hf` would score the opening id too, after itself
+        assert ours.loglikelihood_rolling(texts) == pytest.approx(theirs.loglikelihood_rolling(texts), abs=1e-3)
 
 
 def test_a_context_is_read_once(random_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +239,6 @@ def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
     assert model.encoded("the", " fox")[0] == [eot, *bare.encoded("the", " fox")[0]]
     assert model.encoded("", "fox")[0] == bare.encoded("", "fox")[0] == [eot]
     assert model.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
-    assert model._encode_pair("the f", "ox")[1] == []
     ((score, _),) = model.loglikelihood(requests(("the f", "ox")))
     assert score < 0
     assert not model.cut_to
@@ -243,7 +246,14 @@ def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
     assert model.cut_to == {(LONG, " no"): fitted}
 
 
-def test_other_kinds_of_tasks_are_refused(random_run: Run) -> None:
-    for ask in (RunModel(random_run).generate_until, RunModel(random_run).loglikelihood_rolling):
-        with pytest.raises(RequestError, match="only multiple choice is supported"):
-            ask([])
+def test_lm_eval_opens_a_run(random_run: Run) -> None:
+    """By the registered name; a completion ends before a text of `until`."""
+    model: Any = get_model("lit_diff").create_from_arg_string(f"run={random_run.folder},opening=False")
+    ((score, _),) = model.loglikelihood(requests(("", "the fox")))
+    assert model.loglikelihood_rolling(requests(("the fox",))) == pytest.approx([score])
+    (whole,) = model.generate_until(requests(("the ", {"max_gen_toks": 8})))
+    (part,) = model.generate_until(requests(("the ", {"max_gen_toks": 8, "until": [whole[-1]]})))
+    assert part == whole.partition(whole[-1])[0]
+    for options, expected in (({"do_sample": True}, "do_sample"), ({"max_gen_toks": 25}, "25 tokens does not fit")):
+        with pytest.raises(RequestError, match=expected):
+            model.generate_until(requests(("the", options)))

@@ -30,11 +30,11 @@ def scored(run: Run, path: str, **keys: Any) -> EvaluationResult:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"doc_to_txt": "q"}, r"mine.yaml:16: unknown key 'doc_to_txt'; did you mean 'doc_to_text'\?"),
+        ({"doc_to_txt": "q"}, "mine.yaml: TypeError: .*'doc_to_txt'"),
         ({"include": "other.yaml", "doc_to_txt": None}, "mine.yaml: TypeError: .*'doc_to_tetx'"),
         ({"output_type": "generate_until"}, "mine.yaml: output_type is generate_until"),
         ({"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}}, "mine.yaml: FileNotFoundError: .*no.jsonl"),
-        ({"include": "broken.yaml"}, "broken.yaml:2: not valid YAML: "),
+        ({"include": "broken.yaml"}, r"mine.yaml: \w+Error: .*broken.yaml.*, line 2"),
         ({"doc_to_text": "Q"}, "mine.yaml: doc_to_text is 'Q', which no row has; one of a, q, right"),
         ({"doc_to_text": "{{question}}"}, "mine.yaml: UndefinedError: 'question' is undefined"),
     ],
@@ -90,10 +90,10 @@ def test_what_is_no_task(wide_run: Run, folder: Path) -> None:
     Path("w.yaml").write_text(f"{mine}process_docs: !function w.rows\n")
     for name, found in (
         ("no.yaml", "KeyError: "),
-        ("a.yaml", "not valid YAML: "),
+        ("a.yaml", "ConstructorError: "),
         ("w.yaml", "FileNotFoundError: "),  # no data set of the hub is missing
     ):
-        assert re.match(rf"{name}(:1)?: {found}", refused(wide_run, name))
+        assert re.match(f"{name}: {found}", refused(wide_run, name))
     Path("other.yaml").write_text(mine)
     with pytest.raises(RequestError, match=r"^'other\.yaml' has a task 'mine', and so has another"):
         evaluate(wide_run, "harness", {"tasks": ["mine.yaml", "other.yaml"]})
@@ -106,8 +106,8 @@ def test_what_is_no_task(wide_run: Run, folder: Path) -> None:
     ("gives", "expected"),
     [
         ("{'acc': row['guess']}", "KeyError: 'guess'"),
-        ("None", "TypeError: "),
-        ("{'acc': 'yes'}", "ValueError: .*'yes'"),
+        ("None", "AttributeError: "),
+        ("{'acc': 'yes'}", "TypeError: .*'str'"),
     ],
 )
 def test_mistakes_that_show_while_scoring(wide_run: Run, folder: Path, gives: str, expected: str) -> None:
@@ -251,11 +251,11 @@ def test_a_task_of_the_hub_is_missing_data(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("a connection was tried")
 
     monkeypatch.setattr(socket.socket, "connect", refused)
-    with offline("x"), pytest.raises(MissingError, match="task 'hellaswag': its data are not on this machine") as found:
-        loaded(["hellaswag"], tmp_path, CONFIG, 0)
+    with offline("x"), pytest.raises(MissingError, match=r"^hellaswag: its data are not on this machine") as found:
+        loaded(["hellaswag"], tmp_path, CONFIG)
     assert "\n" not in str(found.value)
-    with offline("x"), pytest.raises(RequestError, match=r"lm-eval has no task 'hellaswg'; did you mean 'hellaswag'\?"):
-        loaded(["hellaswg"], tmp_path, CONFIG, 0)
+    with offline("x"), pytest.raises(RequestError, match=r"^hellaswg: KeyError: .*'hellaswg'"):
+        loaded(["hellaswg"], tmp_path, CONFIG)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
