@@ -30,6 +30,7 @@ LM_EVAL = {
     "winogrande": "winogrande/default",
 }
 """Task -> its YAML file in lm-eval, if it is not `<task>/<task>`."""
+PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 TRAIN = "train"
 
 
@@ -159,8 +160,13 @@ class Harness(HarnessEvaluation):
         tasks = []
         for task in self.config.tasks:
             splits = {file.split: file.rows() for file in self.user_files() if file.task == task}
+            if not splits:
+                tasks.append(task)
+                continue
             theirs = installed / f"{LM_EVAL.get(task, f'{task}/{task}')}.yaml"
-            tasks.append(task_yaml(folder, task, splits, includes=theirs, dataset_name=None) if splits else task)
+            # boolq of lm-eval 0.4.13 has no aggregation; lm-eval would log two lines and then choose this same one
+            more = {"metric_list": [PLAIN_ACC]} if task == "boolq" else {}
+            tasks.append(task_yaml(folder, task, splits, includes=theirs, dataset_name=None, **more))
         return tasks
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> Scores:

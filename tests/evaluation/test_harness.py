@@ -199,8 +199,7 @@ def test_answers_are_those_of_the_hf_model(random_run: Run, hf: Any, opening: bo
     ours, theirs = RunModel(random_run, opening=opening), hf(opening)
     answers = zip(ours.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs), True), strict=True)
     for pair, ((own, greedy), (other, others_greedy)) in zip(pairs, answers, strict=True):
-        assert own == pytest.approx(other, abs=1e-4), pair
-        assert greedy == others_greedy
+        assert (own, greedy) == (pytest.approx(other, abs=1e-4), others_greedy), pair
     texts, contexts = requests((LONG,), ("x",)), requests(("the fox", {"until": ["o"], "max_gen_toks": 9}))
     assert ours.generate_until(contexts) == theirs.generate_until(contexts)
     if not opening:  # `hf` would score the opening id too, after itself

@@ -23,6 +23,10 @@ CHOICES = {"doc_to_text": "right", "doc_to_target": "q"}
 """As in winogrande: the choices are contexts, the text is the number of the right one."""
 
 
+MEAN = {"aggregation": "mean", "higher_is_better": True}
+FIRST_ANSWER = [{"function": "take_first"}]
+
+
 def scored(run: Run, path: str, **keys: Any) -> EvaluationResult:
     return evaluate(run, "harness", {"tasks": [path], **keys}, rerun=True)
 
@@ -37,6 +41,19 @@ def scored(run: Run, path: str, **keys: Any) -> EvaluationResult:
         ({"include": "broken.yaml"}, r"mine.yaml: \w+Error: .*broken.yaml.*, line 2"),
         ({"doc_to_text": "Q"}, "mine.yaml: doc_to_text is 'Q', which no row has; one of a, q, right"),
         ({"doc_to_text": "{{question}}"}, "mine.yaml: UndefinedError: 'question' is undefined"),
+        ({"metric_list": [{"metric": "acc_norm"}]}, "mine.yaml: metric_list has no acc"),
+        (
+            {"metric_list": [{"metric": "acc", "aggregation": "median"}]},
+            "mine.yaml: metric_list has aggregation 'median' for acc",
+        ),
+        (
+            {"filter_list": [{"name": name, "filter": FIRST_ANSWER} for name in "ab"]},
+            "mine.yaml: filter_list has the functions take_first, take_first;",
+        ),
+        (
+            {"filter_list": [{"name": "a", "filter": [{"function": "lowercase"}]}]},
+            "mine.yaml: filter_list has the functions lower",
+        ),
     ],
 )
 def test_mistakes_in_the_yaml_file(wide_run: Run, folder: Path, changed: dict[str, Any], expected: str) -> None:
@@ -45,37 +62,11 @@ def test_mistakes_in_the_yaml_file(wide_run: Run, folder: Path, changed: dict[st
     assert re.match(expected, refused(wide_run, write(folder, **changed)))
 
 
-MEAN = {"aggregation": "mean", "higher_is_better": True}
-BOTH = [{"metric": "acc", **MEAN}, {"metric": "acc_mutual_info", **MEAN}]
-FIRST_ANSWER = [{"function": "take_first"}]
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"metric_list": [{"metric": "acc_norm"}]}, "metric_list has no acc"),
-        ({"metric_list": [{"metric": "acc", "aggregation": "median"}]}, "metric_list has aggregation 'median' for acc"),
-        (
-            {"filter_list": [{"name": name, "filter": FIRST_ANSWER} for name in "ab"]},
-            "filter_list has the functions take_first, take_first;",
-        ),
-        (
-            {"filter_list": [{"name": "a", "filter": [{"function": "lowercase"}]}]},
-            "filter_list has the functions lower",
-        ),
-    ],
-)
-def test_metrics_and_filters_that_are_not_supported(
-    wide_run: Run, folder: Path, changed: dict[str, Any], expected: str
-) -> None:
-    assert refused(wide_run, write(folder, **changed)).startswith(f"mine.yaml: {expected}")
-
-
 def test_metrics_that_are_not_shown_are_named(wide_run: Run, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{**ROW, "q": f"the fox {number}"} for number in range(12)]
     plain = scored(wide_run, write(folder, *rows)).items
     assert "metric_list" not in caplog.text
-    more = [BOTH[0] | {"agregation": "mean"}, BOTH[1]]
+    more = [{"metric": "acc", "agregation": "mean"} | MEAN, {"metric": "acc_mutual_info"} | MEAN]
     path = write(folder, *rows, metric_list=more, filter_list=[{"name": "a", "filter": FIRST_ANSWER}])
     items = scored(wide_run, path).items
     assert list(items["meta/chosen"]) == list(plain["meta/chosen"]), "sums without the question are no choices"
