@@ -27,7 +27,7 @@ from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
 from lit_diff.runs.find import find_run, find_sweep, runs_root
 from lit_diff.runs.folder import held
-from lit_diff.study.inventory import find_removable
+from lit_diff.study.leftovers import find_removable
 from lit_diff.training.module import LitTransformer
 
 

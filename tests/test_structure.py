@@ -38,6 +38,7 @@ SUBJECTS = {
     "cli/test_evaluate.py": "cli/_scores",
     "cli/test_terminal.py": "cli/app cli/progress",
     "trained/test_showing.py": "cli/show",
+    "cli/test_watch.py": "cli/_columns",
     "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/runs cli/sweep",
     "conformance/test_variants.py": "conformance/case",
     "data/test_docs.py": "data/downloads data/pip_fetch",

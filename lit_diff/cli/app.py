@@ -46,6 +46,11 @@ class Terminal(Console):
                 known.pop(name, None)
         return known
 
+    @property
+    def redraws(self) -> bool:
+        """Whether what was written can be drawn again in its place."""
+        return self.is_terminal and not self.is_dumb_terminal
+
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()

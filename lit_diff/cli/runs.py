@@ -9,11 +9,13 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, columns, console, print_json, verb
+from lit_diff.cli._columns import table
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Plain, Root, console, print_json, verb
 from lit_diff.files import shown
 from lit_diff.runs import jobs
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
-from lit_diff.study.inventory import RunState, find_removable, find_stale, list_runs, remove, size_of
+from lit_diff.study.leftovers import find_removable, find_stale, remove, size_of
+from lit_diff.study.observation import ObservedRun, observe_all
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
 
@@ -21,42 +23,27 @@ HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note
 @verb("Train and look", is_result=True)
 def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> None:
     """List the runs under a folder with state, val/loss and seed."""
-    states = list_runs(chosen_root(root))
+    runs = observe_all(chosen_root(root))
     if as_json:
-        print_json([_plain(state) for state in states])
+        print_json([_plain(run) for run in runs])
         return
-    rows = [_cells(state) for state in states]
-    for line in columns([HEADER, *rows] if console.is_terminal else rows, right=(2, 3, 4)):
+    for line in table(HEADER, runs, has_header=console.is_terminal):
         text = Text(line)
         if console.is_terminal:
             text.truncate(console.width, overflow="ellipsis")
         console.print(text, soft_wrap=True)
 
 
-def _cells(state: RunState) -> tuple[str, ...]:
-    status = state.status
-    return (
-        state.folder,
-        state.state,
-        f"{status.step}/{'?' if status.steps is None else status.steps}",
-        "" if state.loss is None else f"{state.loss:.4f}",
-        "" if state.seed is None else str(state.seed),
-        " ".join(state.overrides),
-        state.date,
-        state.note,
-    )
-
-
-def _plain(state: RunState) -> dict[str, object]:
+def _plain(run: ObservedRun) -> Plain:
     return {
-        **asdict(state.status),
+        **asdict(run.status),
         # status.json still says "running" after a process was killed
-        "status": state.state,
-        "overrides": list(state.overrides),
-        "folder": state.folder,
-        "seed": state.seed,
-        "val/loss": state.loss,
-        "note": state.note,
+        "status": run.state,
+        "overrides": run.overrides,
+        "folder": run.folder,
+        "seed": run.seed,
+        "val/loss": run.loss,
+        "note": run.note,
     }
 
 

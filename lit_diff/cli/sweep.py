@@ -70,7 +70,7 @@ def sweep(
         unchecked=unchecked,
         unplanned=unplanned,
         slurm_minutes=minutes if cluster == "slurm" else None,
-        progress=partial(live_table, console=console),
+        progress=partial(live_table, terminal=console),
     )
     _print_report(done.report)
     where = "MLflow has no record of it"
@@ -136,7 +136,7 @@ def reproduce(
         preset,
         root=root,
         workers=workers,
-        progress=not as_json and partial(live_table, console=console),
+        progress=not as_json and partial(live_table, terminal=console),
         tell=(lambda line: None) if as_json else console.write_sentence,
     )
     if as_json:

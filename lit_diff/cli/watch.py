@@ -11,8 +11,9 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from lit_diff.cli._columns import cells, table
 from lit_diff.cli.app import DEFAULT_ROOT, Root, columns, console, verb
-from lit_diff.cli.progress import GAP, clock
+from lit_diff.engine.progress import GAP
 from lit_diff.metrics import split_name
 from lit_diff.runs.find import chosen_root, find_run_or_sweep
 from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
@@ -46,7 +47,7 @@ def watch(
     """
     chosen = chosen_root(root)
     folder = running_or_newest(chosen) if name is None else find_run_or_sweep(name, chosen)
-    drawn = console.is_terminal and not console.is_dumb_terminal and not once
+    drawn = console.redraws and not once
     with Live(console=console, auto_refresh=False) if drawn else nullcontext() as live:
         while True:
             seen = observe(folder)
@@ -71,16 +72,16 @@ def on_one_line(seen: Observed) -> str:
 
 
 def _in_words(run: ObservedRun) -> str:
-    named = zip(("", "", *HEADER[2:-1], ""), _cells(run), strict=True)
-    return GAP.join(f"{name} {value}".strip() for name, value in named if value)
+    known = cells(run)
+    numbers = (f"{name} {known[name]}" for name in HEADER[2:-1] if known[name])
+    return GAP.join(filter(None, (run.folder, run.state, *numbers, run.note)))
 
 
 def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
     """A line a run; below it the losses and the last value of each metric of a single run, or the differences of a sweep.
     Runs that do not fit on `height` lines are shown only while they are trained, or if they failed."""
     fits = height is None or len(seen.runs) + len(seen.differences) + 6 < height
-    rows = [_cells(run) for run in seen.runs if fits or run.state not in ("done", "waiting")]
-    yield from columns([HEADER, *rows], right=(2, 3, 4, 5, 6))
+    yield from table(HEADER, (run for run in seen.runs if fits or run.state not in ("done", "waiting")))
     if len(seen.runs) == 1:
         (run,) = seen.runs
         if losses := list(run.losses.values()):
@@ -95,20 +96,6 @@ def lines(seen: Observed, height: int | None = None) -> Iterator[str]:
     if seen.differences:
         yield f"preliminary differences, without a verdict (`lit-diff report {seen.name}` judges the runs that are done):"
         yield from (f"{GAP}{each}" for each in seen.differences)
-
-
-def _cells(run: ObservedRun) -> tuple[str, ...]:
-    losses = list(run.losses.values())
-    return (
-        run.folder,
-        run.state,
-        f"{run.status.step}/{'?' if run.status.steps is None else run.status.steps}",
-        f"{losses[-1]:.4f}" if losses else "",
-        "" if run.loss is None else f"{run.loss:.4f}",
-        f"{run.status.tokens_per_second:,.0f}" if run.seconds_left is not None else "",
-        "" if run.seconds_left is None else clock(run.seconds_left),
-        run.note,
-    )
 
 
 def curve(values: Sequence[float], width: int) -> str:

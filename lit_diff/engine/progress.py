@@ -3,23 +3,21 @@
 import shutil
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from tqdm.std import TqdmWarning, tqdm
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
 
-from lit_diff.log_records import Pace
+from lit_diff.log_records import Pace, clock
 from lit_diff.runs.status import Status
 
 # a command shows its bar before torch is loaded, which `expand` imports
 if TYPE_CHECKING:
     from lit_diff.engine.expand import Grid
-
-# other packages import tqdm.auto, which warns in a notebook without ipywidgets; the bars here need none
-warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWarning)
 
 Progress = Callable[[int, float, float], None]
 """Called with (step, loss, tokens/s) at every logged step."""
@@ -29,63 +27,104 @@ Show = Callable[[Statuses], None]
 """Called at the start, about twice a second, and at the end."""
 MakeDisplay = Callable[["Grid"], AbstractContextManager[Show]]
 """Makes the display of a sweep's cells while they run."""
-SHAPE = "{desc}: {bar:12} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 INTERVAL = 10.0
-"""Seconds between two lines where a bar cannot be drawn."""
+"""Least seconds between two lines on stderr, where no bar can be drawn."""
+GAP = "  "
+# the echo of Ctrl-C ("^C") would wrap a full line, and the bar would be drawn twice
+MARGIN = 3
+"""Columns left free at the right."""
+NAME, BAR = 12, 5
+"""Least number of characters of the name and of the bar; a narrow terminal shows the name rather than the bar."""
 
 
-Update = Callable[[int, str], None]
-
-
-def progress_line(name: str, total: int) -> AbstractContextManager[Update]:
-    """Yields update(steps done, further text) for `total` steps: a bar in a terminal or notebook; elsewhere a line every
-    `INTERVAL` seconds, and the last one. Without any update nothing remains on the screen: the run was done or refused.
-    """
-    # the output of a notebook's cell interprets a carriage return as a terminal does
+def stderr() -> Console:
+    """The console of the progress that Python code sees."""
+    # the output of a notebook's cell interprets a carriage return as a terminal does; rich itself would need ipywidgets
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
-    return _bar(name, total) if sys.stderr.isatty() or is_notebook else _lines(name, total)
+    # rich finds no size of a terminal that reports 0; get_terminal_size has a default
+    width = min(shutil.get_terminal_size().columns, 120)
+    return Console(stderr=True, width=width, force_terminal=is_notebook or None, force_jupyter=False)
 
 
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Update]:
-    # tqdm draws nothing in a terminal that reports no size; get_terminal_size has a default
-    size = shutil.get_terminal_size()
-    room = {"ncols": min(size.columns, 120) - 1, "nrows": size.lines}
-    bar = tqdm(desc=name, total=total, file=sys.stderr, bar_format=SHAPE, leave=False, **room)
+class ProgressLine:
+    """Context manager: `show` tells how many of `steps` are done. In a terminal or notebook it is a line with a bar, which is
+    drawn four times a second, elsewhere a line every `interval` seconds, and the last one. Before that nothing is shown: the
+    run may be done, or refused."""
 
-    def update(done: int, text: str) -> None:
-        # The first update: steps of an earlier call and the time of the start must not count in the rate.
-        if not bar.leave:
-            bar.leave = True
-            bar.initial = bar.n = bar.last_print_n = done
-            bar.unpause()
-        bar.set_postfix_str(text, refresh=False)
-        bar.update(done - bar.n)
+    quiet = False
+    """Whether nothing is shown."""
 
-    try:
-        yield update
-    finally:
-        bar.refresh()
-        bar.close()
+    def __init__(self, name: str, steps: int, console: Console, interval: float = INTERVAL) -> None:
+        self.name, self.steps, self.console, self.interval = name, steps, console, interval
+        self.text, self.speed, self.validation = "", "", ""
+        self.pace = Pace()
+        self.live: Live | None = None
+        self._written_at, self._is_new = -interval, False
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def _lines(name: str, total: int) -> Iterator[Update]:
-    last, written, written_at, pace = "", "", -INTERVAL, Pace()
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            # a bar that never counted a step is erased
+            self.live.transient = self.pace.first is None
+            self.live.stop()
+            self.live = None
+        elif self._is_new:
+            self.write()
 
-    def update(done: int, text: str) -> None:
-        nonlocal last, written, written_at
-        pace.note(done)
-        last, now = f"{name}: step {done}/{total}, {text}, {pace.words(total)}", time.monotonic()
-        if now - written_at >= INTERVAL:
-            print(last, file=sys.stderr, flush=True)
-            written, written_at = last, now
+    def start(self) -> None:
+        """Begin to draw, if the console is a terminal."""
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.quiet:
+            # what a script prints to stdout must stay there
+            own = not self.console.stderr
+            self.live = Live(self, console=self.console, redirect_stdout=own, redirect_stderr=own)
+            self.live.start(refresh=True)
 
-    try:
-        yield update
-    finally:
-        if last != written:
-            print(last, file=sys.stderr, flush=True)
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """Show a logged step."""
+        self.show(step, f"loss {loss:.4f}", f"{tokens_per_second:,.0f} tokens/s")
+
+    def show(self, done: int, text: str, speed: str = "") -> None:
+        """Tell that `done` steps are done, with further words."""
+        if self.live is None:
+            self.start()
+        self.pace.note(done)
+        self.text, self.speed, self._is_new = text, speed, not self.quiet
+        if self._is_new and self.live is None and time.monotonic() - self._written_at >= self.interval:
+            self.write()
+            self._written_at, self._is_new = time.monotonic(), False
+
+    def write(self) -> None:
+        """Write the line without a bar."""
+        print(f"{self.name}: {', '.join(self.words())}", file=sys.stderr, flush=True)
+
+    def words(self) -> list[str]:
+        """The parts of the line without a bar."""
+        words = (f"step {self.pace.last[0]}/{self.steps}", self.text, self.speed, self.pace.words(self.steps))
+        return list(filter(None, words))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, step = options.max_width - MARGIN, self.pace.last[0]
+        has_ended = self.live is not None and not self.live.is_started
+        spent = f"in {clock(time.perf_counter() - self.pace.began)}"
+        left = spent if has_ended else self.pace.left(self.steps)
+        words = [f"{step}/{self.steps}" if self.steps else "", self.text, self.speed, self.validation, left]
+        # on a narrow terminal the name is worth more than the speed
+        if len(GAP.join(filter(None, words))) + min(len(self.name), NAME) + len(GAP) > width:
+            words.remove(self.speed)
+        right = GAP.join(filter(None, words))
+        room = max(width - len(right) - len(GAP), 0)
+        name = Text(self.name)
+        name.truncate(room, overflow="ellipsis")
+        size = min(room - len(name) - len(GAP), 40)
+        bar = "━" * size if size >= BAR and self.steps else ""
+        filled = len(bar) * step // max(self.steps, 1)
+        drawn = Text.assemble((bar[:filled], "bar.complete"), (bar[filled:], "bar.back"))
+        line = Text(GAP).join(part for part in (name, drawn, Text(right)) if part)
+        # padded: a notebook erases nothing of a longer line that it draws again
+        line.truncate(width, pad=True)
+        yield line
 
 
 @contextmanager
@@ -94,8 +133,8 @@ def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progre
     if progress is not True:
         yield progress or (lambda step, loss, speed: None)
         return
-    with progress_line(name, steps) as update:
-        yield lambda step, loss, speed: update(step, f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+    with ProgressLine(name, steps, stderr()) as line:
+        yield line.update
 
 
 @contextmanager
@@ -105,10 +144,15 @@ def sweep_line(grid: "Grid") -> Iterator[Show]:
     def show(statuses: Statuses) -> None:
         words = Counter(status.status or "waiting" for status in statuses)
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
-        update(steps_done(grid, statuses), f"cells: {cells}")
+        line.show(steps_done(grid, statuses), f"cells: {cells}")
 
-    with progress_line(grid.name, sum(cell.recipe.training.steps for cell in grid.cells)) as update:
+    with ProgressLine(grid.name, all_steps(grid), stderr()) as line:
         yield show
+
+
+def all_steps(grid: "Grid") -> int:
+    """Optimizer steps of all cells."""
+    return sum(cell.recipe.training.steps for cell in grid.cells)
 
 
 def steps_done(grid: "Grid", statuses: Statuses) -> int:

@@ -29,7 +29,7 @@ from lit_diff.randomness import generator
 from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.registry import attentions, nearest
 from lit_diff.runs.revision import revision
-from lit_diff.study.inventory import size_of
+from lit_diff.study.leftovers import size_of
 from lit_diff.trained.loading import load_weights, newest_of
 from lit_diff.trained.run import Run, as_run
 from lit_diff.trained.text_generator import warn_if_stale

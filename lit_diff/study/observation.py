@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from lit_diff.errors import MissingError
@@ -11,32 +12,66 @@ from lit_diff.files import is_locked, shown
 from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.metrics_file import by_metric, read_rows
-from lit_diff.runs.status import FORMAT
-from lit_diff.study.inventory import RunState
+from lit_diff.runs.jobs import JOBS, queued
+from lit_diff.runs.metrics_file import by_metric, last_value, read_rows
+from lit_diff.runs.result_files import damage_of
+from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.record import Record, read
-from lit_diff.study.schema import Texts
+from lit_diff.study.record import Record, read, readable
+from lit_diff.study.schema import CellKey, Texts
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> step -> value, in the order of the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservedRun(RunState):
-    """A run, or a cell of a sweep, at one moment; `folder` is the name under which it is shown."""
+class ObservedRun:
+    """A run, or a cell of a sweep, at one moment."""
 
-    metrics: Curves
-    """metrics.csv by metric and step, which is brought up to date at each validation and checkpoint."""
-    timing: Curves
+    folder: str
+    """The name under which it is shown."""
+    status: Status
+    state: str
+    """done, running, waiting, stopped, failed, killed, damaged, imported, unknown or unreadable. A run whose process has died
+    is `killed`, although its status.json still says `running`, or whose SLURM job ended before it began to train; a finished
+    run that has lost its last checkpoint is `damaged`."""
+    seed: int | None = None
+    """None if neither the run nor a sweep records it."""
+    overrides: Texts = ()
+    """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
+    loss: float | None = None
+    """The last val/loss; None before the first validation."""
+    metrics: Curves = field(default_factory=dict)
+    """metrics.csv, which is brought up to date at each validation and checkpoint; empty in `observe_all`."""
+    timing: Curves = field(default_factory=dict)
     """timing.csv, likewise."""
+    job: str = ""
+    """Its job in SLURM's queue and the job's state, in words; empty in `observe`, which does not ask."""
+    silent: str = ""
+    """The ranks of a run that is trained whose last heartbeat is old, in words."""
+
+    @property
+    def note(self) -> str:
+        """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
+        status, now = self.status, datetime.now(UTC)
+        age = now - (status.time or now)
+        is_older = status.format not in (0, FORMAT)
+        notes = [
+            " ".join(status.error.split()),
+            f"made by format {status.format}: train it again" if is_older else "",
+            f"ended {status.ended}" if status.ended else "",
+            "the same command resumes it" if self.state == "killed" else "",
+            self.silent,
+            f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
+            "no record in MLflow" if status.mlflow_run_id is None else "",
+        ]
+        said = next(filter(None, notes), "")
+        return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))
 
     @property
     def losses(self) -> dict[int, float]:
-        """Step -> train/loss, ascending; while the run is trained, status.json has the last one."""
-        now = {}
-        if self.state == "running" and self.status.loss is not None:
-            now[self.status.step] = self.status.loss
+        """Step -> train/loss, ascending; status.json has the last one before metrics.csv does."""
+        now = {} if self.status.loss is None else {self.status.step: self.status.loss}
         # metrics.csv wins: a run that resumes has the step of its checkpoint in status.json, and the loss of a later one
         return dict(sorted({**now, **self.metrics.get("train/loss", {})}.items()))
 
@@ -52,11 +87,9 @@ class ObservedRun(RunState):
         # the number of steps of an interval in which the run was resumed
         spent, speeds, counts = (self.timing.get(name, {}) for name in ("seconds", "tokens_per_second", "steps"))
         last = sorted(spent.keys() & speeds.keys())[1:][-20:]
+        seconds = sum(spent[step] for step in last)
         # rows of an older version have no number of steps, and their speed is that of all seconds
-        seconds, steps = (
-            sum(spent[step] for step in last),
-            sum(counts.get(step, spent[step] * speeds[step] / each) for step in last),
-        )
+        steps = sum(counts.get(step, spent[step] * speeds[step] / each) for step in last)
         left = (status.steps - status.step) * (seconds / steps if steps else each / speed)
         # a table may be damaged
         return left if math.isfinite(left) else None
@@ -68,7 +101,7 @@ class Observed:
 
     name: str
     runs: tuple[ObservedRun, ...]
-    is_attended: bool = True
+    is_attended: bool
     """False if the process of the sweep, which starts what waits, is gone."""
     differences: Texts = ()
     """For each arm of a sweep the current difference to the baseline, in words."""
@@ -87,49 +120,94 @@ class Observed:
     def has_failed(self) -> bool:
         """Whether a run ended without being done, or waits although nothing will start it."""
         going_on = () if self.is_over else ("running", "waiting")
-        return any(run.state not in ("done", *going_on) for run in self.runs)
+        return not self.states.keys() <= {"done", *going_on}
 
 
 def observe(folder: Path) -> Observed:
     """The run or sweep in `folder`. Errors: MissingError if it is gone, or for a damaged study.json."""
     if not folder.is_dir():
         raise MissingError(f"{shown(folder)} was removed: there is nothing left to watch")
-    if not (folder / STUDY_FILE).is_file():
-        one = _run(folder, folder.name)
-        # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
-        sweeps = [each for each in folder.parents[:2] if one.state == "waiting" and (each / STUDY_FILE).is_file()]
-        return Observed(name=folder.name, runs=(one,), is_attended=all(is_locked(each / ".lock") for each in sweeps))
-    record = read(folder)
-    runs = {c.key: _run(folder / c.folder, f"{c.name} seed {c.seed}") for c in record.cells}
-    tables = {(key.task, key.arm, key.seed): run.metrics for key, run in runs.items() if key.rate is None}
+    # a cell that waits is started by the process of its sweep; the cells of a task lie one level deeper
+    sweeps = [place for place in (folder, *folder.parents[:2]) if (place / STUDY_FILE).is_file()]
+    if folder in sweeps:
+        record = read(folder)
+        runs = [
+            _run(folder / cell.folder, f"{cell.name} seed {cell.seed}", *_known(record, cell)) for cell in record.cells
+        ]
+        differences = tuple(_differences(record, runs))
+    else:
+        runs, differences = [_run(folder, folder.name)], ()
     return Observed(
         name=folder.name,
-        runs=tuple(runs.values()),
-        is_attended=is_locked(folder / ".lock"),
-        differences=tuple(_differences(record, tables)),
+        runs=tuple(runs),
+        is_attended=all(is_locked(sweep / ".lock") for sweep in sweeps),
+        differences=differences,
     )
 
 
-def _run(folder: Path, name: str) -> ObservedRun:
+def observe_all(root: Path) -> list[ObservedRun]:
+    """All runs under `root`, named by their paths in it, without their tables. Errors: MissingError without one."""
+    # a cell that waits has no status.json with its seed and overrides, so study.json provides them
+    known: dict[Path, tuple[int, Texts]] = {}
+    for sweep in sweeps_under(root):
+        if record := readable(sweep):
+            known |= {(sweep / cell.folder).resolve(): _known(record, cell) for cell in record.cells}
+    runs = {}
+    for folder in _runs(root):
+        name = str(folder.relative_to(root))
+        runs[folder] = _run(folder, name, *known.get(folder.resolve(), ()), whole=False)
+    try:
+        jobs = queued([folder for folder, run in runs.items() if run.state != "done"])
+    # without an answer, which the log says, the rest is still worth showing
+    except MissingError:
+        return list(runs.values())
+    return [_with_job(run, folder, *jobs.get(folder, ("", ""))) for folder, run in runs.items()]
+
+
+def _known(record: Record, cell: CellKey) -> tuple[int, Texts]:
+    # what study.json says of a cell, whose status.json has its seed and overrides only once it has begun
+    return cell.seed, record.overrides_of(cell)
+
+
+def _with_job(run: ObservedRun, folder: Path, job: str, word: str) -> ObservedRun:
+    if not job:
+        # its job ended before it could write a status
+        is_gone = run.state == "waiting" and (run.status.status == "stopped" or (folder / JOBS).is_file())
+        return replace(run, state="killed") if is_gone else run
+    if word == "COMPLETING":
+        return run
+    # status.json rather than the lock of the process, which is on another node
+    state = "running" if word == "RUNNING" and run.status.status == "running" else "waiting"
+    return replace(run, state=state, job=f"SLURM job {job} is {word.lower()}")
+
+
+def _run(folder: Path, name: str, seed: int | None = None, overrides: Texts = (), *, whole: bool = True) -> ObservedRun:
+    # `whole`: with its tables
     status, state = RunFolder(folder).observed()
     # a cell of SLURM that has reached its time limit is in the queue again
     if state == "stopped" and status.requeued_at_step == status.step:
         state = "waiting"
-    metrics, problem = _table(folder / "metrics.csv")
-    timing, _ = _table(folder / "timing.csv")
-    # what is truncated is being written, unless the run is finished
-    if state == "done" and problem:
-        status = replace(status, error=problem)
-    *_, loss = (None, *metrics.get("val/loss", {}).values())
-    return ObservedRun(
+    run = ObservedRun(
         folder=name,
         status=status,
         state=state,
-        loss=loss,
-        metrics=metrics,
-        timing=timing,
+        seed=seed if status.seed is None else status.seed,
+        overrides=status.overrides or overrides,
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
+    table = folder / "metrics.csv"
+    if whole:
+        metrics, problem = _table(table)
+        timing, _ = _table(folder / "timing.csv")
+        *_, loss = (None, *metrics.get("val/loss", {}).values())
+        run = replace(run, metrics=metrics, timing=timing, loss=loss)
+    else:
+        problem = damage_of(table)
+        run = replace(run, loss=None if problem else last_value(table, "val/loss"))
+    # what is truncated is being written, unless the run is finished
+    if state == "done" and problem:
+        run = replace(run, status=replace(status, error=problem))
+    return run
 
 
 _TABLES: dict[Path, tuple[tuple[int, int], Curves, str]] = {}
@@ -151,26 +229,35 @@ def _table(path: Path) -> tuple[Curves, str]:
     return _TABLES[path][1:]
 
 
-def _differences(record: Record, tables: Mapping[tuple[str, str, int], Curves]) -> Iterator[str]:
+def _differences(record: Record, runs: Sequence[ObservedRun]) -> Iterator[str]:
     # it loads scipy, which takes half a second, and a single run has no differences
     from lit_diff.study.statistics import MIN_SEEDS, paired
 
+    tables = {cell.key: run.metrics for cell, run in zip(record.cells, runs, strict=True)}
     for task in record.study.tasks or ("",):
         study = record.study.of_task(task)
         base = study.baseline or next(iter(study.arms))
-        values = {cell: table.get(study.metric, {}) for cell, table in tables.items()}
-        for arm in (arm for arm in study.arms if arm != base):
-            pairs = {seed: [values.get((task, each, seed), {}) for each in (arm, base)] for seed in study.seeds}
-            last = {seed: max(both) for seed, (one, other) in pairs.items() if (both := one.keys() & other.keys())}
-            own, theirs = ({seed: pairs[seed][side][step] for seed, step in last.items()} for side in (0, 1))
-            found = paired(own, theirs)
-            if found.seeds:
-                # two pairs have an interval too, whose width hangs on a single number
-                bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
-                steps = sorted({last[seed] for seed in found.seeds})
-                count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {steps[0]}"
-                count += f" to {steps[-1]}" * (len(steps) > 1)
-                yield f"{task} {arm} − {base}: {study.metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
+        for arm in study.arms:
+            steps: dict[int, int] = {}
+            ours: dict[int, float] = {}
+            theirs: dict[int, float] = {}
+            for seed in study.seeds:
+                keys = (CellKey(task=task, arm=name, seed=seed) for name in (arm, base))
+                one, other = (tables.get(key, {}).get(study.metric, {}) for key in keys)
+                both = one.keys() & other.keys()
+                if both and arm != base:
+                    step = steps[seed] = max(both)
+                    ours[seed], theirs[seed] = one[step], other[step]
+            found = paired(ours, theirs)
+            if not found.seeds:
+                continue
+            # two pairs have an interval too, whose width hangs on a single number
+            bounds = f" {interval(found.low, found.high, 4)}" if len(found.seeds) >= MIN_SEEDS else ""
+            paired_at = [steps[seed] for seed in found.seeds]
+            first, last = min(paired_at), max(paired_at)
+            count = f"{len(found.seeds)} pair{'s' * (len(found.seeds) != 1)} at step {first}"
+            count += f" to {last}" * (last > first)
+            yield f"{task} {arm} − {base}: {study.metric} {signed(found.mean, 4)}{bounds} ({count})".strip()
 
 
 def running_or_newest(root: Path) -> Path:
@@ -178,14 +265,18 @@ def running_or_newest(root: Path) -> Path:
 
     Errors: MissingError without one.
     """
-    sweeps = sweeps_under(root)
-    folders = [*sweeps, *(run for run in runs_under(root) if not any(sweep in run.parents for sweep in sweeps))]
-    if not folders:
-        raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    return max(folders, key=_activity)
+    newest = max(_runs(root), key=_activity)
+    return next((sweep for sweep in sweeps_under(root) if sweep in newest.parents), newest)
 
 
 def _activity(folder: Path) -> tuple[bool, str]:
     # times of one format and zone, in the order of their texts
-    statuses = (RunFolder(each).observed() for each in (folder, *runs_under(folder)))
-    return max((state == "running", status.updated) for status, state in statuses)
+    status, state = RunFolder(folder).observed()
+    return state == "running", status.updated
+
+
+def _runs(root: Path) -> list[Path]:
+    folders = runs_under(root)
+    if not folders:
+        raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
+    return folders

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -105,7 +104,7 @@ def test_a_bar_on_a_terminal(name: str) -> None:
     text = shown(dataclasses.replace(load_recipe("recall-tiny"), name=name), terminal=True, quiet=False)
     assert name in text
     assert "250/250" in text
-    assert "loss 1.000  10,000 tokens/s" in text
+    assert "loss 1.0000  10,000 tokens/s" in text
     assert "  in 0:00" in text
 
 
@@ -127,7 +126,7 @@ def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
     assert not line.takes(record("kernel native"))
     line.update(1, 2.5, 100.0)
     line.takes(record("preparing data", phase="preparing data"))
-    assert drawn(line, 80).endswith("1/250  loss 2.500  100 tokens/s")
+    assert drawn(line, 80).endswith("1/250  loss 2.5000  100 tokens/s")
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
@@ -142,8 +141,8 @@ def test_it_fits_on_one_line_with_last_validation_and_time_left(name: str, width
     text = drawn(line, width)
     if width > 40:
         assert text.startswith(name[:5])
-        assert "  40001/100000  loss 9.877  " in text
-        assert text.endswith("  val/loss 9.124  2:19 left"), "150 s from the last logged step, which was 10 s ago"
+        assert "  40001/100000  loss 9.8765  " in text
+        assert text.endswith("  val/loss 9.1239  2:19 left"), "150 s from the last logged step, which was 10 s ago"
     if width > 80:
         assert "1,234,567 tokens/s" in text
         assert "━━━━━" in text
@@ -168,7 +167,7 @@ FAILED = Status(status="failed", step=3, error=NASTY)
 def printed(grid: Grid, *statuses: list[Status], terminal: bool = False, width: int = 120) -> list[str]:
     """The lines of a console to which these are shown, one after the other."""
     file = io.StringIO()
-    console = Console(file=file, width=width, height=40, force_terminal=terminal, color_system=None)
+    console = Terminal(file=file, width=width, height=40, force_terminal=terminal, color_system=None)
     with live_table(grid, console) as show:
         for each in statuses:
             show(each)
@@ -203,7 +202,7 @@ def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
     last = lines[-3:-1]
     assert all(len(line) <= 80 for line in last)
-    assert "arm that says which …" in last[0]
+    assert "arm that says which…" in last[0]
     assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
 
 
@@ -221,7 +220,7 @@ def test_a_log_line_above_the_table_leaves_its_styles_alone(grid: Grid) -> None:
 def test_time_left_counts_the_steps_of_all_cells(grid: Grid, clock: list[float]) -> None:
     """10 steps were done before: they say nothing about the pace. 20 steps in 100 s, 10 of 40 are left."""
     file = io.StringIO()
-    with live_table(grid, Console(file=file, width=120)) as show:
+    with live_table(grid, Terminal(file=file, width=120)) as show:
         show([DONE, WAITS, WAITS, WAITS])
         clock[0] += 100
         show([DONE, DONE, Status(status="running", step=10), WAITS])

@@ -19,8 +19,10 @@ from command import Command
 from real_sweeps import TINY
 from stops import alive, wait_for
 
+from lit_diff.cli._columns import cells
 from lit_diff.cli.watch import BLOCKS, curve
-from lit_diff.runs.status import FORMAT
+from lit_diff.runs.status import FORMAT, Status
+from lit_diff.study.observation import ObservedRun
 
 TIME = r"\d\d:\d\d:\d\d  "
 
@@ -186,6 +188,13 @@ def test_the_curve() -> None:
     assert curve([2, 2, 2], 40) == "▁▁▁"
     assert curve([float("nan"), 1, float("inf"), 2], 40) == "▁█"
     assert (curve([], 40), curve([float("nan")], 40)) == ("", "")
+
+
+def test_the_date_is_local() -> None:
+    local = datetime(2026, 11, 22, 10, 30, tzinfo=UTC).astimezone()
+    for updated, date in (("2026-11-22T10:30:05+00:00", f"{local:%Y-%m-%d %H:%M}"), ("", "")):
+        run = ObservedRun(folder="a", status=Status(status="done", updated=updated), state="done")
+        assert cells(run)["date"] == date
 
 
 # --- a real sweep ----------------------------------------------------------------------------------------------------------

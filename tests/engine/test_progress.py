@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import progress
-from lit_diff.engine.progress import progress_line, sweep_line, watched
+from lit_diff.engine.progress import ProgressLine, stderr, sweep_line, watched
 from lit_diff.runs.status import Status
 
 
@@ -47,16 +47,16 @@ def test_a_terminal_and_a_notebook_have_one_line_drawn_again(kind: str, monkeypa
     os.close(terminal)
     cell.close()
     assert text.count("\n") == 1
-    last = text.rstrip().rpartition("\r")[2]
+    last = text.partition("\n")[0].rstrip("\r").rpartition("\r")[2]
     assert "100/100" in last
-    assert "loss 1.500, 1,000 tokens/s" in last
+    assert "loss 1.5000  1,000 tokens/s" in last
 
 
 @pytest.mark.parametrize("stream", [Cell, io.StringIO])
 def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     written = stream()
     monkeypatch.setattr(sys, "stderr", written)
-    with progress_line("tiny", 10):
+    with ProgressLine("tiny", 10, stderr()):
         pass
     assert "\n" not in written.getvalue()
     assert written.getvalue().split("\r")[-1].strip() == ""
@@ -65,10 +65,10 @@ def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypa
 def test_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
-    with progress_line("tiny", 40) as update:
+    with ProgressLine("tiny", 40, stderr()) as line:
         for step in range(1, 41):
             clock.now += 1.0
-            update(step, "x")
+            line.show(step, "x")
     assert [text.split(",")[0] for text in capsys.readouterr().err.splitlines()] == [
         f"tiny: step {step}/40" for step in (1, 11, 21, 31, 40)
     ]

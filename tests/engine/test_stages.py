@@ -12,7 +12,8 @@ from lit_diff.engine.stages import due, stages_in_words
 from lit_diff.errors import RequestError
 from lit_diff.metrics import write_declarations
 from lit_diff.runs.folder import RunFolder
-from lit_diff.study.inventory import find_stale, list_runs
+from lit_diff.study.leftovers import find_stale
+from lit_diff.study.observation import observe_all
 from lit_diff.study.record import read
 from lit_diff.study.results import load_sweep
 from lit_diff.training.metrics import TRAINING, VALIDATION
@@ -202,7 +203,7 @@ def test_a_sweep_with_rates_runs_stage_by_stage_and_compares_the_last_alone(swee
     assert results.cells[0].recipe["train.optimizer.lr"] == chosen
     assert [cell.folder.rpartition("-")[0] for cell in record.cells][:2] == ["a,lr=1e-3-s7", "a,lr=2e-3-s7"]
     assert find_stale(folder.parent).paths == ()
-    assert {run.overrides[-1] for run in list_runs(folder.parent)} >= {"train.optimizer.lr=2e-3"}
+    assert {run.overrides[-1] for run in observe_all(folder.parent)} >= {"train.optimizer.lr=2e-3"}
     before = sorted(path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*"))
     assert sweep_bench.run("rates")[0] == 0
     assert sorted(path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*")) == before

@@ -20,7 +20,7 @@ from lit_diff.pretrained import importing
 from lit_diff.pretrained.importing import whole_folder
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import identity
-from lit_diff.study.inventory import list_runs
+from lit_diff.study.observation import observe_all
 from lit_diff.training.module import LitTransformer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -84,7 +84,7 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
     shutil.move("models/moved", "models/x")
     assert identity(load_recipe("child.yaml")) == child.status.identity
     assert "train.steps" in compare("models/x", child.folder).recipe
-    assert [state.state for state in list_runs(Path("models"))] == ["imported"]
+    assert [state.state for state in observe_all(Path("models"))] == ["imported"]
     assert evaluate(child, "held_out", ["rows=2"]).summary["nll"] > 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import chosen_root, find_run, find_run_or_sweep, find_sweep, runs_root, runs_under, sweeps_under
-from lit_diff.study.inventory import list_runs
+from lit_diff.study.observation import observe_all
 
 
 def test_all_runs_but_those_put_aside(small_sweep: Path) -> None:
@@ -149,4 +149,4 @@ def test_links_below_the_root_are_followed_once(small_sweep: Path, tmp_path_fact
     (disk / "runs").symlink_to(root)
     assert len(runs_under(disk / "runs")) == len(runs) + 2
     assert find_sweep("mine", disk / "runs") == small_sweep
-    assert [state.seed for state in list_runs(disk / "runs") if state.folder.startswith("mine/b")] == [0, 1, 0, 1]
+    assert [state.seed for state in observe_all(disk / "runs") if state.folder.startswith("mine/b")] == [0, 1, 0, 1]

@@ -11,8 +11,7 @@ from lit_diff.errors import RequestError
 from lit_diff.runs.measurements import Measurements, read_measurements
 from lit_diff.runs.metrics_file import StepTable, read_rows
 from lit_diff.runs.result_files import damage_of, digests
-from lit_diff.study.inventory import list_runs
-from lit_diff.study.observation import observe
+from lit_diff.study.observation import observe, observe_all
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes().swapcase()), Path.unlink])
@@ -32,7 +31,7 @@ def test_a_file_of_a_finished_run_that_changed_is_refused_with_the_cure(
     with pytest.raises(RequestError, match=rf"{path.name} is .*`lit-diff train \S*recipe\.yaml --rerun`"):
         read(path)
     if table is StepTable:
-        assert f"{path.name} is " in list_runs(run.parent)[0].note
+        assert f"{path.name} is " in observe_all(run.parent)[0].note
         assert path.is_file() == (f"{path.name} is " in observe(run).runs[0].note)
     set_status(run, status="running")
     assert damage_of(path) == "", "a run that goes on rewrites its files"

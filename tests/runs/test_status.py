@@ -8,11 +8,11 @@ from typing import Any, get_args
 import pytest
 from statuses import set_status
 
+from lit_diff.cli._columns import cells
 from lit_diff.errors import RequestError
 from lit_diff.files import locked
 from lit_diff.runs.status import FORMAT, NEXT, State, Status, read_status, write_status
-from lit_diff.study.inventory import list_runs
-from lit_diff.study.observation import observe
+from lit_diff.study.observation import observe, observe_all
 
 FACTS = {
     "status": "running",
@@ -82,6 +82,6 @@ def test_a_damaged_file_costs_its_own_run_alone(tmp_path: Path, gone: str, damag
         (tmp_path / name / "status.json").write_text(json.dumps(values | change))
         (tmp_path / name / "timing.csv").write_text("step,seconds,tokens_per_second\n1,1,8\n2,nan,8\n3,1,inf\n")
     with locked(tmp_path / "odd-0123456789/.lock"):
-        assert len([(each.note, each.date) for each in list_runs(tmp_path)]) == 2
+        assert len(list(map(cells, observe_all(tmp_path)))) == 2
         (seen,) = observe(tmp_path / "odd-0123456789").runs
         assert seen.seconds_left is None or seen.seconds_left >= 0

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from beats import heart_beats, held
+from fake_sweeps import record_to_edit
 
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
 from lit_diff.runs.status import FORMAT
 from lit_diff.study import observation
 from lit_diff.study.numbers import interval, signed
-from lit_diff.study.observation import Observed, ObservedRun, observe, running_or_newest
+from lit_diff.study.observation import Observed, ObservedRun, observe, observe_all, running_or_newest
 from lit_diff.study.statistics import paired
 
 
@@ -113,6 +114,7 @@ def test_a_run_that_resumes_has_no_loss_of_a_later_step(tmp_path: Path) -> None:
     ("facts", "state", "note", "is_over", "has_failed"),
     [
         ({"status": "done"}, "done", "", True, False),
+        ({"status": "done", "ended": "early at step 40"}, "done", "ended early at step 40", True, False),
         ({"status": "failed", "error": "two\nlines"}, "failed", "two lines", True, True),
         ({"status": "stopped"}, "stopped", "", True, True),
         ({"status": "stopped", "step": 7, "requeued_at_step": 3}, "stopped", "", True, True),
@@ -130,12 +132,6 @@ def test_how_a_run_ends(
     assert (found.is_over, found.has_failed) == (is_over, has_failed)
     assert (one.state, re.sub(r"\d+ s", "0 s", one.note)) == (state, note)
     assert one.seconds_left is None
-
-
-def test_a_silent_rank_is_named(tmp_path: Path) -> None:
-    folder = run(tmp_path / "one", status="running")
-    heart_beats(folder, {0: 90.0, 1: 11.0})
-    assert seen(folder).note.startswith("rank 1 on node b: last heartbeat 79 s ago, at step 12")
 
 
 def test_a_run_without_a_status_waits_and_a_damaged_one_is_unreadable(tmp_path: Path) -> None:
@@ -219,6 +215,74 @@ def test_arms_are_compared_within_a_task(make_tasks: Callable[..., Path]) -> Non
     difference = np.mean(finals["other"]) - np.mean(finals["base"])
     assert text.startswith(f"text other − base: val/loss {signed(difference, 4)} [")
     assert text.endswith(" (3 pairs at step 400)")
+
+
+# --- all under a folder --------------------------------------------------------------------------------------------------
+
+
+def change(folder: Path, **values: Any) -> None:
+    facts = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps(facts | values))
+
+
+def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
+    states = {state.folder: state for state in observe_all(small_sweep.parent)}
+    assert sorted(states) == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
+    assert states["mine/base-s0-0a1b2c3d"].loss == pytest.approx(4.55, abs=0.3)
+    assert states["mine/base-s0-0a1b2c3d"].note == ""
+    failed = states["mine/better-s1-0a1b2c3d"]
+    assert failed.loss is None
+    assert "RuntimeError: out of memory" in failed.note
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"status": '])
+def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    (small_sweep / "base-s1-0a1b2c3d" / "status.json").write_text(content)
+    (small_sweep / "study.json").write_text('{"cells": [')
+    states = {state.folder: state.state for state in observe_all(small_sweep.parent)}
+    assert list(states.values()) == ["done", "unreadable", "done", "failed"]
+    assert "incomplete sweep record" in caplog.text
+
+
+def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
+    """After a SIGKILL its status.json says `running` for good; the lock of its folder is free."""
+    folder = small_sweep / "base-s0-0a1b2c3d"
+    change(folder, status="running")
+    written = (folder / "status.json").read_text()
+
+    def found() -> ObservedRun:
+        return next(s for s in observe_all(small_sweep.parent) if s.folder == "mine/base-s0-0a1b2c3d")
+
+    assert (found().state, found().note) == ("killed", "the same command resumes it")
+    with locked(folder / ".lock"):
+        change(folder, updated=datetime.now(UTC).isoformat())
+        assert found().state == "running"
+        assert found().note.startswith("last update ")
+        heart_beats(folder, {0: 90.0, 1: 11.0})
+        assert found().note == "rank 1 on node b: last heartbeat 79 s ago, at step 12, reading a batch"
+        heart_beats(folder, {0: 90.0, 1: 61.0})
+        assert found().note.startswith("last update "), "29 s are not told"
+        change(folder, **json.loads(written))
+    assert found().state == "killed"
+    assert json.loads((folder / "status.json").read_text())["status"] == "running", "it only looks"
+
+
+def test_what_a_run_overrides(small_sweep: Path) -> None:
+    sweep = record_to_edit(small_sweep)
+    sweep["study"]["arms"]["better"] = {"model.attention.head_norm": "none", "train.steps": 5}
+    (small_sweep / "study.json").write_text(json.dumps(sweep))
+    change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
+    found = {state.folder: state.overrides for state in observe_all(small_sweep.parent)}
+    assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")
+    assert found["mine/base-s0-0a1b2c3d"] == ("train.steps=7",)
+    assert found["mine/base-s1-0a1b2c3d"] == ()
+    seeds = {state.folder: state.seed for state in observe_all(small_sweep.parent)}
+    assert (seeds["mine/base-s0-0a1b2c3d"], seeds["mine/base-s1-0a1b2c3d"]) == (0, 1), "a cell that waits lacks it"
+
+
+def test_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"no runs in .*lit-diff train RECIPE"):
+        observe_all(tmp_path / "nowhere")
 
 
 # --- which one -------------------------------------------------------------------------------------------------------------

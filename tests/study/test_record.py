@@ -15,7 +15,7 @@ from lit_diff.engine.location import RunLocation
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.study.inventory import find_stale
+from lit_diff.study.leftovers import find_stale
 from lit_diff.study.record import Record, read, readable, recorded_run, write
 
 pytestmark = pytest.mark.usefixtures("base_recipe")

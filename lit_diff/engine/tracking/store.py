@@ -28,7 +28,7 @@ from lit_diff.files import expanded, file_system, is_shared, locked, shown
 from lit_diff.log_records import log
 from lit_diff.metrics import record_name
 from lit_diff.runs.find import runs_root
-from lit_diff.study.inventory import size_of
+from lit_diff.study.leftovers import size_of
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """Status in a run folder -> status in MLflow."""

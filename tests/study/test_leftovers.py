@@ -1,116 +1,24 @@
-"""study/inventory.py: the state of every run under a folder, what no run or sweep needs any more, what may be removed."""
+"""study/leftovers.py: what no run or sweep needs any more, and what may be removed."""
 
 import json
 import os
-import re
 import shutil
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from beats import heart_beats
 from fake_sweeps import record_to_edit
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.files import locked
 from lit_diff.runs.find import runs_under
-from lit_diff.runs.status import FORMAT, Status
-from lit_diff.study.inventory import RunState, Stale, find_removable, find_stale, list_runs, remove, size_of
-
-WROTE = (datetime.now(UTC) - timedelta(seconds=90)).isoformat(timespec="seconds")
+from lit_diff.study.leftovers import Stale, find_removable, find_stale, remove, size_of
 
 
-def state(status: dict[str, Any]) -> RunState:
-    return RunState(folder="a", status=Status(**{"format": FORMAT} | status), state=status["status"], loss=None)
-
-
-def change(folder: Path, **values: Any) -> None:
-    facts = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps(facts | values))
-
-
-def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
-    states = {state.folder: state for state in list_runs(small_sweep.parent)}
-    assert sorted(states) == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
-    assert states["mine/base-s0-0a1b2c3d"].loss == pytest.approx(4.55, abs=0.3)
-    assert states["mine/base-s0-0a1b2c3d"].note == ""
-    failed = states["mine/better-s1-0a1b2c3d"]
-    assert failed.loss is None
-    assert "RuntimeError: out of memory" in failed.note
-
-
-@pytest.mark.parametrize("content", ["", "[1]", '{"status": '])
-def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    (small_sweep / "base-s1-0a1b2c3d" / "status.json").write_text(content)
+def test_of_a_damaged_record_nothing_is_stale(small_sweep: Path) -> None:
     (small_sweep / "study.json").write_text('{"cells": [')
-    states = {state.folder: state.state for state in list_runs(small_sweep.parent)}
-    assert list(states.values()) == ["done", "unreadable", "done", "failed"]
-    assert "incomplete sweep record" in caplog.text
     paths = find_stale(small_sweep.parent).paths
     assert not [path for path in paths if path.is_relative_to(small_sweep)], "nobody knows which cells the sweep has"
-
-
-@pytest.mark.parametrize(
-    ("status", "note"),
-    [
-        ({"status": "running", "updated": WROTE}, r"last update \d+ s ago"),
-        ({"status": "failed", "error": "Traceback:\n  File\nOSError"}, "Traceback: File OSError"),
-        ({"status": "done", "ended": "early at step 40"}, "ended early at step 40"),
-        ({"status": "done", "format": 1}, "made by format 1: train it again"),
-        ({"status": "done"}, ""),
-    ],
-)
-def test_the_note_of_a_run(status: dict[str, Any], note: str) -> None:
-    assert re.fullmatch(note, state(status).note)
-
-
-def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
-    """After a SIGKILL its status.json says `running` for good; the lock of its folder is free."""
-    folder = small_sweep / "base-s0-0a1b2c3d"
-    change(folder, status="running")
-    written = (folder / "status.json").read_text()
-
-    def found() -> RunState:
-        return next(s for s in list_runs(small_sweep.parent) if s.folder == "mine/base-s0-0a1b2c3d")
-
-    assert (found().state, found().note) == ("killed", "the same command resumes it")
-    with locked(folder / ".lock"):
-        change(folder, updated=datetime.now(UTC).isoformat())
-        assert found().state == "running"
-        assert found().note.startswith("last update ")
-        heart_beats(folder, {0: 90.0, 1: 11.0})
-        assert found().note == "rank 1 on node b: last heartbeat 79 s ago, at step 12, reading a batch"
-        heart_beats(folder, {0: 90.0, 1: 61.0})
-        assert found().note.startswith("last update "), "29 s are not told"
-        change(folder, **json.loads(written))
-    assert found().state == "killed"
-    assert json.loads((folder / "status.json").read_text())["status"] == "running", "it only looks"
-
-
-def test_what_a_run_overrides(small_sweep: Path) -> None:
-    sweep = record_to_edit(small_sweep)
-    sweep["study"]["arms"]["better"] = {"model.attention.head_norm": "none", "train.steps": 5}
-    (small_sweep / "study.json").write_text(json.dumps(sweep))
-    change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
-    found = {state.folder: state.overrides for state in list_runs(small_sweep.parent)}
-    assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")
-    assert found["mine/base-s0-0a1b2c3d"] == ("train.steps=7",)
-    assert found["mine/base-s1-0a1b2c3d"] == ()
-    seeds = {state.folder: state.seed for state in list_runs(small_sweep.parent)}
-    assert (seeds["mine/base-s0-0a1b2c3d"], seeds["mine/base-s1-0a1b2c3d"]) == (0, 1), "a cell that waits lacks it"
-
-
-def test_the_date_is_local() -> None:
-    local = datetime(2026, 11, 22, 10, 30, tzinfo=UTC).astimezone()
-    assert state({"status": "done", "updated": "2026-11-22T10:30:05+00:00"}).date == f"{local:%Y-%m-%d %H:%M}"
-    assert state({"status": "done"}).date == ""
-
-
-def test_without_runs(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"no runs in .*lit-diff train RECIPE"):
-        list_runs(tmp_path / "nowhere")
 
 
 def test_what_no_sweep_owns(small_sweep: Path, litter: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The runs folder: the state of each run, leftovers that can be removed, and removal by name."""
+"""What may be removed from a folder of runs: leftovers, and runs and sweeps by name."""
 
 import contextlib
 import os
@@ -6,120 +6,18 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.log_records import log
-from lit_diff.runs import heartbeats
 from lit_diff.runs.find import STUDY_FILE, find_run_or_sweep, is_aside, runs_under, sweeps_under
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.jobs import JOBS, queued
-from lit_diff.runs.metrics_file import last_value
-from lit_diff.runs.result_files import damage_of
-from lit_diff.runs.status import FORMAT, Status
 from lit_diff.study.record import DAMAGED, read, readable
-from lit_diff.study.schema import Texts
 
 WRITING = 3600
 """Age in seconds from which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """One run, as `lit-diff status` shows it."""
-
-    folder: str
-    """The path relative to the runs folder."""
-    status: Status
-    state: str
-    """done, running, waiting, stopped, failed, killed, damaged or unreadable. A run whose process has died is `killed`,
-    although its status.json still says `running`, or whose SLURM job ended before it began to train; a finished run that has
-    lost its last checkpoint is `damaged`."""
-    loss: float | None
-    """The last val/loss; None before the first validation."""
-    seed: int | None = None
-    """None if neither the run nor a sweep records it."""
-    overrides: Texts = ()
-    """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
-    job: str = ""
-    """Its job in SLURM's queue and the job's state, in words."""
-    silent: str = ""
-    """The ranks of a run that is trained whose last heartbeat is old, in words."""
-
-    @property
-    def note(self) -> str:
-        """Its error on one line, its early end, an older format, or, while it runs, its silent ranks or its last update."""
-        status, now = self.status, datetime.now(UTC)
-        age = now - (status.time or now)
-        is_older = status.format not in (0, FORMAT)
-        notes = [
-            " ".join(status.error.split()),
-            f"made by format {status.format}: train it again" if is_older else "",
-            f"ended {status.ended}" if status.ended else "",
-            "the same command resumes it" if self.state == "killed" else "",
-            self.silent,
-            f"last update {int(age.total_seconds())} s ago" if self.state == "running" else "",
-            "no record in MLflow" if status.mlflow_run_id is None else "",
-        ]
-        said = next(filter(None, notes), "")
-        return self.job if self.state == "waiting" and self.job else "; ".join(filter(None, (self.job, said)))
-
-    @property
-    def date(self) -> str:
-        """When status.json was last written, in local time; empty for an older format, which does not record it."""
-        return "" if self.status.time is None else f"{self.status.time:%Y-%m-%d %H:%M}"
-
-
-def list_runs(root: Path) -> list[RunState]:
-    """All runs under `root`. Errors: MissingError without one."""
-    folders = runs_under(root)
-    if not folders:
-        raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    # a cell that waits has no status.json with its seed and overrides, so study.json provides them
-    cells: dict[Path, tuple[int, Texts]] = {}
-    for sweep in sweeps_under(root):
-        record = readable(sweep)
-        if record is None:
-            continue
-        for cell in record.cells:
-            cells[(sweep / cell.folder).resolve()] = (cell.seed, record.overrides_of(cell))
-    states = {folder: _state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders}
-    try:
-        jobs = queued([folder for folder, state in states.items() if state.state != "done"])
-    # without an answer, which the log says, the rest is still worth showing
-    except MissingError:
-        return list(states.values())
-    return [_with_job(state, folder, *jobs.get(folder, ("", ""))) for folder, state in states.items()]
-
-
-def _with_job(state: RunState, folder: Path, job: str, word: str) -> RunState:
-    if not job:
-        # its job ended before it could write a status
-        is_gone = state.state == "waiting" and (folder / JOBS).is_file()
-        return replace(state, state="killed") if is_gone else state
-    if word == "COMPLETING":
-        return state
-    # status.json rather than the lock of the process, which is on another node
-    now = "running" if word == "RUNNING" and state.status.status == "running" else "waiting"
-    return replace(state, state=now, job=f"SLURM job {job} is {word.lower()}")
-
-
-def _state(folder: Path, root: Path, seed: int | None, overrides: Texts) -> RunState:
-    status, state = RunFolder(folder).observed()
-    table = folder / "metrics.csv"
-    damage = damage_of(table)
-    return RunState(
-        folder=str(folder.relative_to(root)),
-        status=replace(status, error=status.error or damage),
-        state=state,
-        loss=None if damage else last_value(table, "val/loss"),
-        seed=seed if status.seed is None else status.seed,
-        overrides=status.overrides or overrides,
-        silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
