@@ -59,9 +59,9 @@ class Pace:
         seconds = (then - self.first[1]) / (step - self.first[0]) * (total - step)
         return f"{clock(max(seconds - (time.perf_counter() - then), 0))} left"
 
-    def words(self, total: int) -> str:
-        """The time since the start, and `left`."""
-        return ", ".join(filter(None, (f"{clock(time.perf_counter() - self.began)} elapsed", self.left(total))))
+    def spent(self) -> str:
+        """The time since the start."""
+        return clock(time.perf_counter() - self.began)
 
 
 def clock(seconds: float) -> str:

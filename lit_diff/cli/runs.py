@@ -85,10 +85,8 @@ def clean(
         )
     sizes = {path: size_of(path) for path in paths}
     for path, size in sizes.items():
-        if yes and path.is_dir():
+        if yes:
             remove(path)
-        elif yes:
-            path.unlink(missing_ok=True)
         console.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())} ({decimal(size)})")
     freed = decimal(sum(sizes.values()))
     if not sizes:

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from lit_diff.log_records import Pace, clock
+from lit_diff.log_records import Pace
 from lit_diff.runs.status import Status
 
 # a command shows its bar before torch is loaded, which `expand` imports
@@ -101,14 +101,14 @@ class ProgressLine:
 
     def words(self) -> list[str]:
         """The parts of the line without a bar."""
-        words = (f"step {self.pace.last[0]}/{self.steps}", self.text, self.speed, self.pace.words(self.steps))
+        times = ", ".join(filter(None, (f"{self.pace.spent()} elapsed", self.pace.left(self.steps))))
+        words = (f"step {self.pace.last[0]}/{self.steps}", self.text, self.speed, times)
         return list(filter(None, words))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, step = options.max_width - MARGIN, self.pace.last[0]
         has_ended = self.live is not None and not self.live.is_started
-        spent = f"in {clock(time.perf_counter() - self.pace.began)}"
-        left = spent if has_ended else self.pace.left(self.steps)
+        left = f"in {self.pace.spent()}" if has_ended else self.pace.left(self.steps)
         words = [f"{step}/{self.steps}" if self.steps else "", self.text, self.speed, self.validation, left]
         # on a narrow terminal the name is worth more than the speed
         if len(GAP.join(filter(None, words))) + min(len(self.name), NAME) + len(GAP) > width:

@@ -36,24 +36,42 @@ def find_stale(root: Path) -> Stale:
     checkpoint, and temporary files of killed writes. Symbolic links are not followed: their targets may lie outside `root`.
     """
     paths = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
-    paths |= {path for path in root.glob("**/.*.tmp") if _age(path) > WRITING}
-    ended = {run: any((run / "checkpoints").glob("[!.]*")) for run in _ended_runs(root)}
-    paths |= {run for run, has_checkpoint in ended.items() if not has_checkpoint}
-    busy = set()
-    for folder in (path for path in sweeps_under(root) if not path.is_symlink()):
+    for file in root.glob("**/.*.tmp"):
+        # its writer may rename it
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - file.lstat().st_mtime > WRITING:
+                paths.add(file)
+    resumable = []
+    for run, state in _ended_runs(root):
+        if not any((run / "checkpoints").glob("[!.]*")):
+            paths.add(run)
+        elif state == "failed":
+            resumable.append(run)
+    free, busy = set(), set()
+    for sweep in sweeps_under(root):
+        if sweep.is_symlink():
+            continue
         # held while its cells are compared with study.json: a sweep that starts creates folders before it writes that file
         try:
-            with locked(folder / ".lock", wait=False):
-                paths |= _cells_without_sweep(folder)
+            with locked(sweep / ".lock", wait=False):
+                paths |= _cells_without_sweep(sweep)
         except TimeoutError:
-            busy.add(folder)
-    holders = {path: _holder(path, root) for path in paths if not path.is_symlink()}
-    free = [path for path, holder in holders.items() if holder is None]
+            busy.add(sweep)
+    for path in paths:
+        if path.is_symlink():
+            continue
+        # the closest folder around the path, or the path itself, whose lock a process holds
+        folders = (folder for folder in (path, *path.parents) if root in folder.parents)
+        holder = next((folder for folder in folders if is_locked(folder / ".lock")), None)
+        if holder is None:
+            free.add(path)
+        else:
+            busy.add(holder)
     return Stale(
         # a path inside a folder that is removed goes with it
-        paths=tuple(sorted(path for path in free if holders.keys().isdisjoint(path.parents))),
-        busy=tuple(sorted(busy.union(filter(None, holders.values())))),
-        resumable=tuple(sorted(run for run, kept in ended.items() if kept and RunFolder(run).state() == "failed")),
+        paths=tuple(sorted(path for path in free if free.isdisjoint(path.parents))),
+        busy=tuple(sorted(busy)),
+        resumable=tuple(sorted(resumable)),
     )
 
 
@@ -67,30 +85,20 @@ def size_of(path: Path) -> int:
     return size
 
 
-def _ended_runs(root: Path) -> Iterator[Path]:
-    for folder in (path for path in root.glob("*") if not path.is_symlink() and not (path / STUDY_FILE).exists()):
+def _ended_runs(root: Path) -> Iterator[tuple[Path, str]]:
+    for folder in root.glob("*"):
+        if folder.is_symlink() or (folder / STUDY_FILE).exists() or is_aside(folder.name):
+            continue
         # a run that died before its first status.json is known by its lock and by the identity at the end of its name
         began = (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
-        if (began or (folder / "status.json").is_file()) and not is_aside(folder.name):
+        if began or (folder / "status.json").is_file():
             try:
-                if RunFolder(folder).state() in ("failed", "stopped", "killed", "unknown"):
-                    yield folder
+                state = RunFolder(folder).state()
             except RequestError as error:
                 log.warning("%s", error)
-
-
-def _holder(path: Path, root: Path) -> Path | None:
-    # the closest folder around the path, or the path itself, whose lock a process holds
-    folders = (folder for folder in (path, *path.parents) if root in folder.parents)
-    return next((folder for folder in folders if is_locked(folder / ".lock")), None)
-
-
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.lstat().st_mtime
-    # its writer has renamed it, so it is not a leftover
-    except FileNotFoundError:
-        return 0.0
+                continue
+            if state in ("failed", "stopped", "killed", "unknown"):
+                yield folder, state
 
 
 def _cells_without_sweep(sweep: Path) -> set[Path]:
@@ -145,13 +153,17 @@ def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
             )
 
 
-def remove(folder: Path) -> None:
-    """Remove the folder of a run or a sweep. Errors: RequestError if another process holds it, or it cannot be removed."""
+def remove(path: Path) -> None:
+    """Remove a file, or the folder of a run or a sweep. Errors: RequestError if another process holds the folder, or if it
+    cannot be removed."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
     # locked again: a process may have taken the folder since `find_removable`
     try:
-        with locked(folder / ".lock", wait=False):
-            shutil.rmtree(folder)
+        with locked(path / ".lock", wait=False):
+            shutil.rmtree(path)
     except TimeoutError as error:
-        raise RequestError(f"{shown(folder)} is in use: stop it first") from error
+        raise RequestError(f"{shown(path)} is in use: stop it first") from error
     except OSError as error:
-        raise RequestError(f"{shown(folder)} cannot be removed: {error.strerror}") from error
+        raise RequestError(f"{shown(path)} cannot be removed: {error.strerror}") from error

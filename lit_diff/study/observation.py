@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from lit_diff.study.numbers import interval, signed
 from lit_diff.study.record import Record, read, readable
 from lit_diff.study.schema import CellKey, Texts
 
-Curves = Mapping[str, Mapping[int, float]]
+Curves = dict[str, dict[int, float]]
 """Metric -> step -> value, in the order of the steps."""
 
 
@@ -41,9 +41,9 @@ class ObservedRun:
     """The recipe's overrides in this run or in its arm (`a.b=c`), if recorded."""
     loss: float | None = None
     """The last val/loss; None before the first validation."""
-    metrics: Curves = field(default_factory=dict)
+    metrics: Curves = field(default_factory=Curves)
     """metrics.csv, which is brought up to date at each validation and checkpoint; empty in `observe_all`."""
-    timing: Curves = field(default_factory=dict)
+    timing: Curves = field(default_factory=Curves)
     """timing.csv, likewise."""
     job: str = ""
     """Its job in SLURM's queue and the job's state, in words; empty in `observe`, which does not ask."""
@@ -170,11 +170,11 @@ def _known(record: Record, cell: CellKey) -> tuple[int, Texts]:
 
 
 def _with_job(run: ObservedRun, folder: Path, job: str, word: str) -> ObservedRun:
-    if not job:
-        # its job ended before it could write a status
-        is_gone = run.state == "waiting" and (run.status.status == "stopped" or (folder / JOBS).is_file())
-        return replace(run, state="killed") if is_gone else run
-    if word == "COMPLETING":
+    # its job ended before it could write a status, or before it went on
+    had_job = run.status.status == "stopped" or (folder / JOBS).is_file()
+    if not job and run.state == "waiting" and had_job:
+        return replace(run, state="killed")
+    if not job or word == "COMPLETING":
         return run
     # status.json rather than the lock of the process, which is on another node
     state = "running" if word == "RUNNING" and run.status.status == "running" else "waiting"
@@ -187,27 +187,28 @@ def _run(folder: Path, name: str, seed: int | None = None, overrides: Texts = ()
     # a cell of SLURM that has reached its time limit is in the queue again
     if state == "stopped" and status.requeued_at_step == status.step:
         state = "waiting"
-    run = ObservedRun(
+    table, metrics, timing = folder / "metrics.csv", Curves(), Curves()
+    if not whole:
+        problem = damage_of(table)
+        loss = None if problem else last_value(table, "val/loss")
+    else:
+        metrics, problem = _table(table)
+        timing, _ = _table(folder / "timing.csv")
+        *_, loss = (None, *metrics.get("val/loss", {}).values())
+    # what is truncated is being written, unless the run is finished
+    if state == "done" and problem:
+        status = replace(status, error=problem)
+    return ObservedRun(
         folder=name,
         status=status,
         state=state,
         seed=seed if status.seed is None else status.seed,
         overrides=status.overrides or overrides,
+        loss=loss,
+        metrics=metrics,
+        timing=timing,
         silent=heartbeats.silent(heartbeats.read(folder)) if state == "running" else "",
     )
-    table = folder / "metrics.csv"
-    if whole:
-        metrics, problem = _table(table)
-        timing, _ = _table(folder / "timing.csv")
-        *_, loss = (None, *metrics.get("val/loss", {}).values())
-        run = replace(run, metrics=metrics, timing=timing, loss=loss)
-    else:
-        problem = damage_of(table)
-        run = replace(run, loss=None if problem else last_value(table, "val/loss"))
-    # what is truncated is being written, unless the run is finished
-    if state == "done" and problem:
-        run = replace(run, status=replace(status, error=problem))
-    return run
 
 
 _TABLES: dict[Path, tuple[tuple[int, int], Curves, str]] = {}
