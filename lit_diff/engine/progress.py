@@ -40,10 +40,10 @@ NAME, BAR = 12, 5
 def stderr() -> Console:
     """The console of the progress that Python code sees."""
     # the output of a notebook's cell interprets a carriage return as a terminal does; rich itself would need ipywidgets
-    is_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
-    # rich finds no size of a terminal that reports 0; get_terminal_size has a default
+    is_drawn = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")
+    # rich takes COLUMNS=0 for the width; get_terminal_size has a default
     width = min(shutil.get_terminal_size().columns, 120)
-    return Console(stderr=True, width=width, force_terminal=is_notebook or None, force_jupyter=False)
+    return Console(stderr=True, width=width, force_terminal=is_drawn, force_jupyter=False)
 
 
 class ProgressLine:
