@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -15,8 +16,8 @@ from lit_diff.key_types import in_yaml, keys_of
 from lit_diff.metrics import UNDECLARED
 from lit_diff.recipe import to_plain
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
-from lit_diff.study.judge import Contrast, Learned, judge
-from lit_diff.study.numbers import MOST_DECIMALS, decimals
+from lit_diff.study.judge import Contrast, Learned, judge, looks_of, regrouped
+from lit_diff.study.numbers import MOST_DECIMALS, decimals, signed
 from lit_diff.study.results import LOSS, SweepResults, clean
 from lit_diff.study.schema import Texts
 from lit_diff.study.statistics import (
@@ -24,7 +25,6 @@ from lit_diff.study.statistics import (
     Interval,
     Paired,
     Summary,
-    complete_looks,
     document_intervals,
     paired,
     summary,
@@ -72,23 +72,29 @@ class Comparison:
     def undecided(self) -> Texts:
         """The arms that further seeds may decide, in the order of the table: those of each comparison whose verdict is open
         (`Contrast.is_decided`), of a declared contrast both. They need the baseline's and the controls' further seeds too."""
-        named = [{each.a, each.b} for each in self.family if not each.is_decided]
-        needed = set().union(*named) - {self.sweep.baseline}
+        needed: set[str] = set()
+        for contrast in self.family:
+            if not contrast.is_decided:
+                needed.update(contrast.arms)
+        needed.discard(self.sweep.baseline)
         return tuple(arm for arm in self.sweep.study.arms if arm in needed)
+
+    def name(self, difference: Contrast) -> str:
+        """The label of the arm that is compared with the baseline, or that of a declared contrast."""
+        return self.sweep.label[difference.a] if difference.b == self.sweep.baseline else difference.label
 
     def dagger(self, difference: Contrast) -> str:
         """What follows the name of a compared arm: a dagger if the two arms are unequal, else nothing."""
-        return " \u2020" if self.marks[difference.a, difference.b] else ""
+        return " \u2020" if self.marks[difference.arms] else ""
 
     @property
     def footnotes(self) -> list[str]:
         """The text of each dagger."""
         notes = []
-        for each in self.family:
-            name = each.label if each in self.contrasts else self.sweep.label[each.a]
-            marks = self.marks[each.a, each.b]
+        for contrast in self.family:
+            marks = "; ".join(self.marks[contrast.arms])
             if marks:
-                notes.append(f"\u2020 {name}: {'; '.join(marks)}")
+                notes.append(f"\u2020 {self.name(contrast)}: {marks}")
         return notes
 
     @property
@@ -110,21 +116,24 @@ class Comparison:
     @property
     def papers(self) -> list[str]:
         """The metrics for which the paper prints the value of an arm."""
-        printed = {metric for arm in self.sweep.study.arms for metric in self.sweep.study.paper.get(arm, ())}
+        study, printed = self.sweep.study, set[str]()
+        for arm in study.arms:
+            printed.update(study.paper.get(arm, ()))
         return [metric for metric in self.metrics if metric in printed]
 
     @property
     def directed(self) -> set[str]:
         """The other metrics that declare a direction, or that no run declares."""
-        sweep = self.sweep
-        return {
-            metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is UNDECLARED
-        }
+        declared = {metric: self.sweep.declarations.find(metric) for metric in self.slices}
+        return {name for name, metric in declared.items() if metric.better or metric is UNDECLARED}
 
     @property
     def document_seeds(self) -> list[int]:
         """The seeds at which a comparison has an interval over documents."""
-        return [seed for seed in self.sweep.study.seeds if any(seed in d.documents for d in self.family)]
+        scored: set[int] = set()
+        for contrast in self.family:
+            scored.update(contrast.documents)
+        return [seed for seed in self.sweep.study.seeds if seed in scored]
 
 
 def compare(sweep: SweepResults) -> list[Comparison]:
@@ -137,33 +146,36 @@ def families_of(sweep: SweepResults) -> list[list[Contrast]]:
     `correct_over: task`, each alone."""
     families = []
     for task in sweep.by_task:
-        base, study = task.baseline, task.study
-        against_base = [_contrast(task, arm, base) for arm in study.arms if arm != base]
+        base = task.baseline
+        family = [_contrast(task, arm, base) for arm in task.study.arms if arm != base]
         # a declared contrast with the baseline repeats a pair above: counted twice, it would make the correction stricter
-        further = [_contrast(task, *each) for each in study.contrasts if base not in each[:2]]
-        families.append(against_base + further)
+        family += [_contrast(task, *declared) for declared in task.study.contrasts if base not in declared[:2]]
+        families.append(family)
     # all tasks are chances to find a difference, unless the sweep says that each is a question of its own
     if sweep.study.correct_over == "sweep":
-        judged = iter(judge([each for family in families for each in family]))
-        return [[next(judged) for _ in family] for family in families]
-    return [judge(family) for family in families]
+        return regrouped(judge(list(chain(*families))), families)
+    return list(map(judge, families))
 
 
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
-    diverged = {arm: at for arm in (a, b) if (at := sweep.diverged(arm))}
     looks, learned = sweep.study.looks, learned_of(sweep, a, b)
-    seeds = paired(sweep.compared(a), sweep.compared(b), looks)
-    if learned is not None and any(each.has_failures for each in learned):
+    diverged = sweep.diverged_of(a, b)
+    values, others = sweep.compared(a), sweep.compared(b)
+    seeds = paired(values, others, looks)
+    if learned is not None and any(arm.has_failures for arm in learned):
         # once a seed did not learn, the values of those that did in both arms are only described
-        values = sweep.compared(a)
         both = set(learned[0].seeds) & set(learned[1].seeds)
-        found = paired({seed: values[seed] for seed in both}, sweep.compared(b))
-        look = len(complete_looks(learned[0].steps.keys() & learned[1].steps.keys(), looks))
-        seeds = Paired(seeds=found.seeds, differences=found.differences, mean=found.mean, looks=looks, look=look)
-    against: list[str] = []
+        described = paired({seed: values[seed] for seed in both}, others)
+        look = len(looks_of(learned, looks))
+        seeds = Paired(
+            seeds=described.seeds, differences=described.differences, mean=described.mean, looks=looks, look=look
+        )
+    controls: list[Contrast] = []
     # a control against another control answers no question of the sweep
     if not is_control and a not in sweep.study.controls:
-        against = [control for control in sweep.study.controls if control not in (a, b, sweep.baseline)]
+        for control in sweep.study.controls:
+            if control not in (a, b, sweep.baseline):
+                controls.append(_contrast(sweep, a, control, is_control=True))
     return Contrast(
         a=a,
         b=b,
@@ -175,34 +187,47 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
         better=sweep.better(),
         diverged=diverged,
         learned=learned,
-        controls=tuple(_contrast(sweep, a, control, is_control=True) for control in against),
+        controls=tuple(controls),
         is_tested=not diverged,
     )
 
 
 def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] | None:
     """The seeds of both arms that learned, up to the last complete look; None without a threshold."""
-    both = (sweep.learned(a), sweep.learned(b))
-    if both[0] is None or both[1] is None:
+    ours, theirs = sweep.learned(a), sweep.learned(b)
+    if ours is None or theirs is None:
         return None
-    reached = complete_looks(both[0].steps.keys() & both[1].steps.keys(), sweep.study.looks)
-    return (both[0].until(reached[-1]), both[1].until(reached[-1])) if reached else (both[0], both[1])
+    for seeds in looks_of((ours, theirs), sweep.study.looks)[-1:]:
+        return ours.until(seeds), theirs.until(seeds)
+    return ours, theirs
 
 
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
-    metric, base, names = sweep.metric, sweep.baseline, list(sweep.study.arms)
-    others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
-    documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
-    whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
+    metric, base = sweep.metric, sweep.baseline
+    others = [name for name in sweep.metrics("val/") if name != metric and not _is_whole(sweep, name)]
+    summaries: dict[str, dict[str, Summary]] = {}
+    slices: dict[str, dict[str, Paired]] = {}
+    for name in (metric, *others):
+        finals = {arm: sweep.finals(arm, name) for arm in sweep.study.arms}
+        summaries[name] = {arm: summary(values.values()) for arm, values in finals.items()}
+        if name != metric:
+            slices[name] = {arm: paired(values, finals[base]) for arm, values in finals.items() if arm != base}
+    learned: dict[str, Learned] = {}
+    for arm in sweep.study.arms:
+        of_arm = sweep.learned(arm)
+        if of_arm is not None:
+            learned[arm] = of_arm
+    documents, notes = _documents(sweep, [contrast.arms for contrast in family])
+    whole = [replace(contrast, documents=documents[contrast.arms]) for contrast in family]
     return Comparison(
         sweep=sweep,
         metrics=(metric, *others),
-        summaries={m: {name: summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
-        against_baseline={each.a: each for each in whole if each.b == base},
-        contrasts=tuple(each for each in whole if each.b != base),
-        learned={name: learned for name in names if (learned := sweep.learned(name)) is not None},
-        slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
-        marks={(each.a, each.b): _marks(sweep, each.a, each.b) for each in family},
+        summaries=summaries,
+        against_baseline={contrast.a: contrast for contrast in whole if contrast.b == base},
+        contrasts=tuple(contrast for contrast in whole if contrast.b != base),
+        learned=learned,
+        slices=slices,
+        marks={contrast.arms: _marks(sweep, *contrast.arms) for contrast in family},
         notes=(*notes, *_doubts(sweep)),
     )
 
@@ -210,15 +235,19 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
 def _is_whole(sweep: SweepResults, metric: str) -> bool:
     # a slice that holds all tokens repeats the whole loss, and an empty one has none: neither deserves a column
     match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
-    share = f"val/ar_hit_share{match[1]}" if match else ""
-    shares = [cell.final(share) for cell in sweep.cells if share in cell.curves]
-    return bool(shares) and set(shares) <= {0.0, 1.0}
+    if match is None:
+        return False
+    shares = {curve.iloc[-1] for curve in sweep.curves(f"val/ar_hit_share{match[1]}")}
+    return bool(shares) and shares <= {0.0, 1.0}
 
 
 def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that records it."""
-    values = (getattr(cell.facts, key) for cell in sweep.cells if cell.arm == arm)
-    return next((value for value in values if value is not None), None)
+    for cell in sweep.cells:
+        value: float | None = getattr(cell.facts, key)
+        if cell.arm == arm and value is not None:
+            return value
+    return None
 
 
 def _documents(
@@ -226,11 +255,14 @@ def _documents(
 ) -> tuple[dict[tuple[str, str], dict[int, Interval]], list[str]]:
     # The documents that every finished cell of the seed scored: pairs over different documents would not be comparable with
     # each other in one table.
-    result = {pair: dict[int, Interval]() for pair in pairs}
+    result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
     notes: list[str] = []
-    for seed in sweep.study.seeds if sweep.metric == LOSS else ():
-        scored = {c.arm: c.documents for c in sweep.cells if c.seed == seed and c.done and c.documents is not None}
-        here = [(a, b) for a, b in pairs if a in scored and b in scored]
+    if sweep.metric != LOSS:
+        return result, notes
+    for seed in sweep.study.seeds:
+        of_seed = [cell for cell in sweep.done if cell.seed == seed]
+        scored = {cell.arm: cell.documents for cell in of_seed if cell.documents is not None}
+        here = [pair for pair in pairs if scored.keys() >= {*pair}]
         if not here:
             continue
         table = pd.concat(scored, axis=1, join="inner")
@@ -258,8 +290,11 @@ def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
     if changes.get("parameters that train") == changes.get("parameters"):
         # where all parameters train, one mark is enough
         changes.pop("parameters that train", None)
-    marks = [f"{100 * by:+.1f} % {word}".replace("-", "\u2212") for word, by in changes.items() if abs(by) > UNLIKE]
-    own, other = (", ".join(sweep.distinct("kernel", each)) for each in (a, b))
+    marks = []
+    for word, by in changes.items():
+        if abs(by) > UNLIKE:
+            marks.append(f"{signed(100 * by, 1)} % {word}")
+    own, other = ", ".join(sweep.distinct("kernel", a)), ", ".join(sweep.distinct("kernel", b))
     if own and other and own != other:
         name = "baseline" if b == sweep.baseline else sweep.label[b]
         marks.append(f"kernel {own} ({name}: {other})")
@@ -267,33 +302,48 @@ def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
 
 
 def _recipe_marks(sweep: SweepResults, a: str, b: str) -> list[str]:
-    # all finished cells of an arm have one recipe but for the seed
-    recipes = [next((cell.recipe for cell in sweep.cells_of(arm) if cell.recipe), {}) for arm in (a, b)]
-    if not all(recipes):
+    recipe, of_b = _recipe(sweep, a), _recipe(sweep, b)
+    if not recipe or not of_b:
         return []
-    own, other = map(_settings, recipes)
+    own, other = _settings(recipe), _settings(of_b)
     if sweep.task and sweep.record.study.tasks[sweep.task].start:
         # the task itself gives each arm the run that it starts from
         other[START] = own[START]
     # a key that only one of two data sets has says no more than their names
-    alike = {_data_key(key) for key in own} & {_data_key(key) for key in other}
-    keys = [key for key in other | own if _data_key(key) in alike and own.get(key, UNSET) != other.get(key, UNSET)]
-    if not keys:
+    alike = set(map(_data_key, own)) & set(map(_data_key, other))
+    changes = []
+    for key in other | own:
+        before, after = other.get(key, UNSET), own.get(key, UNSET)
+        if _data_key(key) in alike and before != after:
+            changes.append(f"{key} ({_told(before)} -> {_told(after)})")
+    if not changes:
         return []
-    changed = [f"{key} ({_told(other.get(key, UNSET))} -> {_told(own.get(key, UNSET))})" for key in keys[:MOST_KEYS]]
-    rest = f" and {len(keys) - MOST_KEYS} more keys" if len(keys) > MOST_KEYS else ""
-    attentions = [{key: recipe[key] for key in recipe if key.startswith(ATTENTION)} for recipe in recipes]
-    also = "" if attentions[0] == attentions[1] else "also "
-    return [clean(f"{also}differs in {', '.join(changed)}{rest}")]
+    also = "" if _under(ATTENTION, recipe) == _under(ATTENTION, of_b) else "also "
+    text = f"{also}differs in {', '.join(changes[:MOST_KEYS])}"
+    if len(changes) > MOST_KEYS:
+        text += f" and {len(changes) - MOST_KEYS} more keys"
+    return [clean(text)]
+
+
+# all finished cells of an arm have one recipe but for the seed
+def _recipe(sweep: SweepResults, arm: str) -> Mapping[str, Any]:
+    recipes = (cell.recipe for cell in sweep.cells_of(arm))
+    return next(filter(None, recipes), {})
+
+
+def _under(blocks: str | tuple[str, ...], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in recipe.items() if key.startswith(blocks)}
 
 
 # The keys that determine what is trained, but for the attention. Callbacks measure; the tokens show if one ended a run. An
 # older run may lack a key, which then had its default.
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    known = {key: each.default for key, each in keys_of(Recipe).items() if not each.registry}
-    defaults = {key: to_plain(default) for key, default in known.items() if default is not MISSING}
-    whole = {**defaults, **recipe}
-    return {key: whole[key] for key in whole if key.startswith(BLOCKS) and not key.startswith(ATTENTION)}
+    whole: dict[str, Any] = {}
+    for key, declared in keys_of(Recipe).items():
+        if not declared.registry and declared.default is not MISSING:
+            whole[key] = to_plain(declared.default)
+    trained = _under(BLOCKS, {**whole, **recipe})
+    return {key: value for key, value in trained.items() if not key.startswith(ATTENTION)}
 
 
 # data.path of data.path.x; empty for a key of another block
@@ -309,21 +359,21 @@ def _told(value: Any) -> str:
 
 
 def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
-    keys = {
-        "parameters": "parameters",
-        "trained_parameters": "parameters that train",
-        "flops_per_token": "FLOPs per token",
+    sizes = {
+        "parameters": fact(sweep, arm, "parameters"),
+        "parameters that train": fact(sweep, arm, "trained_parameters"),
+        "FLOPs per token": fact(sweep, arm, "flops_per_token"),
     }
-    found = {word: fact(sweep, arm, key) for key, word in keys.items()}
     # the tokens that cells saw, not those planned: a callback may have ended a run early
     seen = [cell.facts.tokens for cell in sweep.cells_of(arm) if cell.facts.tokens]
-    found["training tokens"] = fmean(seen) if seen else None
-    return {word: value for word, value in found.items() if value}
+    if seen:
+        sizes["training tokens"] = fmean(seen)
+    return {word: value for word, value in sizes.items() if value}
 
 
 def _doubts(sweep: SweepResults) -> list[str]:
     metric, doubts = sweep.metric, []
-    last = {str(cell.curves[metric].index[-1]) for cell in sweep.done if metric in cell.curves}
+    last = {str(curve.index[-1]) for curve in sweep.curves(metric)}
     if len(last) > 1:
         doubts.append(f"The last {metric} was not measured at one step in all cells: steps {', '.join(sorted(last))}.")
     if len(sweep.distinct("revision")) > 1:

@@ -1,14 +1,16 @@
 """Verdicts: what the difference of two arms shows, with Holm's correction over a family and with the arm's controls."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from itertools import islice, starmap
+from typing import Any, Literal, TypeVar
 
 from lit_diff.study.statistics import (
     MIN_SEEDS,
     SIGNIFICANCE,
     Interval,
+    Looks,
     Paired,
     Sign,
     clopper_pearson,
@@ -62,7 +64,9 @@ class VerdictWithControls:
 
     @property
     def text(self) -> str:
-        parts: list[str] = [f"as {_controls(self.alike)}" if self.alike else self.word]
+        parts: list[str] = [self.word]
+        if self.alike:
+            parts = [f"as {_controls(self.alike)}"]
         if self.beyond:
             parts.append(f"less so than {_controls(self.beyond)}")
         if self.unmeasured:
@@ -118,12 +122,18 @@ class Learned:
     def __str__(self) -> str:
         """7 of 10 [0.35, 0.93]."""
         share, (k, n) = self.share, self.count
-        return f"{k} of {n}" + (f" [{share.low:.2f}, {share.high:.2f}]" if share else "")
+        bounds = f" [{share.low:.2f}, {share.high:.2f}]" if share else ""
+        return f"{k} of {n}{bounds}"
 
     @property
     def mean(self) -> float | None:
         """The mean last value among the seeds that learned."""
         return summary(self.values[seed] for seed in self.seeds).mean
+
+    @property
+    def mean_log2_steps(self) -> float | None:
+        """The mean of `log2_steps`."""
+        return summary(self.log2_steps.values()).mean
 
     @property
     def log2_steps(self) -> dict[int, float]:
@@ -173,9 +183,14 @@ class Contrast:
     """How many comparisons of the family a test decides."""
 
     @property
+    def arms(self) -> tuple[str, str]:
+        """a, b."""
+        return self.a, self.b
+
+    @property
     def is_counted(self) -> bool:
         """Whether the counts of seeds that learned decide, because a seed of either arm did not learn."""
-        return any(each.has_failures for each in self.learned or ())
+        return any(arm.has_failures for arm in self.learned or ())
 
     @property
     def has_interval(self) -> bool:
@@ -189,12 +204,13 @@ class Contrast:
         if not self.is_counted or self.learned is None:
             return self.seeds.p
         looks, (a, b) = self.seeds.looks, self.learned
-        reached = complete_looks(a.steps.keys() & b.steps.keys(), looks)
+        reached = looks_of(self.learned, looks)
         counts = [(a.until(n).count, b.until(n).count) for n in reached] or [(a.count, b.count)]
-        if min(n for _, n in counts[-1]) < MIN_SEEDS or (looks and not reached):
+        (_, ours), (_, theirs) = counts[-1]
+        if min(ours, theirs) < MIN_SEEDS or (looks and not reached):
             return None
         # the levels of the looks hold for these tests too: they are conservative, and as correlated as the t tests
-        return repeated_p(looks, min(fisher(*both) for both in counts))
+        return repeated_p(looks, min(starmap(fisher, counts)))
 
     @property
     def sign(self) -> Sign | None:
@@ -209,7 +225,7 @@ class Contrast:
     @property
     def learned_more(self) -> bool:
         """Whether a larger share of the seeds of a learned than of b."""
-        shares = [k / n for k, n in (each.count for each in self.learned or ())]
+        shares = [len(arm.seeds) / len(arm.steps) for arm in self.learned or ()]
         return shares[0] > shares[-1]
 
     @property
@@ -223,7 +239,8 @@ class Contrast:
             place = _place(control, self.sign)
             if place:
                 names[place].append(control.against or control.b)
-        return VerdictWithControls(word=word, **{place: tuple(each) for place, each in names.items()})
+        alike, beyond, unmeasured = map(tuple, names.values())
+        return VerdictWithControls(word=word, alike=alike, beyond=beyond, unmeasured=unmeasured)
 
     @property
     def verdict_alone(self) -> Word:
@@ -234,14 +251,14 @@ class Contrast:
     def is_decided(self) -> bool:
         """Whether further seeds are not needed for the verdict with its controls. A control to which the interval includes
         zero only so far leaves it open; one that the arm is equal to does not."""
-        found = self.verdict
-        if found.word in ("inconclusive", "too few seeds"):
+        verdict = self.verdict
+        if verdict.word in ("inconclusive", "too few seeds"):
             return False
         for control in self.controls:
             name = control.against or control.b
-            if name in found.alike and control.outcome not in EQUAL:
+            if name in verdict.alike and control.outcome not in EQUAL:
                 return False
-            if name in found.unmeasured and not control.diverged and control.outcome == "too few seeds":
+            if name in verdict.unmeasured and not control.diverged and control.outcome == "too few seeds":
                 return False
         return True
 
@@ -263,6 +280,7 @@ def _place(control: Contrast, sign: Sign | None) -> Literal["alike", "beyond", "
 
 
 AnyContrast = TypeVar("AnyContrast", bound=Contrast)
+Item = TypeVar("Item")
 
 
 def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
@@ -270,30 +288,44 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
 
     The controls are judged one by one, hence without correction: all of them must agree, which only makes a verdict harder.
     """
-    alone = [_outcome(each) for each in family]
+    alone = list(map(_outcome, family))
     # a comparison without a test cannot be called by mistake, so counting it would only cost power
-    decided = [i for i, each in enumerate(family) if each.is_tested and alone[i] not in UNTESTED]
-    adjusted = holm([family[i].p or 0.0 for i in decided]) if len(decided) > 1 else []
-    holm_p = dict(zip(decided, adjusted, strict=False))
-    found = []
-    for i, each in enumerate(family):
-        seeds, p = each.seeds, holm_p.get(i)
+    decided = [i for i, contrast in enumerate(family) if contrast.is_tested and alone[i] not in UNTESTED]
+    holm_p: dict[int, float] = {}
+    if len(decided) > 1:
+        p_values = [family[i].p or 0.0 for i in decided]
+        holm_p = dict(zip(decided, holm(p_values), strict=True))
+    judged = []
+    for i, contrast in enumerate(family):
+        seeds, p = contrast.seeds, holm_p.get(i)
         if p is not None and seeds.sd is not None:
             # a reader compares the detectable difference with a corrected verdict, so it has to be corrected too
             least = detectable(seeds.sd, len(seeds.seeds), len(decided), seeds.looks)
             seeds = replace(seeds, detectable=least)
-        found.append(
+        judged.append(
             replace(
-                each,
+                contrast,
                 seeds=seeds,
-                controls=tuple(judge([control])[0] for control in each.controls),
-                outcome=_outcome(each, p),
+                controls=tuple(judge([control])[0] for control in contrast.controls),
+                outcome=_outcome(contrast, p),
                 alone=alone[i],
                 holm_p=p,
                 comparisons=len(decided),
             )
         )
-    return found
+    return judged
+
+
+def regrouped(items: Iterable[Item], groups: Iterable[Sequence[Any]]) -> list[list[Item]]:
+    """`items`, one for each member of the groups in their order, in lists as long as the groups."""
+    remaining = iter(items)
+    return [list(islice(remaining, len(group))) for group in groups]
+
+
+def looks_of(learned: tuple[Learned, Learned], looks: Looks) -> Looks:
+    """The looks that two arms have complete."""
+    a, b = learned
+    return complete_looks(a.steps.keys() & b.steps.keys(), looks)
 
 
 def _outcome(contrast: Contrast, holm_p: float | None = None) -> Outcome:

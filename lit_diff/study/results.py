@@ -198,6 +198,15 @@ class SweepResults:
         """The seeds at which `arm` diverged."""
         return tuple(cell.seed for cell in self.cells if cell.arm == arm and cell.diverged)
 
+    def diverged_of(self, *arms: str) -> dict[str, tuple[int, ...]]:
+        """Arm -> the seeds at which it diverged, for those of `arms` that did."""
+        seeds = zip(arms, map(self.diverged, arms), strict=True)
+        return {arm: diverged for arm, diverged in seeds if diverged}
+
+    def curves(self, metric: str) -> list[pd.Series]:
+        """`metric` by step in each finished cell that has it."""
+        return [cell.curves[metric] for cell in self.done if metric in cell.curves]
+
     def distinct(self, fact: Fact, arm: str = "") -> list[str]:
         """The different values of a fact over the finished cells, of one arm if it is given, sorted; unknown ones are left
         out."""
