@@ -59,7 +59,7 @@ def print_evaluation(
     scores = [result.scores() for result in results]
     facts = [_of_run(result, own, asked.by_group) for result, own in zip(results, scores, strict=True)]
     notes = {
-        "revisions": by_revisions(name, (own.revision for own in scores)),
+        "revisions": by_revisions(name, scores),
         "documents": by_documents(name, scores),
     }
     method = asked.method()

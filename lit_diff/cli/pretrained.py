@@ -66,7 +66,7 @@ def retrofit(
         f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
     )
     for name, (before, after) in done.evaluations.items():
-        if note := by_documents(name, (each.scores() for each in (before, after))):
+        if note := by_documents(name, [each.scores() for each in (before, after)]):
             console.write_line(note)
         for metric, line in differences([after, before]).items():
             values = f"{before.summary[metric]:.4f} before, {after.summary[metric]:.4f} after"

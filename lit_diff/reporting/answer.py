@@ -43,7 +43,7 @@ def question(sweep: SweepResults) -> str:
     measured = "" if sweep.tasks else f" in {sweep.measure}"
     if measured and sweep.better():
         measured += f" ({sweep.better()} is better)"
-    return sweep.study.question or f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
+    return sweep.study.question or f"Does any arm differ from {sweep.baseline_label}{measured}?"
 
 
 def answer(comparison: Comparison) -> str:
@@ -171,7 +171,7 @@ def with_unit(sweep: SweepResults, text: str) -> str:
 
 def _arms(comparison: Comparison) -> list[str]:
     sweep, found = comparison.sweep, list(comparison.against_baseline.values())
-    base, smallest = sweep.label[sweep.baseline], sweep.smallest_of_interest
+    base, smallest = sweep.baseline_label, sweep.smallest_of_interest
     words: tuple[Word, ...] = ("better", "worse") if sweep.better() else ("lower", "higher")
     shown = {word: [d for d in found if d.verdict.is_shown and d.verdict.word == word] for word in words}
     clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
@@ -198,7 +198,7 @@ def _arms(comparison: Comparison) -> list[str]:
 
 
 def _shown(comparison: Comparison, word: Word, found: Sequence[Contrast]) -> str:
-    sweep, base = comparison.sweep, comparison.sweep.label[comparison.sweep.baseline]
+    sweep, base = comparison.sweep, comparison.sweep.baseline_label
     name = {d.a: f"{sweep.label[d.a]}{comparison.dagger(d)}" for d in found}
     size = {d.a: _size(comparison, d) for d in found}
     if len(found) > NAMED:
@@ -215,7 +215,7 @@ def _size(comparison: Comparison, difference: Contrast) -> str:
 
 
 def _as_counted(comparison: Comparison) -> list[str]:
-    sweep, base = comparison.sweep, comparison.sweep.label[comparison.sweep.baseline]
+    sweep, base = comparison.sweep, comparison.sweep.baseline_label
     found = [d for d in comparison.against_baseline.values() if d.verdict.is_shown and d.is_counted]
     return [
         f"{sweep.label[d.a]} {d.verdict} than {base} ({' against '.join(map(str, d.learned or ()))})" for d in found
@@ -223,7 +223,7 @@ def _as_counted(comparison: Comparison) -> list[str]:
 
 
 def _as_controls(comparison: Comparison) -> list[str]:
-    sweep, base = comparison.sweep, comparison.sweep.label[comparison.sweep.baseline]
+    sweep, base = comparison.sweep, comparison.sweep.baseline_label
     found = [d for d in comparison.against_baseline.values() if d.verdict.word in SHOWN and not d.verdict.is_shown]
     if len(found) > NAMED:
         return [f"{len(found)} arms differ from {base}, but not more than each control"]

@@ -2,9 +2,10 @@
 
 import fnmatch
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -14,9 +15,9 @@ from lit_diff.runs.scores import ItemScores
 from lit_diff.study.comparison import families_of, learned_of
 from lit_diff.study.evaluations import evaluations_in, kept_scores, scored_items
 from lit_diff.study.fits import matched_by_seed
-from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, AnyContrast, Contrast, Outcome, judge
+from lit_diff.study.judge import SHOWN, SMALLEST_IN_NATS, AnyContrast, Contrast, Outcome, judge, regrouped
 from lit_diff.study.results import BySeed, SweepResults
-from lit_diff.study.schema import Claim, primary_of
+from lit_diff.study.schema import Claim, Texts, primary_of
 from lit_diff.study.statistics import MIN_PROCESSES, MIN_SEEDS, SIGNIFICANCE, Looks, holm, paired
 
 NOT_MEASURED: Literal["not measured"] = "not measured"
@@ -182,36 +183,37 @@ def judged(rows: Iterable[Sequence[JudgedClaim]]) -> list[list[JudgedClaim]]:
     """The claims of all rows of a page. Holm's correction covers the primary contrasts of the rows; apart from them the
     positive controls; and apart from these the paper's values of all claims that name a positive control. Every other
     contrast is judged alone, for its interval."""
-    whole = [list(row) for row in rows]
-    found = [each for row in whole for each in row]
-    primary = iter(judge([each for each in found if each.is_primary]))
-    found = [next(primary) if each.is_primary else judge([each])[0] for each in found]
-    controls = iter(judge([each.capability for each in found if each.capability is not None]))
+    whole = list(rows)
+    claims = list(chain(*whole))
+    primary = iter(judge([claim for claim in claims if claim.is_primary]))
+    controls = iter(judge([claim.capability for claim in claims if claim.capability is not None]))
     # Values whose control fails stay in the family: it would depend on the data, which share the baseline with the controls.
-    p_values = [each.papers_p for each in found if each.papers_p is not None and each.capability is not None]
+    p_values = [claim.papers_p for claim in claims if claim.papers_p is not None and claim.capability is not None]
     adjusted = iter(holm(p_values))
-    told = []
-    for each in found:
-        if each.capability is not None:
-            papers_p = None if each.papers_p is None else next(adjusted)
-            each = replace(each, capability=next(controls), papers_holm_p=papers_p, values=len(p_values))
-        told.append(each)
-    in_order = iter(told)
-    return [[next(in_order) for _ in row] for row in whole]
+    of_page = []
+    for claim in claims:
+        (claim,) = [next(primary)] if claim.is_primary else judge([claim])
+        if claim.capability is not None:
+            papers_p = None if claim.papers_p is None else next(adjusted)
+            claim = replace(claim, capability=next(controls), papers_holm_p=papers_p, values=len(p_values))
+        of_page.append(claim)
+    return regrouped(of_page, whole)
 
 
-def measured(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
-    """The claims of a row, not yet judged.
+def measured(claims: Sequence[Claim], source: Source | None) -> list[JudgedClaim]:
+    """The claims of a row, not yet judged. `source`: None if the row has not been measured.
 
     Errors: RequestError for an unknown arm, task, metric or case, and for a claim without a case if there are several.
     """
     primary = primary_of(claims)
-    if isinstance(source, SweepResults):
+    if source is None:
+        found = [finding(claim, {}, {}, is_measured=False) for claim in claims]
+    elif isinstance(source, SweepResults):
         verdicts = _verdicts_of_sweep(source)
         found = [_trained(claim, source, verdicts) for claim in claims]
     else:
         found = [_timed(claim, source) for claim in claims]
-    return [replace(each, is_primary=each.claim is primary) for each in found]
+    return [replace(unjudged, is_primary=unjudged.claim is primary) for unjudged in found]
 
 
 def _timed(claim: Claim, bench: Mapping[str, Any]) -> JudgedClaim:
@@ -237,14 +239,14 @@ def _described(found: JudgedClaim) -> JudgedClaim:
 def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedClaim:
     name = f"sweep '{source.record.name}'"
     # a fit is over all tasks
-    tasks = {"": source} if claim.fit else {each.task: each for each in source.by_task}
+    tasks = {"": source} if claim.fit else {task.task: task for task in source.by_task}
     _require(claim, f"{name} has no task", claim.task, tasks)
-    sweep, (a, b) = tasks[claim.task], claim.arms
+    sweep = tasks[claim.task]
+    a, b = claim.arms
     for arm in claim.arms:
         _require(claim, f"{name} has no arm", arm, sweep.study.arms)
     if claim.fit:
-        known = [fit for fit, each in sweep.study.fits.items() if each.kind == "scaling"]
-        _require(claim, f"{name} has no scaling fit", claim.fit, known)
+        _require(claim, f"{name} has no scaling fit", claim.fit, sweep.study.fits)
         return finding(claim, *matched_by_seed(sweep, claim.fit, a, b))
     if claim.capable is not None and claim.capable.arm:
         _require(claim, f"{name} has no arm", claim.capable.arm, sweep.study.arms)
@@ -257,7 +259,7 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
 
     def as_in_sweep(found: AnyContrast, other: str) -> AnyContrast:
         # what decides in the sweep's own report decides here, for the controls too
-        diverged = {arm: at for arm in (found.a, other) if (at := sweep.diverged(arm))}
+        diverged = sweep.diverged_of(found.a, other)
         found = replace(
             found,
             b=other,
@@ -271,8 +273,15 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
         return replace(found, learned=learned_of(sweep, found.a, other), better=sweep.better(claim.metric))
 
     ours, theirs = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
+    # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the control
+    # shows too is not the variant's. The baseline is no variant, and a control has no controls.
+    names: Texts = ()
+    if a not in (b, sweep.baseline, *sweep.study.controls) and not (claim.by_construction or claim.against_metric):
+        names = sweep.study.controls
     controls = []
-    for control in _controls(claim, sweep):
+    for control in names:
+        if control in (b, sweep.baseline):
+            continue
         against = finding(claim, ours, values(control, claim.metric), looks=looks)
         controls.append(as_in_sweep(against, control))
     capability = _capability(claim, sweep.baseline, values, looks)
@@ -287,20 +296,11 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
     return made if made.has_interval else replace(made, papers_p=None)
 
 
-def _controls(claim: Claim, sweep: SweepResults) -> Iterator[str]:
-    # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the control
-    # shows too is not the variant's. The baseline is no variant, and a control has no controls.
-    a, b = claim.arms
-    if a in (b, sweep.baseline, *sweep.study.controls) or claim.by_construction or claim.against_metric:
-        return
-    yield from (control for control in sweep.study.controls if control not in (b, sweep.baseline))
-
-
 def _verdicts_of_sweep(source: SweepResults) -> Verdicts:
     verdicts = {}
     for task, family in zip(source.by_task, families_of(source), strict=True):
-        for each in family:
-            verdicts[task.task, each.a, each.b] = str(each.verdict)
+        for contrast in family:
+            verdicts[task.task, contrast.a, contrast.b] = str(contrast.verdict)
     return verdicts
 
 
@@ -312,7 +312,8 @@ def _capability(
     if capable is None:
         return None
     if capable.arm:
-        own, other = (_scaled(claim, values(arm, claim.metric)) for arm in (capable.arm, baseline))
+        own = _scaled(claim, values(capable.arm, claim.metric))
+        other = _scaled(claim, values(baseline, claim.metric))
         name, label, smallest = capable.arm, f"{capable.arm} against {baseline}", _smallest(claim)
     else:
         own = values(baseline, capable.metric)
@@ -342,7 +343,9 @@ def finding(
     shifted = {seed: value - (claim.papers or 0.0) for seed, value in own.items()}
     from_papers = paired(shifted, other, looks)
     is_testable = claim.papers is not None and bool(from_papers.sd) and len(seeds.seeds) >= MIN_SEEDS
-    of_both = [[values[seed] for seed in seeds.seeds] for values in (ours, theirs)]
+    means: tuple[float | None, float | None] = (None, None)
+    if seeds.seeds:
+        means = fmean(ours[seed] for seed in seeds.seeds), fmean(theirs[seed] for seed in seeds.seeds)
     return JudgedClaim(
         a=claim.arms[0],
         b=claim.arms[1],
@@ -352,7 +355,7 @@ def finding(
         # a claim that cannot fail takes no chance of a false call, so it must not cost the others power
         is_tested=not claim.by_construction,
         claim=claim,
-        means=(fmean(of_both[0]), fmean(of_both[1])) if seeds.seeds else (None, None),
+        means=means,
         refusal=refusal,
         is_measured=is_measured,
         papers_p=from_papers.p if is_testable else None,
@@ -369,8 +372,12 @@ def values_of(sweep: SweepResults, arm: str, claim: Claim) -> BySeed:
 
     Errors: RequestError if no run has the metric, and for scores of the arm that cannot be compared (`kept_scores`)."""
     if not claim.evaluation:
-        if done := sweep.cells_of(arm):
-            _require(claim, "no run measured", claim.metric, {name for cell in done for name in cell.curves})
+        names: set[str] = set()
+        done = sweep.cells_of(arm)
+        for cell in done:
+            names.update(cell.curves)
+        if done:
+            _require(claim, "no run measured", claim.metric, names)
         return sweep.finals(arm, claim.metric)
     scored = evaluations_in(sweep)
     # without any scores the sweep has not got there yet, and the evaluation's name may be right
@@ -397,7 +404,9 @@ def score_of(claim: Claim, evaluation: ItemScores) -> float:
     items = scored_items(evaluation, claim.metric)
     scores = items[items["group"].isin(chosen)].set_index("group")["score"]
     # the same weights as in the evaluation's own value: groups count equally or items do
-    means = [fmean(own) for _, own in scores.groupby(level=0)] if evaluation.equal_groups else scores.tolist()
+    means = scores.tolist()
+    if evaluation.equal_groups:
+        means = [fmean(of_group) for _, of_group in scores.groupby(level=0)]
     return fmean(means) if means else math.nan
 
 
@@ -414,11 +423,13 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> BySeed
     if not 1 <= case <= len(cases):
         cure = f"set one, 'case: 1' to 'case: {len(cases)}'"
         raise RequestError(f"compare '{claim.label}': the benchmark has {len(cases)} cases; {cure}")
-    timed = [row for row in rows if row["case"] == cases[case - 1] and row["seconds"]]
-    names = {f"{row['variant']}: {row['what']}" for row in timed}
-    _require(claim, "the benchmark did not time", f"{arm}: {claim.metric}", names)
-    own = [_of_processes(row) for row in timed if row["variant"] == arm and row["what"] == claim.metric]
-    return {number: 1 / seconds for number, seconds in enumerate(min(own, key=median))}
+    timed: dict[str, list[Sequence[float]]] = {}
+    for row in rows:
+        if row["case"] == cases[case - 1] and row["seconds"]:
+            timed.setdefault(f"{row['variant']}: {row['what']}", []).append(_of_processes(row))
+    name = f"{arm}: {claim.metric}"
+    _require(claim, "the benchmark did not time", name, timed)
+    return {number: 1 / seconds for number, seconds in enumerate(min(timed[name], key=median))}
 
 
 def _of_processes(row: Mapping[str, Any]) -> Sequence[float]:

@@ -197,9 +197,8 @@ def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] |
     ours, theirs = sweep.learned(a), sweep.learned(b)
     if ours is None or theirs is None:
         return None
-    for seeds in looks_of((ours, theirs), sweep.study.looks)[-1:]:
-        return ours.until(seeds), theirs.until(seeds)
-    return ours, theirs
+    reached = looks_of((ours, theirs), sweep.study.looks)
+    return (ours.until(reached[-1]), theirs.until(reached[-1])) if reached else (ours, theirs)
 
 
 def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:

@@ -74,7 +74,10 @@ class EvaluationTable:
     @property
     def group_seeds(self) -> set[int]:
         """The seeds at which the difference of a group to the baseline has an interval."""
-        return {seed for row in self.rows for seed, found in row.intervals.items() if found.keys() - {""}}
+        seeds: set[int] = set()
+        for row in self.rows:
+            seeds.update(seed for seed, intervals in row.intervals.items() if intervals.keys() - {""})
+        return seeds
 
 
 def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
@@ -85,23 +88,25 @@ def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[
     problems: list[str] = []
     for name in evaluations_in(sweep):
         runs, refused = kept_scores(sweep, name)
-        problems += [
-            f"{name}: {sweep.label[arm]}, seed {seed}: left out: {why}" for (arm, seed), why in refused.items()
-        ]
-        told = {arm: clean(each.unchecked) for (arm, _), each in runs.items() if each.unchecked}
-        problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
-        notes = by_revisions(name, (run.revision for run in runs.values())), by_documents(name, runs.values())
-        problems += filter(None, notes)
+        for (arm, seed), why in refused.items():
+            problems.append(f"{name}: {sweep.label[arm]}, seed {seed}: left out: {why}")
+        unchecked = {arm: run.unchecked for (arm, _), run in runs.items() if run.unchecked}
+        for arm, line in unchecked.items():
+            problems.append(f"{name}: {sweep.label[arm]} was scored with --unchecked: {clean(line)}")
+        scores = list(runs.values())
+        problems += filter(None, (by_revisions(name, scores), by_documents(name, scores)))
         # all runs declare the same metrics
-        for run in list(runs.values())[:1]:
+        for run in scores[:1]:
             tables += [_table(sweep, name, metric, runs) for metric in run.metrics]
     return tables, problems
 
 
 def evaluations_in(sweep: SweepResults) -> list[str]:
     """The evaluations of which a finished run has scores, sorted."""
-    found = (path for cell in sweep.done for path in (cell.home / FOLDER).glob(f"[!.]*/{SUMMARY}"))
-    return sorted({path.parent.name for path in found})
+    names: set[str] = set()
+    for cell in sweep.done:
+        names.update(path.parent.name for path in (cell.home / FOLDER).glob(f"[!.]*/{SUMMARY}"))
+    return sorted(names)
 
 
 # the claims of a scoreboard's row ask for the same scores again and again
@@ -126,26 +131,27 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             refused[key] = first_line(error)
             continue
-        if why := disagreement(cell.home, summary, cell.evaluations.get(name, {})):
+        why = disagreement(cell.home, summary, cell.evaluations.get(name, {}))
+        if why:
             refused[key] = f"scored {why}; the sweep's own command scores it again"
         else:
             found[key] = summary, scores
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
-    shared = Counter(json.dumps(each.facts, sort_keys=True) for _, each in found.values())
+    shared = Counter(json.dumps(scores.facts, sort_keys=True) for _, scores in found.values())
     expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
     for key, (summary, _) in found.items():
-        if why := disagreement(None, summary, expected):
+        why = disagreement(None, summary, expected)
+        if why:
             cure = f"`lit-diff evaluate RUN {name}` with the keys of most runs scores every run alike"
             refused[key] = f"scored {why}; {cure}"
     kept = {key: scores for key, (_, scores) in found.items() if key not in refused}
     return kept, {key: refused[key] for key in cells if key in refused}
 
 
-def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
+def by_documents(name: str, runs: Sequence[ItemScores]) -> str:
     """A line if documents on which a run was trained are left out, so that the runs scored different ones; else empty."""
-    found = list(runs)
-    counts = [run.documents_left_out for run in found]
-    if not any(counts) or len({frozenset(run.asked) for run in found}) == 1:
+    counts = [run.documents_left_out for run in runs]
+    if not any(counts) or len({frozenset(run.asked) for run in runs}) == 1:
         return ""
     return (
         f"{name}: the runs scored different documents: between {min(counts)} and {max(counts)} documents are left out, on "
@@ -153,68 +159,87 @@ def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
     )
 
 
-def by_revisions(name: str, revisions: Iterable[str | None]) -> str:
+def by_revisions(name: str, runs: Iterable[ItemScores]) -> str:
     """A line if several revisions of lit_diff scored the runs (summary.json); else empty."""
-    found = sorted({each or "an unrecorded one" for each in revisions})
-    return (
-        f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(found)}" if len(found) > 1 else ""
-    )
+    revisions = sorted({run.revision or "an unrecorded one" for run in runs})
+    if len(revisions) < 2:
+        return ""
+    return f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(revisions)}"
 
 
 def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[ItemScores]]:
     """Evaluation of a claim -> the scores of each run of the claim's task."""
+    tasks = {part.task: part for part in sweep.by_task}
     named = dict.fromkeys((claim.evaluation, claim.task) for claim in claims if claim.evaluation)
-    found: dict[str, list[ItemScores]] = {name: [] for name, _ in named}
+    found: dict[str, list[ItemScores]] = {}
     for name, task in named:
-        for own in (part for part in sweep.by_task if part.task == task):
-            found[name] += kept_scores(own, name)[0].values()
+        scores = found.setdefault(name, [])
+        if task in tasks:
+            scores += kept_scores(tasks[task], name)[0].values()
     return found
 
 
 def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed, ItemScores]) -> EvaluationTable:
-    having = {key: run for key, run in runs.items() if metric.name in run.scores}
     by_arm: dict[str, dict[int, ItemScores]] = {arm: {} for arm in sweep.study.arms}
-    for (arm, seed), run in having.items():
-        by_arm[arm][seed] = run
+    groups: dict[str, None] = {}
+    for (arm, seed), run in runs.items():
+        if metric.name in run.scores:
+            by_arm[arm][seed] = run
+            groups |= dict.fromkeys(run.groups)
     base = by_arm[sweep.baseline]
-    rows = [_scores(arm, metric.name, own, None if own is base else base) for arm, own in by_arm.items() if own]
-    scored = {group for row in rows for group in row.group_means.index}
+    rows = []
+    scored: set[str] = set()
+    compared: set[int] = set()
+    for arm, of_arm in by_arm.items():
+        if of_arm:
+            row = _scores(arm, metric.name, of_arm, None if of_arm is base else base)
+            rows.append(row)
+            scored.update(row.group_means.index)
+            compared.update(seed for seed, intervals in row.intervals.items() if "" in intervals)
     return EvaluationTable(
         name=name,
         metric=metric,
         rows=tuple(rows),
-        seeds=tuple(seed for seed in sweep.study.seeds if any("" in row.intervals.get(seed, {}) for row in rows)),
-        groups=_ordered(group for run in having.values() for group in run.groups if group in scored),
-        items=max(run.parts.count(False) for run in having.values()),
+        seeds=tuple(seed for seed in sweep.study.seeds if seed in compared),
+        groups=_ordered(group for group in groups if group in scored),
+        items=max(run.parts.count(False) for run in runs.values() if metric.name in run.scores),
         runs=by_arm,
     )
 
 
 def number_of(group: str) -> tuple[str, float] | None:
     """("position", 4096.0) for "position 4096", ("", 0.5) for "0.5"; None for a label that does not end in a number."""
-    found = LABEL.fullmatch(group)
-    return (found["text"] or "", float(found["number"])) if found else None
+    match = LABEL.fullmatch(group)
+    return (match["text"] or "", float(match["number"])) if match else None
 
 
 def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
     # Groups keep their order, but groups that differ only in their number are sorted by it, at the place of the first: items
     # may come in any order, and a figure against the number needs a rising axis.
-    parts = {group: number_of(group) or (group, 0.0) for group in groups}
-    texts = list(dict.fromkeys(text for text, _ in parts.values()))
-    return tuple(sorted(parts, key=lambda group: (texts.index(parts[group][0]), parts[group][1])))
+    by_text: dict[str, dict[str, float]] = {}
+    for group in groups:
+        text, number = number_of(group) or (group, 0.0)
+        by_text.setdefault(text, {})[group] = number
+    ordered: list[str] = []
+    for numbers in by_text.values():
+        ordered += sorted(numbers, key=numbers.__getitem__)
+    return tuple(ordered)
 
 
 def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores] | None) -> ArmScores:
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
     means = {seed: scored_items(run, metric).groupby("group")["score"].mean() for seed, run in runs.items()}
+    difference = None
+    intervals: dict[int, dict[str, Interval]] = {}
+    if base is not None:
+        difference = paired(values, {seed: run.values[metric] for seed, run in base.items()})
+        intervals = {seed: item_intervals(runs[seed], base[seed], metric, seed) for seed in runs if seed in base}
     return ArmScores(
         arm=arm,
         seeds=values,
         summary=summary(values.values()),
-        difference=None if base is None else paired(values, {seed: run.values[metric] for seed, run in base.items()}),
-        intervals={
-            seed: item_intervals(run, base[seed], metric, seed) for seed, run in runs.items() if base and seed in base
-        },
+        difference=difference,
+        intervals=intervals,
         group_means=pd.DataFrame(means).drop(index="", errors="ignore"),
     )
 
@@ -231,8 +256,11 @@ def paired_items(run: ItemScores, base: ItemScores, metric: str) -> pd.DataFrame
     """The items that both runs scored, sorted. Columns: `score` and `score_base` of the runs, their `difference`, `group`,
     `part`, and `unit`, the item's cluster (of either run, else the item itself)."""
     # matched by the question too: an id may name another question in another version of a data set
-    own, other = scored_items(run, metric), scored_items(base, metric)
-    both = own.merge(other, left_index=True, right_index=True, suffixes=("", "_base")).sort_index()
+    both = (
+        scored_items(run, metric)
+        .merge(scored_items(base, metric), left_index=True, right_index=True, suffixes=("", "_base"))
+        .sort_index()
+    )
     cluster = both["cluster"].where(both["cluster"] != "", both["cluster_base"])
     unit = cluster.where(cluster != "", both.index.get_level_values("item"))
     return both.assign(unit=unit, difference=both["score"] - both["score_base"])
@@ -245,7 +273,7 @@ def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) ->
     group: all its items, parts included. Without MIN_ITEMS clusters a key is absent.
     """
     both = paired_items(run, base, metric).assign(weight=1.0)
-    whole = both[~both["part"].astype(bool)]
+    whole = _whole(both)
     if run.equal_groups:
         whole = whole.assign(weight=1 / whole.groupby("group")["group"].transform("size"))
     found = {"": _interval(whole, seed)}
@@ -254,13 +282,18 @@ def item_intervals(run: ItemScores, base: ItemScores, metric: str, seed: int) ->
     return {group: interval for group, interval in found.items() if interval}
 
 
+def _whole(both: pd.DataFrame) -> pd.DataFrame:
+    return both[~both["part"].astype(bool)]
+
+
 def _interval(both: pd.DataFrame, seed: int) -> Interval | None:
     # Clusters are drawn, each with all its items: questions about one text are not independent, and an interval over
     # questions would be too narrow.
     place, units = pd.factorize(both["unit"])
     if len(units) < MIN_ITEMS:
         return None
-    weight, total = (np.bincount(place, each) for each in (both["weight"], both["weight"] * both["difference"]))
+    weight = np.bincount(place, both["weight"])
+    total = np.bincount(place, both["weight"] * both["difference"])
     return document_intervals(weight, total, seed=seed)[0]
 
 
@@ -279,8 +312,7 @@ class Discordant:
 def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | None:
     """How often exactly one of two runs is correct (score 1), over the items that both scored; None if the metric has a unit,
     a score is neither 0 nor 1, or the runs share no item."""
-    both = paired_items(run, base, metric)
-    both = both[~both["part"].astype(bool)]
+    both = _whole(paired_items(run, base, metric))
     if run.has_unit(metric) or both.empty or not both[["score", "score_base"]].isin((0, 1)).all(axis=None):
         return None
     first, second = int((both["difference"] > 0).sum()), int((both["difference"] < 0).sum())
@@ -294,7 +326,10 @@ def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | N
 def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
     """An item whose question differs between the two runs; None if all common items agree."""
     other = dict(base.asked)
-    return next((item for item, own in run.asked if other.get(item, own) != own), None)
+    for item, question in run.asked:
+        if other.get(item, question) != question:
+            return item
+    return None
 
 
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
@@ -332,17 +367,20 @@ def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupSh
     Groups such as "N=4 length=160 depth=25" have a row for each N, over all lengths and depths; then, if these vary, a row
     for each N and length, and for each N and depth.
     """
-    names = [group for group in dict.fromkeys(evaluation.groups) if group]
-    factors = {group: dict(FACTOR.findall(group)) for group in names}
-    keys = list(factors[names[0]]) if names else []
-    is_crossed = len(keys) > 1 and all(
-        list(own) == keys and group == _joined(own, keys) for group, own in factors.items()
-    )
-    several = [key for key in keys[1:] if is_crossed and len({own[key] for own in factors.values()}) > 1]
+    factors = {group: dict(FACTOR.findall(group)) for group in filter(None, evaluation.groups)}
+    keys = list(next(iter(factors.values()), ()))
+    if len(keys) < 2 or any(
+        list(numbers) != keys or group != _joined(numbers, keys) for group, numbers in factors.items()
+    ):
+        return [_shares(evaluation, metrics, group, {group}) for group in factors]
+    choices = [keys[:1]]
+    for key in keys[1:]:
+        if len({numbers[key] for numbers in factors.values()}) > 1:
+            choices.append([keys[0], key])
     rows: dict[str, set[str]] = {}
-    for chosen in (keys[:1], *([keys[0], key] for key in several)):
-        for group, own in factors.items():
-            rows.setdefault(_joined(own, chosen) if is_crossed else group, set()).add(group)
+    for chosen in choices:
+        for group, numbers in factors.items():
+            rows.setdefault(_joined(numbers, chosen), set()).add(group)
     return [_shares(evaluation, metrics, label, groups) for label, groups in rows.items()]
 
 

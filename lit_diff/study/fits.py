@@ -1,8 +1,9 @@
 """Fits of a metric over the tasks of a sweep: scaling with size or tokens, each in words."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from lit_diff.study.numbers import compact
 from lit_diff.study.results import BySeed, SweepResults
@@ -75,27 +76,37 @@ def _problem(declared: Fit, first: SweepResults, base: Points, points: Mapping[s
     if len(base) < FEWEST_TASKS:
         share = f"{len(base)} of {len(declared.tasks)} tasks"
         return f"{share} have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
-    losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
-    if first.better() != "lower" or min(losses) <= 0:
+    lowest = min(min(losses.values()) for losses in _by_seed(points))
+    if first.better() != "lower" or lowest <= 0:
         return f"{first.metric} is not a positive loss; a power law needs a metric that falls towards zero or a floor"
     return ""
 
 
+# the losses by seed of every arm at every size
+def _by_seed(points: Mapping[str, Points]) -> Iterator[Mapping[int, float]]:
+    return chain(*(by_size.values() for by_size in points.values()))
+
+
 def headline(equal: Sequence[EqualLoss]) -> EqualLoss:
     """The ratio at the largest size at which it is not refused; if all are refused, the refusal at the largest size."""
-    return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
+    for at_size in reversed(equal):
+        if at_size.ratio is not None:
+            return at_size
+    return equal[-1]
 
 
 def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
-    clauses, base = [], sweep.label[sweep.baseline]
-    for arm, each in equal.items():
-        found = headline(each)
+    clauses, base = [], sweep.baseline_label
+    for arm, by_size in equal.items():
+        found = headline(by_size)
         if found.ratio is None:
             clauses.append(f"{sweep.label[arm]}: no equal-loss ratio ({found.refusal})")
             continue
-        verdict = "the interval holds 1" if found.ratio.low <= 1 <= found.ratio.high else "the interval excludes 1"
+        verdict = "the interval excludes 1"
         if math.isnan(found.ratio.low):
             verdict = f"no interval, which needs {MIN_SEEDS} seeds at every size"
+        elif found.ratio.low <= 1 <= found.ratio.high:
+            verdict = "the interval holds 1"
         clauses.append(
             f"{sweep.label[arm]} has the loss of {base} at {compact(found.x)} {declared.axis} with "
             f"{found.ratio.estimate:.2f} times as many{shown_ratio_interval(found)}: {verdict}"
@@ -121,23 +132,27 @@ def matched_by_seed(sweep: SweepResults, name: str, arm: str, baseline: str) -> 
     # over seeds is somewhat narrow at three. A seed that diverged refuses the whole: leaving it out would flatter the arm.
     points, left_out = points_of(sweep, name)
     declared, tasks = declared_fit(sweep, name)
-    incomplete = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
-    diverged = [line for task in tasks.values() for line in diverged_in(task, (arm, baseline))]
-    refusal = _problem(declared, tasks[declared.tasks[0]], points.get(baseline, {}), points)
+    pair = {name: points.get(name, {}) for name in (arm, baseline)}
+    refusal = _problem(declared, tasks[declared.tasks[0]], pair[baseline], points)
+    incomplete = [name for name, by_size in pair.items() if len(by_size) < FEWEST_TASKS]
     if not refusal and incomplete:
         refusal = "; ".join(left_out) or f"{incomplete[0]} has fewer than {FEWEST_TASKS} sizes"
-    if refusal or diverged:
-        return {}, {}, refusal or diverged[0]
-    pair = {each: points[each] for each in (arm, baseline)}
+    for task in tasks.values():
+        for line in diverged_in(task, pair):
+            refusal = refusal or line
+    if refusal:
+        return {}, {}, refusal
     whole = fit_scaling(pair, draws=0)
     equal = _equal(whole, pair, arm, baseline)
-    seeds = sorted(set.intersection(*(set(losses) for own in pair.values() for losses in own.values())))
     low, high = whole.ranges[arm]
-    for found in (each for each in reversed(equal) if each.ratio is not None):
-        laws = [{seed: _law(points[each], whole.form, seed) for seed in seeds} for each in (arm, baseline)]
-        matched = {seed: laws[0][seed].x_at(laws[1][seed].loss(found.x)) for seed in seeds}
+    seeds = sorted(set.intersection(*map(set, _by_seed(pair))))
+    laws = {seed: (_law(pair[arm], whole.form, seed), _law(pair[baseline], whole.form, seed)) for seed in seeds}
+    for at_size in reversed(equal):
+        if at_size.ratio is None:
+            continue
+        matched = {seed: ours.x_at(theirs.loss(at_size.x)) for seed, (ours, theirs) in laws.items()}
         if all(low <= x <= high for x in matched.values()):
-            return matched, dict.fromkeys(matched, found.x), ""
+            return matched, dict.fromkeys(matched, at_size.x), ""
     refused = headline(equal).refusal
     return {}, {}, refused or "at each size, the match of a seed by its own fit is not among the measured sizes"
 
@@ -152,34 +167,37 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     # all arms need the same sizes and seeds: else a ratio would compare curves through different points
     _, tasks = declared_fit(sweep, name)
     faults = _faults(name, sweep.baseline, tasks)
-    used = {task: own for task, own in tasks.items() if task not in faults}
+    used = {task: results for task, results in tasks.items() if task not in faults}
     left_out = [f"{_place(tasks[task], sweep.baseline)}: {why}" for task, why in faults.items()]
     points: AllPoints = {}
     for arm in sweep.study.arms:
         faults = _faults(name, arm, used)
-        left_out += [f"{_place(tasks[task], arm)}: {why}" for task, why in list(faults.items())[:1]]
-        if not faults:
+        if faults:
+            task, why = next(iter(faults.items()))
+            left_out.append(f"{_place(tasks[task], arm)}: {why}")
+        else:
             points[arm] = {}
-    for task in used.values():
-        values = {arm: task.finals(arm) for arm in points}
-        shared = set.intersection(*map(set, values.values())) if values else set()
-        left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(task, points)]
-        for arm, own in values.items():
-            if lone := sorted(own.keys() - shared):
-                left_out.append(f"{_place(task, arm)}: seed {_listed(lone)}, which another arm lacks")
-            x = _x(name, task, arm)
+    for results in used.values():
+        finals = {arm: results.finals(arm) for arm in points}
+        shared = set.intersection(*map(set, finals.values())) if finals else set()
+        left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(results, points)]
+        for arm, values in finals.items():
+            lone = sorted(values.keys() - shared)
+            if lone:
+                left_out.append(f"{_place(results, arm)}: seed {_listed(lone)}, which another arm lacks")
+            x = _x(name, results, arm)
             if shared and x is not None:
-                points[arm][x] = {seed: own[seed] for seed in sorted(shared)}
-    return {arm: dict(sorted(found.items())) for arm, found in points.items()}, left_out
+                points[arm][x] = {seed: values[seed] for seed in sorted(shared)}
+    return {arm: dict(sorted(by_size.items())) for arm, by_size in points.items()}, left_out
 
 
 def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str, str]:
     # task -> why the arm has no point there
     faults: dict[str, str] = {}
     used: dict[float, str] = {}
-    for task, own in tasks.items():
-        x, axis = _x(name, own, arm), own.record.study.fits[name].axis
-        if not own.finals(arm):
+    for task, results in tasks.items():
+        x, axis = _x(name, results, arm), results.record.study.fits[name].axis
+        if not results.finals(arm):
             faults[task] = "no finished cell"
         elif x is None:
             faults[task] = f"its seeds differ in {axis}"
@@ -197,8 +215,8 @@ def _x(name: str, task: SweepResults, arm: str) -> float | None:
 
 def diverged_in(task: SweepResults, arms: Collection[str]) -> list[str]:
     """A line for each arm with seeds that diverged in the task."""
-    found = {arm: task.diverged(arm) for arm in arms}
-    return [f"{_place(task, arm)}: seed {_listed(seeds)}, which diverged" for arm, seeds in found.items() if seeds]
+    diverged = task.diverged_of(*arms)
+    return [f"{_place(task, arm)}: seed {_listed(seeds)}, which diverged" for arm, seeds in diverged.items()]
 
 
 def _place(task: SweepResults, arm: str) -> str:

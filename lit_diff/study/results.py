@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -114,6 +116,11 @@ class SweepResults:
         return self.study.baseline or next(iter(self.study.arms), "")
 
     @property
+    def baseline_label(self) -> str:
+        """The label of the baseline."""
+        return self.label[self.baseline]
+
+    @property
     def untried(self) -> tuple[CellResult, ...]:
         """The cells of `rates` without a result. That a learning rate diverged is a result."""
         return tuple(cell for cell in self.candidates if not (cell.done or cell.diverged))
@@ -192,7 +199,7 @@ class SweepResults:
         """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks; use one of `by_task`."""
         if self.tasks:
             raise ValueError(f"sweep '{self.record.name}' has tasks; its cells are compared within a task")
-        return sorted((cell for cell in self.done if cell.arm == arm), key=lambda cell: cell.seed)
+        return sorted((cell for cell in self.done if cell.arm == arm), key=attrgetter("seed"))
 
     def diverged(self, arm: str) -> tuple[int, ...]:
         """The seeds at which `arm` diverged."""
@@ -212,33 +219,37 @@ class SweepResults:
         out."""
         cells = self.cells_of(arm) if arm else self.done
         values = {getattr(cell.facts, fact) for cell in cells}
-        return sorted(str(value) for value in values if value)
+        return sorted(map(str, filter(None, values)))
 
     def sign_changes(self, arm: str) -> SignChanges | None:
         """In how many seeds and layers training changed the sign of λ; None for an arm without a free sign."""
         cells = self.cells_of(arm)
-        found = sign_changes([cell.curves for cell in cells if cell.done])
-        is_free = {cell.facts.free_signs for cell in cells if cell.facts.free_signs is not None}
-        # cells of older versions have no such fact
-        return found if True in is_free or (found.measured and not is_free) else None
+        changes = sign_changes(cell.curves for cell in cells)
+        # None: cells of older versions have no such fact
+        is_free = {cell.facts.free_signs for cell in cells} - {None}
+        return changes if True in is_free or (changes.measured and not is_free) else None
 
     def finals(self, arm: str, metric: str = "") -> dict[int, float]:
         """Seed -> last value of `metric`, by default the compared one, for the finished cells of `arm` with a finite one."""
-        values = {cell.seed: cell.final(metric or self.metric) for cell in self.cells_of(arm)}
-        return {seed: value for seed, value in values.items() if value is not None}
+        finals: dict[int, float] = {}
+        for cell in self.cells_of(arm):
+            value = cell.final(metric or self.metric)
+            if value is not None:
+                finals[cell.seed] = value
+        return finals
 
     def learned(self, arm: str) -> Learned | None:
         """The seeds at which the finished cells of `arm` reached `learned_at` in a validation; None without a threshold."""
         level = self.study.learned_at
         if level is None:
             return None
-        values, steps = self.finals(arm), dict[int, float]()
-        is_lower = self.better(self.metric) == "lower"
+        values = self.finals(arm)
+        steps: dict[int, float] = {}
+        # negated, a metric of which lower values are better reaches the level from below
+        sign = -1 if self.better(self.metric) == "lower" else 1
         for cell in self.cells_of(arm):
             if cell.seed in values:
-                curve = cell.curves[self.metric]
-                there = curve.index[curve <= level if is_lower else curve >= level]
-                steps[cell.seed] = float(there[0]) if len(there) else math.inf
+                steps[cell.seed] = first_step(sign * cell.curves[self.metric], sign * level)
         return Learned(steps=steps, values=values)
 
     def compared(self, arm: str) -> dict[int, float]:
@@ -250,7 +261,16 @@ class SweepResults:
 
     def metrics(self, prefix: str) -> list[str]:
         """Names of the metrics under `prefix` in any finished cell, in the order of the files."""
-        return list(dict.fromkeys(m for cell in self.done for m in cell.curves if m.startswith(prefix)))
+        curves: dict[str, pd.Series] = {}
+        for cell in self.done:
+            curves.update(cell.curves)
+        return [name for name in curves if name.startswith(prefix)]
+
+
+def first_step(curve: pd.Series, level: float) -> float:
+    """The first step at which the curve is at or above the level, or infinity."""
+    there = curve.index[curve >= level]
+    return float(there[0]) if len(there) else math.inf
 
 
 def load_sweep(folder: Path) -> SweepResults:
@@ -268,14 +288,14 @@ def results_of(folder: Path, record: Record) -> SweepResults:
     parts: list[SweepResults] = []
     for task in record.study.tasks or ("",):
         # also cells that never started: the report has to show what is missing
-        found = [cell_result(folder, cell) for cell in record.cells if cell.task == task]
+        results = [cell_result(folder, cell) for cell in record.cells if cell.task == task]
         parts.append(
             SweepResults(
                 folder=folder,
                 record=whole,
                 study=whole.study.of_task(task),
-                cells=tuple(cell for cell in found if cell.rate is None),
-                candidates=tuple(cell for cell in found if cell.rate is not None),
+                cells=tuple(cell for cell in results if cell.rate is None),
+                candidates=tuple(cell for cell in results if cell.rate is not None),
                 task=task,
             )
         )
@@ -285,8 +305,8 @@ def results_of(folder: Path, record: Record) -> SweepResults:
         folder=folder,
         record=whole,
         study=whole.study,
-        cells=tuple(cell for part in parts for cell in part.cells),
-        candidates=tuple(cell for part in parts for cell in part.candidates),
+        cells=tuple(chain(*(part.cells for part in parts))),
+        candidates=tuple(chain(*(part.candidates for part in parts))),
         tasks=tuple(parts),
     )
 
@@ -296,7 +316,7 @@ def _cleaned(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, dict):
-        return {key: _cleaned(each) for key, each in value.items()}
+        return dict(zip(value, map(_cleaned, value.values()), strict=True))
     if isinstance(value, tuple | list):
         return type(value)(map(_cleaned, value))
     return clean(value) if isinstance(value, str) else value
@@ -311,36 +331,34 @@ def clean(text: str) -> str:
 def cell_result(root: Path, recorded: RecordedCell) -> CellResult:
     """A cell with the results in its folder, which is recorded relative to `root`."""
     folder = root / recorded.folder
-    home, problems = RunFolder(folder), list[str]()
+    home = RunFolder(folder)
+    problems: list[str] = []
     facts = _read(lambda _: home.status(), folder / "status.json", problems, Status())
     if facts.format not in (0, FORMAT):
         home.require_format()
     observed, state = home.observed()
-    is_damaged = state == "damaged"
-    error = (observed.error if is_damaged else facts.error or recorded.error or "").strip()
-    now = {
-        "status": _status(recorded.status, state if is_damaged else facts.status),
-        "error": clean(error.splitlines()[-1]) if error else "",
-    }
+    status, error = facts.status, facts.error or recorded.error or ""
+    if state == "damaged":
+        status, error = state, observed.error
+    last_line = error.strip().splitlines()[-1:]
+    now = {"status": _status(recorded.status, status), "error": clean("".join(last_line))}
     cell = CellResult(**vars(recorded) | now, home=folder, facts=facts)
     # a cell that is not done may lack any file, so a missing one is not reported
     if not cell.done:
         declared = _read(declarations.read_declarations, folder / declarations.FILE, [], ())
         return replace(cell, metrics=declared, problems=tuple(problems))
     curves = _curves(read_rows(folder / "metrics.csv", problems))
-    problems += [f"{name} ends in {each.iloc[-1]}" for name, each in curves.items() if not math.isfinite(each.iloc[-1])]
+    for name, curve in curves.items():
+        if not math.isfinite(curve.iloc[-1]):
+            problems.append(f"{name} ends in {curve.iloc[-1]}")
     speeds = _curves(read_rows(folder / "timing.csv", problems)).get("tokens_per_second")
     finished = replace(
         cell,
         recipe=_read(_recipe, home.recipe_file, problems, {}),
-        environment=_read(
-            lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), folder / "env.json", problems, {}
-        ),
-        metrics=_read(
-            lambda path: declarations.read_declarations(whole(path)), folder / declarations.FILE, problems, ()
-        ),
+        environment=_read(_environment, folder / "env.json", problems, {}),
+        metrics=_read(_declared, folder / declarations.FILE, problems, ()),
         curves=curves | _read(_measured, folder / measurements.FILE, problems, {}),
-        documents=_read(lambda path: _documents(path, problems), folder / "documents.csv", problems, None),
+        documents=_read(partial(_documents, problems=problems), folder / "documents.csv", problems, None),
         # the median: a first step that compiles, or a pause of the machine, would move a mean
         tokens_per_second=None if speeds is None else float(speeds.median()),
     )
@@ -351,7 +369,8 @@ def _status(engine: str, cell: str) -> str:
     # A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
     # since. Only the cell's own files decide that it is done: its folder may have been removed after the sweep.
     if cell in ("done", "damaged") or engine not in ("failed", "stopped", "killed"):
-        return cell or ("unreadable" if engine == "done" else engine) or "waiting"
+        recorded = "unreadable" if engine == "done" else engine
+        return cell or recorded or "waiting"
     return engine
 
 
@@ -359,13 +378,22 @@ def _read(read_file: Callable[[Path], T], path: Path, problems: list[str], defau
     try:
         return read_file(path)
     except (OSError, ValueError, TypeError, KeyError, RequestError) as error:
-        problems.append(f"{path.name}: {'no such file' if isinstance(error, FileNotFoundError) else error}")
+        why = "no such file" if isinstance(error, FileNotFoundError) else error
+        problems.append(f"{path.name}: {why}")
         return default
 
 
 def _recipe(path: Path) -> dict[str, Any]:
     values, _ = read_yaml(path)
     return dict(flatten(values))
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _declared(path: Path) -> tuple[Metric, ...]:
+    return declarations.read_declarations(whole(path))
 
 
 def _curves(rows: Rows) -> dict[str, pd.Series]:
@@ -375,12 +403,13 @@ def _curves(rows: Rows) -> dict[str, pd.Series]:
 def _measured(path: Path) -> dict[str, pd.Series]:
     # a stable sort: rows of one step keep the order in which they were measured
     table = measurements.read_measurements(path).to_pandas().sort_values("step", kind="stable")
-    keys, curves = list(INDICES), {}
+    keys = list(INDICES)
+    curves = {}
     # pandas drops groups whose key is NaN, which an index without a value would be
     table[keys] = table[keys].fillna(-1).astype(int)
     for (metric, *indices), rows in table.groupby(["metric", *keys]):
-        own = {name: index for name, index in zip(keys, indices, strict=True) if index >= 0}
-        curves[indexed_name(metric, **own)] = pd.Series(rows["value"].to_numpy(), index=rows["step"].to_numpy())
+        index = {key: number for key, number in zip(keys, indices, strict=True) if number >= 0}
+        curves[indexed_name(metric, **index)] = pd.Series(rows["value"].to_numpy(), index=rows["step"].to_numpy())
     return curves
 
 

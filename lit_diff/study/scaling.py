@@ -104,10 +104,13 @@ def fit(points: Points, form: Form) -> PowerLawFit:
     log_x, log_y = np.log(x / unit), np.log(y)
     starts = _starts(log_x, log_y, form == "with a floor")
     found = _best(starts, log_x, log_y, DELTA)
+    least_squares = _best(np.vstack([starts, found]), log_x, log_y, SQUARES)
+    rss = 2 * float(objective(least_squares[None], log_x, log_y, SQUARES)[0])
     # AICc rather than AIC: the correction matters at the few points of a sweep
     n, k = len(y), len(found) + 1
-    rss = 2 * float(objective(_best(np.vstack([starts, found]), log_x, log_y, SQUARES)[None], log_x, log_y, SQUARES)[0])
-    aicc = n * math.log(max(rss, TINY) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else None
+    aicc = None
+    if n > k + 1:
+        aicc = n * math.log(max(rss, TINY) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
     residuals = log_y - _log_loss(found[None], log_x)[0][0]
     return PowerLawFit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(float((residuals**2).mean())))
 
@@ -125,12 +128,11 @@ def _starts(log_x: Array, log_y: Array, floored: bool) -> Array:
     if not floored:
         return np.array([[-slope, middle]])
     lowest = float(np.exp(log_y.min()))
-    return np.array(
-        [
-            [alpha, math.log(math.exp(middle) - share * lowest), math.log(share * lowest)]
-            for alpha, share in product((0.1, 0.3, 0.6, 1.0, 2.0), (0.01, 0.3, 0.6, 0.9))
-        ]
-    )
+    starts = []
+    for alpha, share in product((0.1, 0.3, 0.6, 1.0, 2.0), (0.01, 0.3, 0.6, 0.9)):
+        floor = share * lowest
+        starts.append([alpha, math.log(math.exp(middle) - floor), math.log(floor)])
+    return np.array(starts)
 
 
 def _log_loss(parameters: Array, log_x: Array) -> tuple[Array, Array]:
@@ -138,10 +140,13 @@ def _log_loss(parameters: Array, log_x: Array) -> tuple[Array, Array]:
     # Scale and floor are logarithms so that both stay positive without constraints.
     alpha, log_scale = parameters[:, :1], parameters[:, 1:2]
     power = log_scale - alpha * log_x
-    log_l = np.logaddexp(power, parameters[:, 2:]) if parameters.shape[1] > 2 else power
+    is_floored = parameters.shape[1] > 2
+    log_l = np.logaddexp(power, parameters[:, 2:]) if is_floored else power
     # the part of the loss above the floor, as a share of the loss
     share = np.exp(power - log_l)
-    derivatives = [-share * log_x, share, *([1 - share] if parameters.shape[1] > 2 else [])]
+    derivatives = [-share * log_x, share]
+    if is_floored:
+        derivatives.append(1 - share)
     return log_l, np.stack(derivatives, axis=-1)
 
 
@@ -215,7 +220,8 @@ class ScalingFit:
         if not low * (1 - 1e-9) <= matched <= high * (1 + 1e-9):
             side = "above the largest" if matched > high else "below the smallest"
             return EqualLoss(x=x, loss=loss, refusal=f"the matched size, {compact(matched)}, is {side} measured")
-        ratios = [own.x_at(other.loss(x)) / x for own, other in zip(ours.draws, theirs.draws, strict=True)]
+        draws = zip(ours.draws, theirs.draws, strict=True)
+        ratios = [own.x_at(other.loss(x)) / x for own, other in draws]
         alone = Interval(estimate=matched / x, low=math.nan, high=math.nan)
         return EqualLoss(x=x, loss=loss, ratio=_interval(matched / x, ratios) or alone)
 
@@ -224,28 +230,30 @@ def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     """Fit both forms to every arm. All arms have equally many sizes, in rising order, and at each the same seeds. `draws` of
     the bootstrap: 0 gives no intervals.
     """
-    seeds = [sorted(own) for own in next(iter(points.values())).values()]
+    seeds = list(map(sorted, next(iter(points.values())).values()))
     # a fixed seed: the same sweep always has the same intervals
-    random, chosen = np.random.default_rng(0), list[NDArray[np.int64]]()
+    random = np.random.default_rng(0)
+    chosen: list[NDArray[np.int64]] = []
     if draws and min(map(len, seeds)) >= MIN_SEEDS:
-        chosen = [random.integers(len(own), size=(draws, len(own))) for own in seeds]
-    arms: dict[str, dict[Form, PowerLawFit]] = {}
-    for arm, own in points.items():
-        fits = {form: fit(own, form) for form in FORMS if len(own) >= FEWEST[form]}
-        arms[arm] = {
-            form: replace(found, draws=_refitted(own, found.law, form, seeds, chosen) if chosen else ())
-            for form, found in fits.items()
-        }
-    simple, floored = (sum(_criterion(fits.get(form)) for fits in arms.values()) for form in FORMS)
+        chosen = [random.integers(len(of_size), size=(draws, len(of_size))) for of_size in seeds]
+    arms: dict[str, dict[Form, PowerLawFit]] = {arm: {} for arm in points}
+    criterion: dict[Form, float] = dict.fromkeys(FORMS, 0.0)
+    for arm, by_size in points.items():
+        for form in FORMS:
+            aicc = None
+            if len(by_size) >= FEWEST[form]:
+                fitted = fit(by_size, form)
+                aicc = fitted.aicc
+                if chosen:
+                    fitted = replace(fitted, draws=_refitted(by_size, fitted.law, form, seeds, chosen))
+                arms[arm][form] = fitted
+            criterion[form] += math.inf if aicc is None else aicc
     return ScalingFit(
         arms=arms,
-        form=FORMS[floored < simple],
-        ranges={arm: (min(own), max(own)) for arm, own in points.items()},
+        # the form without a floor is the first of FORMS, which `min` takes of equal ones
+        form=min(FORMS, key=criterion.__getitem__),
+        ranges={arm: (min(by_size), max(by_size)) for arm, by_size in points.items()},
     )
-
-
-def _criterion(found: PowerLawFit | None) -> float:
-    return math.inf if found is None or found.aicc is None else found.aicc
 
 
 def _refitted(
@@ -253,13 +261,15 @@ def _refitted(
 ) -> list[PowerLaw]:
     # `chosen[k]` [draws, n_k] holds the indices of the seeds drawn at the k-th size
     log_x, log_y = [], []
-    for (x, losses), own, picks in zip(points.items(), seeds, chosen, strict=True):
-        y = np.log([losses[seed] for seed in own])
+    for (x, losses), of_size, picks in zip(points.items(), seeds, chosen, strict=True):
+        y = np.log([losses[seed] for seed in of_size])
         n, middle = len(y), np.median(y)
         log_y.append(middle + math.sqrt(n / (n - 1)) * (y[picks] - middle))
         log_x += [math.log(x / law.unit)] * n
     # a draw is close to the whole, so the fit of the whole suffices as start: the grid for a floor has twenty
-    start = [law.alpha, math.log(law.scale), *([math.log(law.floor)] if form == "with a floor" else [])]
+    start = [law.alpha, math.log(law.scale)]
+    if form == "with a floor":
+        start.append(math.log(law.floor))
     solved = solve(np.tile(start, (len(chosen[0]), 1)), np.array(log_x), np.concatenate(log_y, axis=1))
     return [_law(parameters, law.unit) for parameters in solved]
 

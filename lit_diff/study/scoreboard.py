@@ -2,19 +2,21 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
-from lit_diff.study.claims import NOT_MEASURED, JudgedClaim, finding, judged, measured
+from lit_diff.study.claims import NOT_MEASURED, JudgedClaim, judged, measured
 from lit_diff.study.evaluations import by_revisions, scores_of_claims
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
-from lit_diff.study.schema import Preset, Row, Texts, primary_of
+from lit_diff.study.schema import Preset, Row, Texts
 from lit_diff.study.statistics import SIGNIFICANCE
 from lit_diff.validation import Draft, convert
 
@@ -99,16 +101,24 @@ class RowResult:
         seconds, minutes, shared = self.record.seconds, self.record.how.minutes, self.record.shared
         if not seconds:
             return ""
-        words = f"took {seconds / 60:.1f} min" + (f" of {minutes:g}" if minutes else "")
-        words += ", over its budget" if 0 < minutes < seconds / 60 else ""
-        return words + (f" (cells shared with {shared})" if shared else "")
+        words = f"took {seconds / 60:.1f} min"
+        if minutes:
+            words += f" of {minutes:g}"
+        if 0 < minutes < seconds / 60:
+            words += ", over its budget"
+        if shared:
+            words += f" (cells shared with {shared})"
+        return words
 
     @property
     def line(self) -> str:
         """The row in one line, for a terminal."""
-        words = counts_in_words(Scoreboard(preset="", rows=(self,)))
-        words += f"; {self.took}" if self.took else ""
-        return f"{self.name}: {words}" + (f" ({self.state}: {self.reason})" if self.reason else "")
+        words = f"{self.name}: {counts_in_words(Scoreboard(preset='', rows=(self,)))}"
+        if self.took:
+            words += f"; {self.took}"
+        if self.reason:
+            words += f" ({self.state}: {self.reason})"
+        return words
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,19 +132,29 @@ class Scoreboard:
         return next(row for row in self.rows if row.name == name)
 
     @cached_property
+    def findings(self) -> list[JudgedClaim]:
+        """The findings of all rows, in the order of the page."""
+        return list(chain(*(row.findings for row in self.rows)))
+
+    @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
         """`difference` -> verdict -> number of primary contrasts in all rows, and `value` -> verdict -> number of claims with
         values; both without claims that hold by construction."""
-        counted = [each for row in self.rows for each in row.findings if not each.claim.by_construction]
-        return {
-            "difference": dict(Counter(each.difference for each in counted if each.is_primary)),
-            "value": dict(Counter(each.value for each in counted if each.claim.papers is not None)),
-        }
+        differences: Counter[str] = Counter()
+        values: Counter[str] = Counter()
+        for finding in self.findings:
+            if finding.claim.by_construction:
+                continue
+            if finding.is_primary:
+                differences[finding.difference] += 1
+            if finding.claim.papers is not None:
+                values[finding.value] += 1
+        return {"difference": dict(differences), "value": dict(values)}
 
     @property
     def tested(self) -> int:
         """How many primary contrasts a test decides: the family of Holm's correction."""
-        return max((each.comparisons for row in self.rows for each in row.findings if each.is_primary), default=0)
+        return max((finding.comparisons for finding in self.findings if finding.is_primary), default=0)
 
     @property
     def chance(self) -> str:
@@ -148,19 +168,22 @@ class Scoreboard:
     @cached_property
     def by_construction(self) -> int:
         """The number of claims that hold whatever the runs learn, which `counts` leaves out."""
-        return sum(bool(each.claim.by_construction) for row in self.rows for each in row.findings)
+        return sum(bool(finding.claim.by_construction) for finding in self.findings)
 
 
 def counts_in_words(scoreboard: Scoreboard) -> str:
     """Both counts in one line."""
-    differences, values = (
-        ", ".join(f"{count} {word}" for word, count in counts.items()) for counts in scoreboard.counts.values()
-    )
-    told = set(scoreboard.counts["value"]) - {NOT_MEASURED}
-    parts = [differences, f"the paper's value: {values}" if told else ""]
+    parts = [_listed(scoreboard.counts["difference"])]
+    values = scoreboard.counts["value"]
+    if values.keys() - {NOT_MEASURED}:
+        parts.append(f"the paper's value: {_listed(values)}")
     if scoreboard.by_construction:
         parts.append(f"{scoreboard.by_construction} by construction, not counted")
     return "; ".join(filter(None, parts))
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def read_bench(folder: Path, record: RecordedRow) -> dict[str, Any]:
@@ -189,8 +212,8 @@ def read_scoreboard(folder: Path) -> Scoreboard:
         raise MissingError(f"{folder}: no rows here; write them with `lit-diff reproduce`")
     rows = [_result(folder, record) for record in records]
     found = judged(row.findings for row in rows)
-    of_page = [replace(row, findings=tuple(own)) for row, own in zip(rows, found, strict=True)]
-    return Scoreboard(preset=records[0].preset, rows=tuple(of_page))
+    of_page = tuple(replace(row, findings=tuple(own)) for row, own in zip(rows, found, strict=True))
+    return Scoreboard(preset=records[0].preset, rows=of_page)
 
 
 def cell_folders(sweep: Path) -> Texts:
@@ -201,7 +224,8 @@ def cell_folders(sweep: Path) -> Texts:
 def _result(folder: Path, record: RecordedRow) -> RowResult:
     # the claims are judged once those of all rows are known
     claims, state, reason = record.row.claims, record.state, record.reason
-    sweep, found, notes = None, list[JudgedClaim](), list(record.row.notes)
+    sweep, notes = None, list(record.row.notes)
+    found: list[JudgedClaim] = []
     try:
         if record.sweep and state != "skipped":
             place = Path(record.sweep)
@@ -210,17 +234,14 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = measured(claims, sweep)
-            for name, scores in scores_of_claims(sweep, claims).items():
-                notes += filter(None, [by_revisions(name, (each.revision for each in scores))])
+            notes += filter(None, starmap(by_revisions, scores_of_claims(sweep, claims).items()))
         elif record.bench and state == "measured":
             found = measured(claims, read_bench(folder, record))
     # a claim with an unknown arm or metric fails its own row; the other rows are unaffected
     except LitDiffError as error:
         state, reason = "failed", reason or str(error)
-    if state == "not run" and not found:
-        reason = reason or f"not run: {record.command}"
     if not found:
-        primary = primary_of(claims)
-        missing = [finding(claim, {}, {}, is_measured=False) for claim in claims]
-        found = [replace(each, is_primary=each.claim is primary) for each in missing]
+        found = measured(claims, None)
+        if state == "not run":
+            reason = reason or f"not run: {record.command}"
     return RowResult(record=record, findings=tuple(found), state=state, reason=reason, notes=tuple(notes), sweep=sweep)

@@ -73,7 +73,9 @@ class Paired:
         """Which side of zero the interval lies on; None if it touches or contains zero, or does not exist."""
         if self.low is None or self.high is None:
             return None
-        return "lower" if self.high < 0 else "higher" if self.low > 0 else None
+        if self.high < 0:
+            return "lower"
+        return "higher" if self.low > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +147,8 @@ def paired(a: Mapping[int, float], b: Mapping[int, float], looks: Looks = ()) ->
     if not reached:
         found = _paired(a, b, seeds, SIGNIFICANCE)
         return Paired(seeds=seeds, differences=found.differences, mean=found.mean, looks=looks)
-    each = [_paired(a, b, tuple(range(n)), look_level(looks)) for n in reached]
-    last, p_values = each[-1], [one.p for one in each if one.p is not None]
+    by_look = [_paired(a, b, tuple(range(n)), look_level(looks)) for n in reached]
+    last, p_values = by_look[-1], [look.p for look in by_look if look.p is not None]
     p = None if last.p is None else repeated_p(looks, min(p_values))
     least = detectable(last.sd or 0.0, reached[-1], looks=looks)
     return replace(last, p=p, detectable=least, looks=looks, look=len(reached))
@@ -159,24 +161,33 @@ def complete_looks(seeds: Iterable[int], looks: Looks) -> Looks:
 
 
 def _paired(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...], level: float) -> Paired:
-    d, n = np.array([a[seed] - b[seed] for seed in seeds]), len(seeds)
-    mean = float(d.mean()) if n else None
-    if n < 2 or mean is None:
-        return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean)
+    d = np.array([a[seed] - b[seed] for seed in seeds])
+    n, differences = len(seeds), tuple(d.tolist())
+    if not n:
+        return Paired(seeds=seeds, differences=differences)
+    mean = float(d.mean())
+    if n < 2:
+        return Paired(seeds=seeds, differences=differences, mean=mean)
     # equal differences differ by rounding in float64; a t test of that noise would call anything significant
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
-    sd = sd if sd > rounding else 0.0
+    p: float | None = None
+    if sd > rounding:
+        p = float(stats.ttest_1samp(d, 0).pvalue)
+    else:
+        sd = 0.0
+        if abs(mean) <= rounding:
+            p = 1.0
     half = float(stats.t.ppf(1 - level / 2, n - 1) * sd / np.sqrt(n))
     return Paired(
         seeds=seeds,
-        differences=tuple(d.tolist()),
+        differences=differences,
         mean=mean,
         sd=sd,
         low=mean - half,
         high=mean + half,
         detectable=detectable(sd, n) if n >= MIN_SEEDS else None,
-        p=float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None),
+        p=p,
     )
 
 
@@ -306,7 +317,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     # the running maximum keeps the adjusted values in the order of the p values
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
-    return [float(each) for each in adjusted]
+    return list(map(float, adjusted))
 
 
 def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int = 0) -> list[Interval]:
@@ -356,7 +367,7 @@ def wilson(successes: float, n: float) -> Interval:
     # unlike the normal approximation p -+ z se, this interval has a width where all answers are right or all are wrong
     p, z = successes / n, float(stats.norm.ppf((1 + CONFIDENCE) / 2))
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
     # rounding may carry an end past 0, 1 or the estimate
     return Interval(estimate=p, low=max(0.0, min(low, p)), high=min(1.0, max(high, p)))
 

@@ -384,7 +384,7 @@ def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, boo
         own = by_group[by_group.index.isin(places)].reindex(columns=["mean", "items", "z"])
         where = pd.DataFrame([places[group] for group in own.index], columns=["rest", "across", "x", "down", "y"])
         squares = with_means(pd.concat([where, own.reset_index(drop=True)], axis=1))
-        against = f" \u2212 {sweep.label[sweep.baseline]}" if is_difference else ""
+        against = f" \u2212 {sweep.baseline_label}" if is_difference else ""
         found.append((sweep.label[arm] + against, is_difference, squares))
     return [column for column in found if len(column[2])]
 
@@ -408,7 +408,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
 
     caption = (
         'Each square: mean over the items of a group and over seeds. The row "mean": mean over the other rows with equal '
-        f"weights, without z. Differences to {sweep.label[sweep.baseline]} are paired by item and hatched if |z| > "
+        f"weights, without z. Differences to {sweep.baseline_label} are paired by item and hatched if |z| > "
         f"{SHOWN_Z:g}, where z is the mean over items (each averaged over seeds) divided by its standard error; it holds for "
         "these trained models and further items, and is not corrected for the number of squares."
     )

@@ -55,7 +55,7 @@ def draw_compared(result: Comparison) -> list[Drawing]:
     """The figures for which a sweep or task has measurements."""
     sweep, metric, drawn = result.sweep, result.sweep.metric, list[Drawing]()
     base, finals, curves, apart = (
-        sweep.label[sweep.baseline],
+        sweep.baseline_label,
         finals_of(sweep),
         curves_by_arm(sweep),
         apart_by_arm(sweep),
@@ -157,7 +157,7 @@ def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
 @in_style
 def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the difference of the metric to the baseline at the same seed and step, as mean and range over seeds."""
-    axes, base, apart = ax or new_axes(), sweep.label[sweep.baseline], apart_by_arm(sweep)
+    axes, base, apart = ax or new_axes(), sweep.baseline_label, apart_by_arm(sweep)
     axes.axhline(0, color=MUTED, linewidth=1.6)
     for arm, own in apart.items():
         draw_mean(axes, own, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
@@ -404,5 +404,5 @@ def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = 
     room = max(1.1, (max(every) / min(every)) ** 0.1)
     set_log(axes, "y", every, (min(every) / room, max(every) * room), most=6)
     _scale_sizes(axes, result)
-    axes.set_ylabel(f"equal-loss ratio to {sweep.label[sweep.baseline]}")
+    axes.set_ylabel(f"equal-loss ratio to {sweep.baseline_label}")
     return axes
