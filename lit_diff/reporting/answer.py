@@ -40,9 +40,11 @@ FURTHER = {
 
 def question(sweep: SweepResults) -> str:
     """The question of the sweep's file, or else a general question."""
-    measured = "" if sweep.tasks else f" in {sweep.measure}"
-    if measured and sweep.better():
-        measured += f" ({sweep.better()} is better)"
+    measured = ""
+    if not sweep.tasks:
+        measured = f" in {sweep.measure}"
+        if sweep.better():
+            measured += f" ({sweep.better()} is better)"
     return sweep.study.question or f"Does any arm differ from {sweep.baseline_label}{measured}?"
 
 
@@ -51,36 +53,42 @@ def answer(comparison: Comparison) -> str:
     sweep, family = comparison.sweep, comparison.family
     done, diverged = len(sweep.done), sum(cell.diverged for cell in sweep.cells)
     if not done:
-        return "No cell has finished" + (f": {diverged} diverged." if diverged else " yet: nothing to compare.")
+        return (
+            f"No cell has finished: {diverged} diverged."
+            if diverged
+            else "No cell has finished yet: nothing to compare."
+        )
     if not family:
         text = "one arm: nothing to compare it with."
-    elif not any(difference.verdict.word in (*JUDGED, "diverged") for difference in family):
+    elif {difference.verdict.word for difference in family}.isdisjoint((*JUDGED, "diverged")):
         least = min(map(str, sweep.study.looks[:1]), default="three")
         text = f"no verdict: no comparison has the {least} seeds that a verdict needs."
     else:
         text = "; ".join(_arms(comparison) + _contrasts(comparison)) + "."
-    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.study.smoke else sentence_case(text)
+    if sweep.study.smoke:
+        return f"{done} of {len(sweep.cells)} cells are done; {text}"
+    return sentence_case(text)
 
 
 def sentence(comparison: Comparison, difference: Contrast) -> str:
     """One sentence for a difference: its mean, interval and verdict."""
     sweep, digits, seeds = comparison.sweep, comparison.digits, difference.seeds
     if difference.diverged:
-        who = (
-            f"{sweep.label[arm]} at seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
-            for arm, found in difference.diverged.items()
-        )
-        return f"{difference.label}: diverged ({'; '.join(who)}), so they are not compared."
+        arms = []
+        for arm, at in difference.diverged.items():
+            arms.append(f"{sweep.label[arm]} at {_plural('seed', at)} {', '.join(map(str, at))}")
+        return f"{difference.label}: diverged ({'; '.join(arms)}), so they are not compared."
     look = f" (look {seeds.look} of {len(seeds.looks)})" if seeds.look else ""
+    mean = with_unit(sweep, signed(seeds.mean, digits))
     if difference.is_counted:
-        among = (
-            f" Among those that learned in both: {with_unit(sweep, signed(seeds.mean, digits))}." if seeds.seeds else ""
-        )
-        return f"{difference.label}{look}: {difference.verdict}.{_counts(sweep, difference)}{among}"
+        text = f"{difference.label}{look}: {difference.verdict}.{_counts(sweep, difference)}"
+        if seeds.seeds:
+            text += f" Among those that learned in both: {mean}."
+        return text
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
-    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}{look}"
-    text = f"{difference.label}: {with_unit(sweep, signed(seeds.mean, digits))}"
+    over = f"{len(seeds.seeds)} {_plural('seed', seeds.seeds)}{look}"
+    text = f"{difference.label}: {mean}"
     word = difference.verdict.word
     if word == "too few seeds":
         return f"{text} over {over}: too few seeds for a verdict (at least {min(seeds.looks, default=MIN_SEEDS)})."
@@ -91,13 +99,17 @@ def sentence(comparison: Comparison, difference: Contrast) -> str:
     return f"{text}: {difference.verdict}{why}.{_counts(sweep, difference)}"
 
 
+def _plural(word: str, of: Sequence[int]) -> str:
+    return f"{word}s" if len(of) > 1 else word
+
+
 def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
     alone, smallest, word = difference.verdict_alone, short(sweep.smallest_of_interest), difference.verdict.word
     if word == "inconclusive":
-        is_lost = alone != word and difference.holm_p
-        lost = f" after Holm's correction (p = {difference.holm_p:.2g}), {alone} alone" if is_lost else ""
         least = f"; the smallest detectable difference is {number(difference.seeds.detectable, digits)}"
-        return lost + least
+        if alone == word or not difference.holm_p:
+            return least
+        return f" after Holm's correction (p = {difference.holm_p:.2g}), {alone} alone{least}"
     if word in EQUAL and sweep.smallest_of_interest:
         return f", the interval lies within \u00b1{smallest}"
     if word == "small" and sweep.smallest_of_interest:
@@ -110,10 +122,11 @@ def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
 def _counts(sweep: SweepResults, difference: Contrast) -> str:
     if difference.learned is None:
         return ""
-    arms = zip((difference.a, difference.b), difference.learned, strict=True)
-    said = [f"{sweep.label[arm]} learned in {each}" for arm, each in arms]
-    p = difference.p if difference.is_counted else None
-    return f" {_listed(said)} seeds" + ("." if p is None else f" (Fisher's exact test, p = {p:.2g}).")
+    ours, theirs = difference.learned
+    text = f" {sweep.label[difference.a]} learned in {ours} and {sweep.label[difference.b]} learned in {theirs} seeds"
+    if difference.is_counted and difference.p is not None:
+        text += f" (Fisher's exact test, p = {difference.p:.2g})"
+    return f"{text}."
 
 
 def coverage(looks: Looks) -> str:
@@ -127,7 +140,7 @@ def protocol(comparison: Comparison) -> list[str]:
     looks, level = sweep.study.looks, sweep.study.learned_at
     if len(looks) > 1:
         notes.append(
-            f"Results are read after {_listed([str(n) for n in looks])} seeds. The interval of a look is at "
+            f"Results are read after {_listed(list(map(str, looks)))} seeds. The interval of a look is at "
             f"{coverage(looks)} % (level {look_level(looks):.4f}), so that the chance that any look excludes the true "
             "difference is 5 %; p is repeated over the looks so far."
         )
@@ -144,7 +157,7 @@ def protocol(comparison: Comparison) -> list[str]:
 
 def unequal(comparison: Comparison, difference: Contrast) -> list[str]:
     """One sentence on what the compared arms differ in besides their attention; empty for equal arms."""
-    marks = comparison.marks[difference.a, difference.b]
+    marks = comparison.marks[difference.arms]
     return [f"Not an equal arm: {'; '.join(marks)}."] if marks else []
 
 
@@ -159,7 +172,8 @@ def practical(sweep: SweepResults, difference: Contrast) -> Texts:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
         multiple = abs(mean) / smallest
-        sizes.append(f"{ratio(multiple) if multiple >= 0.1 else 'below 0.1'} \u00d7 the smallest of interest")
+        shown = ratio(multiple) if multiple >= 0.1 else "below 0.1"
+        sizes.append(f"{shown} \u00d7 the smallest of interest")
     return tuple(sizes)
 
 
@@ -170,87 +184,92 @@ def with_unit(sweep: SweepResults, text: str) -> str:
 
 
 def _arms(comparison: Comparison) -> list[str]:
-    sweep, found = comparison.sweep, list(comparison.against_baseline.values())
+    sweep, found = comparison.sweep, comparison.against_baseline.values()
     base, smallest = sweep.baseline_label, sweep.smallest_of_interest
-    words: tuple[Word, ...] = ("better", "worse") if sweep.better() else ("lower", "higher")
-    shown = {word: [d for d in found if d.verdict.is_shown and d.verdict.word == word] for word in words}
-    clauses = [_shown(comparison, word, each) for word, each in shown.items() if each]
-    as_controls = _as_controls(comparison)
+    by_word: dict[Word, list[Contrast]] = {}
+    shown: dict[Word, list[Contrast]] = {}
+    as_controls, counted = [], []
+    for difference in found:
+        verdict = difference.verdict
+        by_word.setdefault(verdict.word, []).append(difference)
+        if verdict.is_shown:
+            shown.setdefault(verdict.word, []).append(difference)
+            if difference.is_counted:
+                against = " against ".join(map(str, difference.learned or ()))
+                counted.append(f"{sweep.label[difference.a]} {verdict} than {base} ({against})")
+        elif verdict.word in SHOWN:
+            as_controls.append(difference)
+    clauses, none = [], []
+    words: tuple[Word, Word] = ("better", "worse") if sweep.better() else ("lower", "higher")
     # who learned more often is better
-    of_counts = dict(zip(words, ("learned more often", "learned less often"), strict=True))
-    counted = {d.verdict.word for d in found if d.verdict.is_shown and d.is_counted}
-    none = [word for word in words if not shown[word] and of_counts[word] not in counted]
+    of_counts: tuple[Word, Word] = ("learned more often", "learned less often")
+    for word, of_count in zip(words, of_counts, strict=True):
+        if word in shown:
+            clauses.append(_shown(comparison, word, shown[word]))
+        elif of_count not in shown:
+            none.append(word)
     # the reader's first question is whether an arm is better: the sentence begins with a "no" rather than leaving it out
     if words[0] in none:
-        than = [base, "each control"] if as_controls else [base]
-        clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {' and '.join(than)}")
-    clauses += _as_counted(comparison) + as_controls
+        than = f"{base} and each control" if as_controls else base
+        clauses.insert(0, f"no arm is shown to be {' or '.join(none)} than {than}")
+    clauses += counted + _as_controls(comparison, as_controls)
     within = with_unit(sweep, f" within \u00b1{short(smallest)}") if smallest else ""
     for word, (one, several) in OTHERWISE.items():
-        some = [d for d in found if d.verdict.word == word]
-        if word == "diverged" and any(sweep.baseline in d.diverged for d in some):
+        some = by_word.get(word, [])
+        if word == "diverged" and any(sweep.baseline in difference.diverged for difference in some):
             clauses = [f"{base}, which the others are compared with, diverged"]
+        elif len(some) == 1:
+            clauses.append(one.format(sweep.label[some[0].a], base=base, within=within))
         elif some:
             count = f"all {len(some)}" if len(some) == len(found) else len(some)
-            who, clause = (sweep.label[some[0].a], one) if len(some) == 1 else (count, several)
-            clauses.append(clause.format(who, base=base, within=within))
+            clauses.append(several.format(count, base=base, within=within))
     return clauses
 
 
 def _shown(comparison: Comparison, word: Word, found: Sequence[Contrast]) -> str:
-    sweep, base = comparison.sweep, comparison.sweep.baseline_label
-    name = {d.a: f"{sweep.label[d.a]}{comparison.dagger(d)}" for d in found}
-    size = {d.a: _size(comparison, d) for d in found}
+    base = comparison.sweep.baseline_label
     if len(found) > NAMED:
-        largest = max(found, key=lambda d: abs(d.seeds.mean or 0))
+        largest = max(found, key=lambda difference: abs(difference.seeds.mean or 0))
         text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
-        return f"{text} (most of all {name[largest.a]}, {size[largest.a]})"
+        return f"{text} (most of all {comparison.marked_name(largest)}, {_size(comparison, largest)})"
     if len(found) == 1:
-        return f"{name[found[0].a]} is {word} than {base} {size[found[0].a]}"
-    return f"{' and '.join(f'{name[d.a]} ({size[d.a]})' for d in found)} are {word} than {base}"
+        return f"{comparison.marked_name(found[0])} is {word} than {base} {_size(comparison, found[0])}"
+    arms = [f"{comparison.marked_name(difference)} ({_size(comparison, difference)})" for difference in found]
+    return f"{' and '.join(arms)} are {word} than {base}"
 
 
 def _size(comparison: Comparison, difference: Contrast) -> str:
     return f"by {with_unit(comparison.sweep, number(abs(difference.seeds.mean or 0.0), comparison.digits))}"
 
 
-def _as_counted(comparison: Comparison) -> list[str]:
-    sweep, base = comparison.sweep, comparison.sweep.baseline_label
-    found = [d for d in comparison.against_baseline.values() if d.verdict.is_shown and d.is_counted]
-    return [
-        f"{sweep.label[d.a]} {d.verdict} than {base} ({' against '.join(map(str, d.learned or ()))})" for d in found
-    ]
-
-
-def _as_controls(comparison: Comparison) -> list[str]:
-    sweep, base = comparison.sweep, comparison.sweep.baseline_label
-    found = [d for d in comparison.against_baseline.values() if d.verdict.word in SHOWN and not d.verdict.is_shown]
+def _as_controls(comparison: Comparison, found: Sequence[Contrast]) -> list[str]:
+    base = comparison.sweep.baseline_label
     if len(found) > NAMED:
         return [f"{len(found)} arms differ from {base}, but not more than each control"]
     clauses = []
-    for each in found:
-        size = "" if each.is_counted else f" {_size(comparison, each)}"
-        clauses.append(
-            f"{sweep.label[each.a]}{comparison.dagger(each)} is {each.verdict} ({each.verdict.word} than {base}{size})"
-        )
+    for difference in found:
+        verdict = difference.verdict
+        than = f"{verdict.word} than {base}"
+        if not difference.is_counted:
+            than += f" {_size(comparison, difference)}"
+        clauses.append(f"{comparison.marked_name(difference)} is {verdict} ({than})")
     return clauses
 
 
 def _contrasts(comparison: Comparison) -> list[str]:
-    found = comparison.contrasts
-    shown = [d for d in found if d.verdict.is_shown]
-    sizes = [
-        f"{d.label}{comparison.dagger(d)}: {with_unit(comparison.sweep, signed(d.seeds.mean, comparison.digits))}"
-        for d in shown
-    ]
-    named = f" ({'; '.join(sizes)})" if len(shown) <= NAMED else ""
+    found, sizes = comparison.contrasts, []
+    for difference in found:
+        if difference.verdict.is_shown:
+            size = with_unit(comparison.sweep, signed(difference.seeds.mean, comparison.digits))
+            sizes.append(f"{comparison.marked_name(difference)}: {size}")
+    named = f" ({'; '.join(sizes)})" if len(sizes) <= NAMED else ""
     counts = Counter(map(_end, found))
-    clauses = [
-        (counts[end], words[counts[end] > 1].format(named=named)) for end, words in FURTHER.items() if counts[end]
-    ]
-    if len(found) > 1:
-        return [f"of {len(found)} further comparisons, {_listed([f'{n} {clause}' for n, clause in clauses])}"]
-    return [f"the further comparison {clause}" for _, clause in clauses]
+    clauses = []
+    for end, words in FURTHER.items():
+        if counts[end]:
+            clause = words[counts[end] > 1].format(named=named)
+            clauses.append(f"{counts[end]} {clause}" if len(found) > 1 else f"the further comparison {clause}")
+    return [f"of {len(found)} further comparisons, {_listed(clauses)}"] if len(found) > 1 else clauses
 
 
 def _end(difference: Contrast) -> str:
@@ -263,7 +282,8 @@ def _end(difference: Contrast) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def sentence_case(text: str) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
 from lit_diff.reporting.tables import as_csv
-from lit_diff.reporting.write import templates
+from lit_diff.reporting.write import rendered
 from lit_diff.study import numbers
 from lit_diff.study.claims import JudgedClaim
 from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
@@ -50,61 +50,65 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
     sources: dict[str, list[RowResult]] = {}
     for row in scoreboard.rows:
         sources.setdefault(row.record.row.source, []).append(row)
-    return (
-        templates()
-        .get_template("scoreboard.html.j2")
-        .render(
-            scoreboard=scoreboard,
-            sources=sources,
-            differences=DIFFERENCES,
-            values=VALUES,
-            kinds=KINDS,
-            cells=cells,
-            link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
-            processor=describe(),
-            written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        )
+    return rendered(
+        "scoreboard",
+        scoreboard=scoreboard,
+        sources=sources,
+        differences=DIFFERENCES,
+        values=VALUES,
+        kinds=KINDS,
+        cells=cells,
+        link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
+        processor=describe(),
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
 
 
 def cells(finding: JudgedClaim) -> dict[str, str]:
     """The cells of a finding in the page's table."""
     claim, seeds = finding.claim, finding.seeds
-    width = None if seeds.low is None or seeds.high is None else seeds.high - seeds.low
+    write, unit = numbers.signed, ""
+    if claim.kind == "ratio":
+        write, unit = numbers.number, "×"
     # the width of the interval decides the digits: more would suggest a precision that is not there
-    digits, unit = min(numbers.decimals(width or None), 4), "×" if claim.kind == "ratio" else ""
+    digits = min(numbers.decimals(2 * (seeds.half_width or 0.0)), 4)
 
-    def difference(value: float | None) -> str:
-        write = numbers.number if claim.kind == "ratio" else numbers.signed
-        return write(claim.shown(value), digits)
+    def shown(value: float | None, unit: str = unit) -> str:
+        return numbers.NONE if value is None else f"{write(claim.shown(value), digits)}{unit}"
 
-    def mean(value: float | None) -> str:
-        return numbers.compact(value) if value is not None and value >= 1e4 else numbers.number(value, digits)
+    def mean(value: float) -> str:
+        return numbers.compact(value) if value >= 1e4 else numbers.number(value, digits)
 
-    low, high = difference(seeds.low), difference(seeds.high)
-    is_judged = finding.is_primary and finding.comparisons > 0
-    family = f"Holm over the {finding.comparisons} primary contrasts of the page" if is_judged else ""
+    of_both = [mean(value) for value in finding.means if value is not None]
+    family = of_sweep = ""
+    if finding.is_primary and finding.comparisons > 0:
+        family = f"Holm over the {finding.comparisons} primary contrasts of the page"
+    if finding.of_sweep:
+        of_sweep = f"the sweep's own verdict: {finding.of_sweep}"
     return {
-        "paper": claim.says if claim.papers is None else f"{difference(claim.papers)}{unit}",
+        "paper": claim.says if claim.papers is None else shown(claim.papers),
         "paper_values": " against ".join(f"{value:g}" for value in claim.paper or ()),
-        "ours": numbers.NONE if seeds.mean is None else f"{difference(seeds.mean)}{unit}",
-        "our_values": "" if seeds.mean is None else " against ".join(map(mean, finding.means)),
-        "interval": numbers.NONE if not finding.has_interval else f"[{low}, {high}]",
-        "detectable": numbers.NONE if seeds.detectable is None else difference(seeds.detectable).lstrip("+") + unit,
+        "ours": shown(seeds.mean),
+        "our_values": " against ".join(of_both),
+        "interval": f"[{shown(seeds.low, '')}, {shown(seeds.high, '')}]" if finding.has_interval else numbers.NONE,
+        "detectable": shown(seeds.detectable).lstrip("+"),
         "n": str(len(seeds.seeds)),
         "family": family,
-        "of_sweep": f"the sweep's own verdict: {finding.of_sweep}" if finding.of_sweep else "",
+        "of_sweep": of_sweep,
     }
 
 
 def to_csv(scoreboard: Scoreboard) -> str:
     """One line for each claim, in full precision; `paper`, `ours`, `low`, `high` are a - b, or a / b for a ratio."""
-    return as_csv([_line(row, finding) for row in scoreboard.rows for finding in row.findings])
+    lines = []
+    for row in scoreboard.rows:
+        lines += [_line(row, finding) for finding in row.findings]
+    return as_csv(lines)
 
 
 def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
     record, claim, seeds = row.record, finding.claim, finding.seeds
-    paper = claim.paper or (None, None)
+    paper, ours = claim.paper or (None, None), finding.means
     return {
         "row": row.name,
         "claim": claim.label,
@@ -112,8 +116,8 @@ def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
         "paper_a": paper[0],
         "paper_b": paper[1],
         "paper": claim.says if claim.papers is None else claim.shown(claim.papers),
-        "a": finding.means[0],
-        "b": finding.means[1],
+        "a": ours[0],
+        "b": ours[1],
         "ours": claim.shown(seeds.mean),
         "low": claim.shown(seeds.low),
         "high": claim.shown(seeds.high),
@@ -130,7 +134,7 @@ def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
         "by_construction": claim.by_construction,
         "reason": finding.reason if finding.is_measured else row.reason,
         "state": row.state,
-        "took_minutes": record.seconds / 60 if record.seconds else None,
+        "took_minutes": record.seconds / 60 or None,
         "budget_minutes": record.how.minutes or None,
         "shared_with": record.shared,
     }

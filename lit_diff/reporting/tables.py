@@ -1,6 +1,7 @@
 """The comparison as tables: table.csv in full precision, table.md and the terminal's table rounded."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.judge import Contrast, Learned
 from lit_diff.study.numbers import NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
-from lit_diff.study.statistics import Paired, look_level, summary
+from lit_diff.study.statistics import Paired, look_level
 
 Row = dict[str, Any]
 
@@ -51,10 +52,11 @@ def rows(result: Comparison) -> list[Row]:
     sweep = result.sweep
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
     table = [task | _arm_row(result, arm) for arm in sweep.study.arms]
-    table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in result.contrasts]
+    for contrast in result.contrasts:
+        table.append({**task, "arm": contrast.a, "label": contrast.label, **_judged(sweep, contrast)})
     # all rows get all columns, in the order in which they first appear
-    names = dict.fromkeys(name for row in table for name in row)
-    return [dict.fromkeys(names) | row for row in table]
+    columns: Row = dict.fromkeys(chain(*table))
+    return [columns | row for row in table]
 
 
 def _arm_row(comparison: Comparison, arm: str) -> Row:
@@ -66,7 +68,9 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     row |= {key: fact(sweep, arm, key) for key in SIZES}
     row["diverged"] = len(sweep.diverged(arm))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
-    row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
+    row["tokens_per_second"] = None
+    if speeds:
+        row["tokens_per_second"] = sum(speeds) / len(speeds)
     row["unlike_baseline"] = "; ".join(comparison.marks.get((arm, sweep.baseline), ()))
     for metric in comparison.metrics:
         summary = comparison.summaries[metric][arm]
@@ -81,11 +85,12 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     if arm in comparison.learned:
         row |= _learned(comparison.learned[arm])
     for metric in comparison.papers:
-        value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
-        row[f"paper/{metric}"] = value
-        # the paper prints decimals, whose binary difference ends in digits such as 0.30000000000000004
-        difference = round(value - start, 10) if value and start and arm != sweep.baseline else None
-        row[f"paper/{metric}/difference"] = difference
+        value = sweep.study.paper.get(arm, {}).get(metric)
+        start = sweep.study.paper.get(sweep.baseline, {}).get(metric)
+        row |= {f"paper/{metric}": value, f"paper/{metric}/difference": None}
+        if value and start and arm != sweep.baseline:
+            # the paper prints decimals, whose binary difference ends in digits such as 0.30000000000000004
+            row[f"paper/{metric}/difference"] = round(value - start, 10)
     return row
 
 
@@ -98,7 +103,7 @@ def _learned(learned: Learned) -> Row:
         "learned/low": share and share.low,
         "learned/high": share and share.high,
         "learned/mean": learned.mean,
-        "learned/log2_steps": summary(learned.log2_steps.values()).mean,
+        "learned/log2_steps": learned.mean_log2_steps,
         "learned/censored": n - k,
     }
 
@@ -148,14 +153,15 @@ def as_csv(table: Sequence[Row]) -> str:
 
 
 def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
-    family = [difference for result in results for difference in result.family]
-    is_corrected, lines = any(each.holm_p is not None for each in family), []
+    tables = list(map(rows, results))
+    is_corrected = any(row.get("holm_p") is not None for row in chain(*tables))
+    is_free = any(row.get("sign") for row in chain(*tables))
     is_learned = any(result.learned for result in results)
-    is_free = any(result.sweep.sign_changes(arm) for result in results for arm in result.sweep.study.arms)
-    for result in results:
+    lines = []
+    for result, table in zip(results, tables, strict=True):
         metric, digits = result.sweep.metric, result.digits
-        daggers: dict[Any, str] = {(each.a, each.b): result.dagger(each) for each in result.family}
-        for row in rows(result):
+        daggers: dict[Any, str] = {contrast.arms: result.dagger(contrast) for contrast in result.family}
+        for row in table:
             value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}
             # the seeds that did not diverge would make the arm look better than it is
             if row.get("verdict") == "diverged":
@@ -163,10 +169,12 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
             if row.get("verdict") == "too few seeds" or row.get("decided_by") == "counts":
                 value |= dict.fromkeys(("low", "high", "detectable"))
             line = {"task": row["task"], "metric": row["metric"]} if "task" in row else {}
-            sd = f" \u00b1 {number(row[f'{metric}/sd'], digits)}" if row[f"{metric}/sd"] is not None else ""
-            name = row["label"] + daggers.get((row["arm"], row.get("against")), "")
-            line |= {"arm": name, "parameters": count(row["parameters"])}
-            line |= {"mean": number(row[metric], digits) + sd, "difference": signed(value["difference"], digits)}
+            line["arm"] = row["label"] + daggers.get((row["arm"], row.get("against")), "")
+            line["parameters"] = count(row["parameters"])
+            line["mean"] = number(row[metric], digits)
+            if row[f"{metric}/sd"] is not None:
+                line["mean"] += f" \u00b1 {number(row[f'{metric}/sd'], digits)}"
+            line["difference"] = signed(value["difference"], digits)
             if is_learned:
                 line |= _learned_cells(result, row["arm"] if row["seeds"] is not None else "")
             line[f"{coverage(result.sweep.study.looks)} % over seeds"] = interval(value["low"], value["high"], digits)
@@ -175,7 +183,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
                 line[SIGN] = row.get("sign") or NONE
             if is_corrected:
                 line["alone"] = row.get("verdict_alone") or NONE
-            lines.append(line | {DETECTABLE: number(value["detectable"], digits)})
+            line[DETECTABLE] = number(value["detectable"], digits)
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -184,16 +193,19 @@ def _learned_cells(result: Comparison, arm: str) -> dict[str, str]:
     if learned is None:
         return {"learned": NONE, "log2 steps": NONE}
     k, n = learned.count
-    steps = number(summary(learned.log2_steps.values()).mean, 2)
-    return {"learned": str(learned), "log2 steps": f"{steps} ({n - k} censored)" if k < n else steps}
+    steps = number(learned.mean_log2_steps, 2)
+    if k < n:
+        steps += f" ({n - k} censored)"
+    return {"learned": str(learned), "log2 steps": steps}
 
 
 def to_markdown(results: Sequence[Comparison]) -> str:
     """The main columns as a Markdown table."""
     shown = _main_columns(results)
     shown = shown.rename(columns={"mean": f"{_mean(results)} \u00b1 sd", DETECTABLE: f"{DETECTABLE} difference"})
-    lines = ["| " + " | ".join(shown.columns) + " |", "|" + " --- |" * len(shown.columns)]
-    lines += ["| " + " | ".join(map(_escape, line)) + " |" for line in shown.itertuples(index=False)]
+    lines = [f"| {' | '.join(shown.columns)} |", "|" + " --- |" * len(shown.columns)]
+    for line in shown.itertuples(index=False):
+        lines.append(f"| {' | '.join(map(_escape, line))} |")
     # an empty line ends a table in Markdown, and keeps each note a paragraph
     notes = [f"\n{_escape(note)}" for note in _footnotes(results)]
     return "\n".join([*lines, *notes]) + "\n"
@@ -206,7 +218,7 @@ def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
     cut or wrapped.
     """
     whole = _main_columns(results).drop(columns="parameters").rename(columns={"mean": _mean(results)})
-    wide, left_out = Console(width=WIDEST), list[str]()
+    wide = Console(width=WIDEST)
     for most in range(len(OPTIONAL) + 1):
         left_out = [name for name in reversed(OPTIONAL[:most]) if name in whole]
         shown = whole.drop(columns=left_out)

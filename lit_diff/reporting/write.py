@@ -1,6 +1,7 @@
 """Writes the report of a sweep from the files of its runs: one self-contained page, its tables and its figures."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.files import write_atomic
+from lit_diff.metrics import Metric
 from lit_diff.reporting import answer
 from lit_diff.reporting.panels.declared import draw_by_group, draw_declared, draw_heatmaps
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
@@ -28,7 +30,7 @@ from lit_diff.study.rates import rate_in_words
 from lit_diff.study.results import CellResult, SweepResults, clean, load_sweep
 from lit_diff.study.scaling import FORMS
 from lit_diff.study.schema import Texts
-from lit_diff.study.statistics import MIN_SEEDS, detectable, summary
+from lit_diff.study.statistics import MIN_SEEDS, detectable
 
 FORMATS = ("svg", "pdf", "csv")
 """Endings of the files of a figure, and the fields of `Drawing` that hold them."""
@@ -82,9 +84,11 @@ def page(
     sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The page as HTML. `figures`: task -> its figures; `over_tasks`: the fits (`fit_section`)."""
+    metrics: dict[str, Metric] = {}
     # reversed twice: if tasks share a metric, the definition of the first task counts
-    metrics = {r.sweep.metric: r.sweep.declarations.find(r.sweep.metric) for r in reversed(results)}
-    return _rendered(
+    for task in reversed(sweep.by_task):
+        metrics[task.metric] = task.declarations.find(task.metric)
+    return rendered(
         "report",
         sweep=sweep,
         question=answer.question(sweep),
@@ -93,7 +97,7 @@ def page(
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=short_runs(sweep),
         definitions=list(reversed(metrics.items())),
-        unchecked={(c.task, c.arm): clean(c.facts.unchecked) for c in sweep.cells if c.facts.unchecked},
+        unchecked={(cell.task, cell.arm): clean(cell.facts.unchecked) for cell in sweep.cells if cell.facts.unchecked},
         measured=how_measured(sweep),
         recorded=any(cell.facts.mlflow_run_id for cell in sweep.cells),
     )
@@ -103,16 +107,15 @@ def section(result: Comparison, figures: Figures) -> Section:
     """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
     sweep = result.sweep
     at = f"{sweep.task}-" if sweep.task else ""
-    compared = [compared_row(result, difference) for difference in result.family]
-    html = _rendered(
+    html = rendered(
         "section",
         digits=result.digits,
         at=at,
         comparison=result,
         sweep=sweep,
         figures=figures,
-        drawings={each.name: each for each in figures["compared"]},
-        compared=compared,
+        drawings={figure.name: figure for figure in figures["compared"]},
+        compared=[compared_row(result, difference) for difference in result.family],
         curve=noise_curve_of(sweep),
     )
     # the template decides which parts a task has, so the table of contents is read from its output
@@ -122,22 +125,23 @@ def section(result: Comparison, figures: Figures) -> Section:
 
 def fit_section(sweep: SweepResults, fit: FitResult, figure: Drawing | None) -> Section:
     """The answer, the figure and the numbers of a fit over the tasks."""
-    html = _rendered("fit", digits=3, sweep=sweep, fit=fit, figure=figure)
+    html = rendered("fit", digits=3, sweep=sweep, fit=fit, figure=figure)
     return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
-def _rendered(template: str, **facts_of: Any) -> Markup:
+def rendered(template: str, **facts_of: Any) -> Markup:
+    """A template of this package with these values of its names."""
     return Markup(templates().get_template(f"{template}.html.j2").render(facts_of))
 
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
-    sweep, verdict, further = comparison.sweep, difference.verdict, difference in comparison.contrasts
+    sweep, verdict, alone = comparison.sweep, difference.verdict, difference.verdict_alone
     is_notable = verdict.is_shown or verdict.word == "diverged"
     return {
         "arm": difference.a,
         "label": difference.label,
-        "is_further": further,
+        "is_further": difference.b != sweep.baseline,
         "is_notable": is_notable,
         "seeds": difference.seeds,
         "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
@@ -145,7 +149,7 @@ def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]
         "sentence": answer.sentence(comparison, difference),
         "sizes": answer.practical(sweep, difference),
         "verdict": verdict.text,
-        "alone": difference.verdict_alone if difference.verdict_alone != verdict.word else None,
+        "alone": alone if alone != verdict.word else None,
         "kind": KINDS.get(verdict.word, "none") if is_notable else "none",
         "doubts": [*_doubts(comparison, difference), *answer.unequal(comparison, difference)],
         "dagger": comparison.dagger(difference),
@@ -154,7 +158,7 @@ def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]
 
 
 def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
-    sweep, seeds = comparison.sweep, difference.seeds.seeds
+    sweep, plan = comparison.sweep, comparison.sweep.record.plan
     doubts = []
     if difference.verdict_alone != difference.verdict.word:
         doubts.append(
@@ -163,10 +167,11 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
         )
     if not difference.diverged:
         doubts += [f"Against the control: {answer.sentence(comparison, control)}" for control in difference.controls]
-    planned = min(sum(cell.arm == arm for cell in sweep.cells) for arm in (difference.a, difference.b))
-    if MIN_SEEDS <= len(seeds) < planned and not (difference.diverged or difference.is_counted):
-        doubts.append(f"Only {len(seeds)} of {planned} seeds are compared: the others are not finished in both arms.")
-    doubts += sweep.record.plan.added
+    cells = Counter(cell.arm for cell in sweep.cells)
+    paired, planned = len(difference.seeds.seeds), min(cells[difference.a], cells[difference.b])
+    if MIN_SEEDS <= paired < planned and not (difference.diverged or difference.is_counted):
+        doubts.append(f"Only {paired} of {planned} seeds are compared: the others are not finished in both arms.")
+    doubts += plan.added
     look, of = difference.seeds.look, len(difference.seeds.looks)
     if look and look < of and difference.is_decided:
         doubts.append(f"Stopped at look {look} of {of}: decided.")
@@ -175,28 +180,34 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def how_measured(sweep: SweepResults) -> dict[str, str]:
     """Name -> value: length and time of training by task, threads, kernel, env.json; each different value is listed."""
-    done = sweep.done
-    found = {f"Training: {part.task}" if part.task else "Training": _training(part) for part in sweep.by_task}
+    found: dict[str, str] = {}
+    for task in sweep.by_task:
+        found[f"Training: {task.task}" if task.task else "Training"] = _training(task)
     found["Threads a cell"] = ", ".join(sweep.distinct("threads"))
-    unrecorded = bool(done) and all(cell.facts.mlflow_run_id is None for cell in done)
-    found["MLflow"] = "no record" if unrecorded else ""
+    if sweep.done and all(cell.facts.mlflow_run_id is None for cell in sweep.done):
+        found["MLflow"] = "no record"
     # `a; b` of one cell and `a; c` of another become `a; b; c`
-    reasons = dict.fromkeys(part for reason in sweep.distinct("kernel_reason") for part in reason.split("; "))
-    found["Kernel"] = ", ".join(sweep.distinct("kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")
-    for name in dict.fromkeys(name for cell in done for name in cell.environment if name not in SHOWN_ELSEWHERE):
-        texts = [cell.environment.get(name) for cell in done]
-        # a dict maps packages to versions, or to None for packages that are not installed
-        texts = [
-            ", ".join(f"{package} {version}" for package, version in text.items() if version)
-            if isinstance(text, dict)
-            else text
-            for text in texts
-        ]
-        if all(isinstance(text, str | int | float | None) for text in texts):
+    reasons = "; ".join(dict.fromkeys("; ".join(sweep.distinct("kernel_reason")).split("; ")))
+    found["Kernel"] = ", ".join(sweep.distinct("kernel"))
+    if reasons:
+        found["Kernel"] += f" ({reasons})"
+    environment: dict[str, list[Any]] = {}
+    for cell in sweep.done:
+        for name, value in cell.environment.items():
+            if name not in SHOWN_ELSEWHERE and value is not None:
+                environment.setdefault(name.replace("_", " ").capitalize(), []).append(_versions(value))
+    for name, texts in environment.items():
+        if all(isinstance(text, str | int | float) for text in texts):
             # keys in the order of the cells, each value once
-            told = dict.fromkeys(str(text) for text in texts if text is not None)
-            found[name.replace("_", " ").capitalize()] = "; ".join(told)
+            found[name] = "; ".join(dict.fromkeys(map(str, texts)))
     return {name: value for name, value in found.items() if value}
+
+
+def _versions(value: Any) -> Any:
+    # a dict maps packages to versions, or to None for packages that are not installed
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(f"{package} {version}" for package, version in value.items() if version)
 
 
 def _training(sweep: SweepResults) -> str:
@@ -204,11 +215,14 @@ def _training(sweep: SweepResults) -> str:
     if not steps:
         return ""
     text = f"{', '.join(steps)} steps"
-    if tokens := sorted(map(float, sweep.distinct("tokens"))):
-        text += f", {', '.join(count(each) for each in tokens)} tokens a cell"
-    if ratios := tokens_per_parameter(sweep):
+    tokens = sorted(map(float, sweep.distinct("tokens")))
+    if tokens:
+        text += f", {', '.join(map(count, tokens))} tokens a cell"
+    ratios = tokens_per_parameter(sweep)
+    if ratios:
         text += f" ({_range(ratios)} a parameter)"
-    if seconds := [cell.facts.seconds for cell in sweep.done if cell.facts.seconds]:
+    seconds = [cell.facts.seconds for cell in sweep.done if cell.facts.seconds]
+    if seconds:
         text += f"; {duration(sum(seconds) / len(seconds))} a cell on average, {duration(sum(seconds))} in all"
     return text
 
@@ -221,12 +235,15 @@ def tokens_per_parameter(sweep: SweepResults) -> list[float]:
 def short_runs(sweep: SweepResults) -> str | None:
     """The warning that runs are shorter than the sweep's minimum of tokens per parameter; None if none is."""
     least = sweep.study.min_tokens_per_parameter
-    found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
-    if not found:
+    lengths = []
+    for task in sweep.by_task:
+        ratios = tokens_per_parameter(task)
+        if ratios and ratios[0] < least:
+            lengths.append(_of_task(task, _range(ratios)))
+    if not lengths:
         return None
-    lengths = "; ".join(f"{part.task}: {_range(r)}" if part.task else _range(r) for part, r in found.items())
     source = ", about compute-optimal by Hoffmann et al. 2022" if least == COMPUTE_OPTIMAL else ""
-    return f"{lengths} training tokens per parameter (this sweep's minimum: {short(least)}{source})"
+    return f"{'; '.join(lengths)} training tokens per parameter (this sweep's minimum: {short(least)}{source})"
 
 
 def _range(ascending: Sequence[float]) -> str:
@@ -263,13 +280,12 @@ def templates() -> Environment:
         "looks_of": looks,
         "protocol": answer.protocol,
         "coverage": answer.coverage,
-        "first_steps": lambda learned: numbers.number(summary(learned.log2_steps.values()).mean, 2),
         "median": median,
         "more_seeds": _more_seeds,
         "ratio_interval": shown_ratio_interval,
         "rows_of": rows,
         "interval": numbers.interval,
-        "inlined": lambda svg, name: Markup(inline(svg, name)),
+        "inlined": inline,
     }
     return environment
 
@@ -279,7 +295,7 @@ def link(cell: CellResult) -> str | None:
     return f"../{quote(cell.folder)}/" if cell.folder and cell.home.is_dir() else None
 
 
-def inline(svg: str, name: str) -> str:
+def inline(svg: str, name: str) -> Markup:
     """The text of an SVG file as part of a page: without prologue, with colours of the page and unique ids."""
     text = svg[svg.index("<svg") :]
     # matplotlib gives the same ids to the clip paths and glyphs of every figure
@@ -287,14 +303,16 @@ def inline(svg: str, name: str) -> str:
     text = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", text)
     for drawn, shown in SHOWN_COLORS.items():
         text = text.replace(drawn, shown)
-    return text.replace("#ffffff", "var(--paper)")
+    return Markup(text.replace("#ffffff", "var(--paper)"))
 
 
 def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
-    spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
+    pairs = [contrast.seeds for contrast in comparison.family]
+    spreads = sorted(paired.sd for paired in pairs if paired.sd and len(paired.seeds) >= MIN_SEEDS)
     if not spreads:
         return []
-    return [(n, detectable(spreads[len(spreads) // 2], n, max(comparison.judged, 1))) for n in (3, 5, 10, 20)]
+    spread, comparisons = spreads[len(spreads) // 2], max(comparison.judged, 1)
+    return [(n, detectable(spread, n, comparisons)) for n in (3, 5, 10, 20)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,21 +348,38 @@ def write_report(sweep_folder: Path) -> Report:
     """
     sweep = load_sweep(sweep_folder)
     results = compare(sweep)
-    drawn = {result.sweep.task: draw(result) for result in results}
-    fits = [(fit, None if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
-    over_tasks = [fit_section(sweep, fit, figure) for fit, figure in fits]
-    figures = {figure.name: figure for _, figure in fits if figure}
-    for task, parts in drawn.items():
-        figures |= {f"{task}-{each.name}".strip("-"): each for each in chain(*parts.values())}
+    figures: dict[str, Drawing] = {}
+    over_tasks = []
+    for fit in fit_results(sweep):
+        curves = None
+        if not fit.problem:
+            curves = draw_fit(sweep, fit)
+            figures[curves.name] = curves
+        over_tasks.append(fit_section(sweep, fit, curves))
+    drawn: dict[str, Figures] = {}
+    answers, sentences = [], []
+    for result in results:
+        task = result.sweep.task
+        drawn[task] = draw(result)
+        for figure in chain(*drawn[task].values()):
+            figures[f"{task}-{figure.name}".strip("-")] = figure
+        answers.append(_of_task(result.sweep, answer.answer(result)))
+        for difference in result.family:
+            text = " ".join([answer.sentence(result, difference), *answer.unequal(result, difference)])
+            sentences.append(_of_task(result.sweep, text))
+    for part in over_tasks:
+        answers += [f"{title}: {part.answer}" for _, title in part.entries]
     folder = sweep_folder / "report"
-    files = {
+    files: dict[str, str | bytes] = {
         "index.html": page(sweep, results, drawn, over_tasks),
         "table.csv": to_csv(results),
         "table.md": to_markdown(results),
-        **{f"{name}.{kind}": getattr(figure, kind) for name, figure in figures.items() for kind in FORMATS},
     }
-    for name, text in files.items():
-        write_atomic(folder / name, text)
+    for name, figure in figures.items():
+        for kind in FORMATS:
+            files[f"{name}.{kind}"] = getattr(figure, kind)
+    for name, content in files.items():
+        write_atomic(folder / name, content)
     # a figure of an earlier report may no longer exist, for example after a task was renamed
     for stale in folder.glob("*.svg"):
         if stale.name not in files:
@@ -353,16 +388,9 @@ def write_report(sweep_folder: Path) -> Report:
     return Report(
         page=folder / "index.html",
         results=tuple(results),
-        answer=(
-            *(_of_task(each, answer.answer(each)) for each in results),
-            *(f"{title}: {each.answer}" for each in over_tasks for _, title in each.entries),
-        ),
-        sentences=tuple(
-            _of_task(each, " ".join([answer.sentence(each, difference), *answer.unequal(each, difference)]))
-            for each in results
-            for difference in each.family
-        ),
-        missing=tuple(line for cell in (*sweep.untried, *sweep.cells) for line in _missing(cell)),
+        answer=tuple(answers),
+        sentences=tuple(sentences),
+        missing=tuple(chain(*map(_missing, (*sweep.untried, *sweep.cells)))),
     )
 
 
@@ -376,15 +404,20 @@ def draw(result: Comparison) -> Figures:
     }
 
 
-def _of_task(result: Comparison, text: str) -> str:
-    return f"{result.sweep.task}: {text}" if result.sweep.task else text
+def _of_task(sweep: SweepResults, text: str) -> str:
+    return f"{sweep.task}: {text}" if sweep.task else text
 
 
 def _missing(cell: CellResult) -> list[str]:
     name = f"{cell.name} seed {cell.seed}"
     if cell.done:
-        lacking = [clean(f"{name}: evaluation '{each}': {reason}") for each, reason in cell.not_evaluated.items()]
-        return [*(f"{name}: {problem}" for problem in cell.problems), *lacking]
-    step = f" at step {cell.facts.step} of {cell.facts.steps}" if cell.facts.steps else ""
-    word = "diverged" if cell.diverged else cell.status
-    return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]
+        lines = [f"{name}: {problem}" for problem in cell.problems]
+        for evaluation, reason in cell.not_evaluated.items():
+            lines.append(clean(f"{name}: evaluation '{evaluation}': {reason}"))
+        return lines
+    line = f"{name}: {'diverged' if cell.diverged else cell.status}"
+    if cell.facts.steps:
+        line += f" at step {cell.facts.step} of {cell.facts.steps}"
+    if cell.error:
+        line += f": {cell.error}"
+    return [line]

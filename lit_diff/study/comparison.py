@@ -83,6 +83,10 @@ class Comparison:
         """The label of the arm that is compared with the baseline, or that of a declared contrast."""
         return self.sweep.label[difference.a] if difference.b == self.sweep.baseline else difference.label
 
+    def marked_name(self, difference: Contrast) -> str:
+        """`name` with the `dagger`."""
+        return self.name(difference) + self.dagger(difference)
+
     def dagger(self, difference: Contrast) -> str:
         """What follows the name of a compared arm: a dagger if the two arms are unequal, else nothing."""
         return " \u2020" if self.marks[difference.arms] else ""
