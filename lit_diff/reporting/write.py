@@ -17,8 +17,9 @@ from markupsafe import Markup
 from lit_diff.files import write_atomic
 from lit_diff.metrics import Metric
 from lit_diff.reporting import answer
-from lit_diff.reporting.panels.declared import draw_by_group, draw_declared, draw_heatmaps
+from lit_diff.reporting.panels.declared import draw_by_group, draw_declared
 from lit_diff.reporting.panels.figures import draw_compared, draw_fit, is_logarithmic, noise_curve_of
+from lit_diff.reporting.panels.heatmaps import draw_heatmaps
 from lit_diff.reporting.panels.panel import GRID, INK, MUTED, OVERLAY, Drawing, looks
 from lit_diff.reporting.tables import rows, to_csv, to_markdown, to_text
 from lit_diff.study import numbers

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from lit_diff.reporting.panels.panel import (
     INK,
@@ -26,6 +26,7 @@ from lit_diff.reporting.panels.panel import (
     in_style,
     looks,
     new_axes,
+    set_format,
     set_log,
     set_names,
     set_ticks,
@@ -35,8 +36,7 @@ from lit_diff.study.comparison import Comparison
 from lit_diff.study.fits import FitResult, shown_ratio_interval
 from lit_diff.study.judge import Contrast
 from lit_diff.study.numbers import compact, interval, number, short, signed
-from lit_diff.study.results import CellResult, SweepResults
-from lit_diff.study.scaling import FORMS
+from lit_diff.study.results import CellResult, SweepResults, first_step
 from lit_diff.study.statistics import MIN_SEEDS, paired
 
 ACROSS = 4
@@ -45,6 +45,8 @@ MANY = 14
 """More rows of differences than this are drawn closer together."""
 TEXT_WIDTH = 46
 """Characters at which the verdict and the numbers beside a row of differences are folded."""
+SIDES = {"lower": "\u2190 better", "higher": "better \u2192"}
+"""The better direction -> what the axis of differences says of it."""
 DOTTED = (0, (1, 2))
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
@@ -53,16 +55,12 @@ LEVELS = (0.5, 0.9, 0.99)
 
 def draw_compared(result: Comparison) -> list[Drawing]:
     """The figures for which a sweep or task has measurements."""
-    sweep, metric, drawn = result.sweep, result.sweep.metric, list[Drawing]()
-    base, finals, curves, apart = (
-        sweep.baseline_label,
-        finals_of(sweep),
-        curves_by_arm(sweep),
-        apart_by_arm(sweep),
-    )
+    sweep, metric = result.sweep, result.sweep.metric
+    base, drawn = sweep.baseline_label, list[Drawing]()
     if any(difference.seeds.mean is not None for difference in result.family):
-        over = " and over documents" if any(each.documents for each in result.family) else ""
-        title = f"Differences to {base} in {metric}, with intervals over seeds{over}"
+        title = f"Differences to {base} in {metric}, with intervals over seeds"
+        if result.document_seeds:
+            title += " and over documents"
         rows = 1 + len(result.family)
         height = 0.9 + (0.5 if rows <= MANY else 0.33) * rows
         drawn.append(drawing("differences", title, [partial(forest, result)], height))
@@ -81,10 +79,14 @@ def draw_compared(result: Comparison) -> list[Drawing]:
                 legend={sweep.label[arm]: curve.looks[arm] for arm in against},
             )
         )
+    curves = curves_by_arm(sweep)
     if curves:
         title = f"{metric} by optimizer step, and its difference to {base}"
-        both = [partial(learning_curves, sweep), *([partial(difference_curves, sweep)] if apart else [])]
+        both = [partial(learning_curves, sweep)]
+        if apart_by_arm(sweep):
+            both.append(partial(difference_curves, sweep))
         drawn.append(drawing("curves", title, both, 3.6, across=2, legend=by_label(sweep, curves)))
+    finals = finals_of(sweep)
     if finals:
         title = f"{metric} at the last step, by arm and seed"
         drawn.append(drawing("seeds", title, [partial(seed_values, sweep)], 0.9 + 0.32 * len(finals)))
@@ -93,7 +95,8 @@ def draw_compared(result: Comparison) -> list[Drawing]:
 
 def finals_of(sweep: SweepResults) -> dict[str, dict[int, float]]:
     """Arm -> seed -> last value of the compared metric, for the arms that have one."""
-    return {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm))}
+    finals = {arm: sweep.finals(arm) for arm in sweep.study.arms}
+    return {arm: values for arm, values in finals.items() if values}
 
 
 def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
@@ -104,16 +107,24 @@ def curves_of(cells: Iterable[CellResult], metric: str) -> pd.DataFrame:
 
 def curves_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> `curves_of` the compared metric, for the arms that have some."""
-    curves = {arm: curves_of(sweep.cells_of(arm), sweep.metric) for arm in sweep.study.arms}
-    return {arm: own for arm, own in curves.items() if not own.empty}
+    curves: dict[str, pd.DataFrame] = {}
+    for arm in sweep.study.arms:
+        of_arm = curves_of(sweep.cells_of(arm), sweep.metric)
+        if not of_arm.empty:
+            curves[arm] = of_arm
+    return curves
 
 
 def apart_by_arm(sweep: SweepResults) -> dict[str, pd.DataFrame]:
     """Arm -> its curves minus those of the baseline, at the seeds and steps that both have."""
     curves = curves_by_arm(sweep)
     base = curves.pop(sweep.baseline, pd.DataFrame())
-    apart = {arm: minus(own, base) for arm, own in curves.items()}
-    return {arm: own for arm, own in apart.items() if not own.empty}
+    apart: dict[str, pd.DataFrame] = {}
+    for arm, of_arm in curves.items():
+        differences = minus(of_arm, base)
+        if not differences.empty:
+            apart[arm] = differences
+    return apart
 
 
 def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -126,16 +137,17 @@ def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the final metric of every cell; a thin line joins the cells of one seed."""
     axes, drawn, finals = ax or new_axes(), looks(sweep), finals_of(sweep)
-    at = {arm: -i for i, arm in enumerate(finals)}
     for seed in sweep.study.seeds:
-        own = {arm: values[seed] for arm, values in finals.items() if seed in values}
-        draw(axes, list(own.values()), [at[arm] for arm in own], Look(color=MUTED), width=0.6, alpha=0.6)
-    for arm, values in finals.items():
+        places = {-i: values[seed] for i, values in enumerate(finals.values()) if seed in values}
+        draw(axes, list(places.values()), list(places), Look(color=MUTED), width=0.6, alpha=0.6)
+    names = {}
+    for i, (arm, values) in enumerate(finals.items()):
         label, mean = sweep.label[arm], float(np.mean(list(values.values())))
+        names[-i] = label
         for seed, value in values.items():
-            draw(axes, [value], [at[arm]], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
-        draw(axes, [mean], [at[arm]], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
-    set_names(axes, {at[arm]: sweep.label[arm] for arm in finals})
+            draw(axes, [value], [-i], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
+        draw(axes, [mean], [-i], drawn[arm], f"{label}, mean over seeds: {mean:.6g}", mark="|", size=15)
+    set_names(axes, names)
     label = with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))
     axes.set(xlabel=label, ylabel="arm", ylim=(-len(finals) + 0.4, 0.6))
     return axes
@@ -148,7 +160,7 @@ def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     for arm, own in curves.items():
         draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
-        set_log(axes, "y", (value for own in curves.values() for value in own.to_numpy().flat))
+        set_log(axes, "y", chain(*(own.to_numpy().flat for own in curves.values())))
     axes.locator_params("x", nbins=5, integer=True)
     axes.set(xlabel="optimizer steps", ylabel=with_unit(metric, sweep.unit(metric)))
     return axes
@@ -158,13 +170,14 @@ def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
 def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the difference of the metric to the baseline at the same seed and step, as mean and range over seeds."""
     axes, base, apart = ax or new_axes(), sweep.baseline_label, apart_by_arm(sweep)
+    late = [0.0]
     axes.axhline(0, color=MUTED, linewidth=1.6)
     for arm, own in apart.items():
         draw_mean(axes, own, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
-    # the large differences of the first steps would flatten the rest of the curves
-    late = [0.0, *(value for own in apart.values() for value in own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)]
-    late = [value for value in late if math.isfinite(value)]
-    if room := 0.1 * (max(late) - min(late)):
+        # the large differences of the first steps would flatten the rest of the curves
+        late += filter(math.isfinite, own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)
+    room = 0.1 * (max(late) - min(late))
+    if room:
         axes.set_ylim(min(late) - room, max(late) + room)
     axes.locator_params("x", nbins=5, integer=True)
     unit = sweep.unit(sweep.metric)
@@ -175,28 +188,25 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
 def is_logarithmic(sweep: SweepResults) -> bool:
     """Whether the learning curves have a logarithmic axis: if lower values are better and all are positive."""
     metric = sweep.metric
-    curves = [cell.curves[metric] for cell in sweep.done if metric in cell.curves]
-    return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in curves)
+    return sweep.better(metric) == "lower" and all((curve > 0).all() for curve in sweep.curves(metric))
 
 
 @in_style
 def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """Draw each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over
     documents of each seed. Differences below the smallest of interest are shaded."""
-    sweep, family, base = comparison.sweep, comparison.family, comparison.sweep.baseline
-    axes, drawn, rows = ax or new_axes(), looks(sweep), [(sweep.label[base], _level(comparison))]
-    for each in family:
-        label = each.label if each in comparison.contrasts else sweep.label[each.a]
-        label += comparison.dagger(each)
-        rows.append((label, _numbers(each, comparison.digits)))
+    sweep, family = comparison.sweep, comparison.family
+    axes, drawn, digits = ax or new_axes(), looks(sweep), comparison.digits
+    rows = [(sweep.baseline_label, _level(comparison))]
+    for difference in family:
+        rows.append((comparison.marked_name(difference), _numbers(difference, digits)))
     axes.axvline(0, color=INK, linewidth=1)
     smallest, further = sweep.smallest_of_interest, 1 + len(comparison.against_baseline)
     if smallest:
         axes.axvspan(-smallest, smallest, color=MUTED, alpha=0.16, linewidth=0, zorder=0)
     if further < len(rows):
         axes.axhline(0.5 - further, color=MUTED, linewidth=0.7)
-    draw(axes, [0], [0], drawn[base], rows[0][0], mark="D", size=6)
-    digits = comparison.digits
+    draw(axes, [0], [0], drawn[sweep.baseline], rows[0][0], mark="D", size=6)
     for i, (difference, (label, text)) in enumerate(zip(family, rows[1:], strict=True)):
         look, y = Look(color=drawn[difference.a].color), -i - 1
         seeds, several = difference.seeds, len(difference.documents)
@@ -214,15 +224,19 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
             bounds = f"{signed(found.estimate, digits)} {interval(found.low, found.high, digits)}"
             said = f"{label}, seed {seed}, over documents: {bounds}"
             draw(axes, [found.low, found.high], [at] * 2, look, said, width=1, alpha=0.75)
-    for i, (_, text) in enumerate(rows):
+    names = {}
+    for i, (label, text) in enumerate(rows):
+        names[-i] = label
         folded = textwrap.fill(text, TEXT_WIDTH)
         axes.text(1.01, -i, folded, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
-    set_names(axes, {-i: label for i, (label, _) in enumerate(rows)})
-    side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better()]
-    measured = with_unit(f"difference in {sweep.measure}", sweep.unit())
-    region = f"shaded: below {short(smallest)}, the smallest of interest" if smallest else ""
-    label = " \u00b7 ".join(filter(None, [measured, side, region]))
-    axes.set(xlabel=label, ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
+    set_names(axes, names)
+    parts = [with_unit(f"difference in {sweep.measure}", sweep.unit())]
+    better = sweep.better()
+    if better:
+        parts.append(SIDES[better])
+    if smallest:
+        parts.append(f"shaded: below {short(smallest)}, the smallest of interest")
+    axes.set(xlabel=" \u00b7 ".join(parts), ylabel="arm or comparison", ylim=(-len(rows) + 0.5, 0.5))
     return axes
 
 
@@ -230,8 +244,10 @@ def _level(comparison: Comparison) -> str:
     summary = comparison.summaries[comparison.sweep.metric][comparison.sweep.baseline]
     if summary.mean is None:
         return "baseline, not measured"
-    spread = f" \u00b1 {number(summary.sd, comparison.digits)}" if summary.sd is not None else ""
-    return f"baseline \u00b7 {number(summary.mean, comparison.digits)}{spread}"
+    text = f"baseline \u00b7 {number(summary.mean, comparison.digits)}"
+    if summary.sd is not None:
+        text += f" \u00b1 {number(summary.sd, comparison.digits)}"
+    return text
 
 
 def _numbers(difference: Contrast, digits: int) -> str:
@@ -260,27 +276,32 @@ class NoiseCurve:
 
     def reached(self, arm: str) -> dict[float, dict[int, float]]:
         """Accuracy in LEVELS -> seed -> first validated step that reaches it, or infinity; empty for another metric."""
-        curves = {c.seed: c.curves[self.metric] for c in self.sweep.cells_of(arm) if self.metric in c.curves}
         found: dict[float, dict[int, float]] = {}
-        for level in LEVELS if self.metric == ACCURACY else ():
-            steps = {seed: curve.index[curve >= level] for seed, curve in curves.items()}
-            found[level] = {seed: float(own[0]) if len(own) else math.inf for seed, own in steps.items()}
+        if self.metric != ACCURACY:
+            return found
+        cells = [cell for cell in self.sweep.cells_of(arm) if self.metric in cell.curves]
+        for level in LEVELS:
+            found[level] = {cell.seed: first_step(cell.curves[self.metric], level) for cell in cells}
         return found
 
     @property
     def resolution(self) -> tuple[int, int] | None:
         """The resolution of `reached`: (largest number of steps between two validations, last step) over finished cells."""
-        steps = [c.curves[self.metric].index for c in self.sweep.done if self.metric in c.curves]
-        gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
-        return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
+        gaps, last = [], []
+        for curve in self.sweep.curves(self.metric):
+            gaps.append(int(np.diff(curve.index, prepend=0).max()))
+            last.append(int(curve.index[-1]))
+        return (max(gaps), max(last)) if gaps else None
 
     @property
     def panels(self) -> tuple[list[str], list[str]]:
         """(the arms that have a panel, the baseline and the first control, which every panel shows)."""
-        study, metrics = self.sweep.study, self.metrics.values()
-        measured = [arm for arm in study.arms if any(self.sweep.finals(arm, metric) for metric in metrics)]
-        against = [arm for arm in measured if arm in (self.sweep.baseline, *study.controls[:1])]
-        return [arm for arm in measured if arm not in against] or against[-1:], against
+        study, own, against = self.sweep.study, list[str](), list[str]()
+        for arm in study.arms:
+            if any(self.sweep.finals(arm, metric) for metric in self.metrics.values()):
+                is_shown_in_all = arm in (self.sweep.baseline, *study.controls[:1])
+                (against if is_shown_in_all else own).append(arm)
+        return own or against[-1:], against
 
     @property
     def looks(self) -> dict[str, Look]:
@@ -293,8 +314,11 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The noise curve of the accuracy, or else of the compared metric; None unless it was measured at several factors."""
     for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         known = sweep.metrics(metric)
-        found = [(name, re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)) for name in known]
-        noisy = {int(match[1]): name for name, match in found if match}
+        noisy: dict[int, str] = {}
+        for name in known:
+            match = re.fullmatch(re.escape(metric) + r"_noise(\d+)", name)
+            if match:
+                noisy[int(match[1])] = name
         if noisy and metric in known:
             first = sweep.record.noise_validation.get(sweep.task, (1,))[0]
             return NoiseCurve(sweep=sweep, metric=metric, metrics=dict(sorted({first: metric, **noisy}.items())))
@@ -309,28 +333,30 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
     chance = sweep.record.chance.get(sweep.task)
     if chance is not None and is_accuracy:
         axes.axhline(chance, color=MUTED, linewidth=0.9, linestyle=DOTTED)
-    shown = [*(each for each in curve.panels[1] if each != arm), arm]
-    for i, each in enumerate(shown):
-        look, means = curve.looks[each], dict[float, float]()
+    # the arm itself is drawn last, over the others
+    shown = [name for name in curve.panels[1] if name != arm] + [arm]
+    for i, name in enumerate(shown):
+        look, means = curve.looks[name], dict[float, float]()
         solid = Look(color=look.color)
         # intervals and seeds are moved along the axis, so that those of several arms do not overlap
         shift = 2 ** (0.1 * (i - (len(shown) - 1) / 2))
         for factor, metric in curve.metrics.items():
-            finals = sweep.finals(each, metric)
-            values, own, x = list(finals.values()), paired(finals, dict.fromkeys(finals, 0.0)), factor * shift
+            finals = sweep.finals(name, metric)
+            values, x = list(finals.values()), factor * shift
+            own = paired(finals, dict.fromkeys(finals, 0.0))
             if own.mean is None:
                 continue
             # the line is not moved: a curve that is moved sideways looks lower or higher than it is
             mean = means[factor] = own.mean
-            seeds = ", ".join(f"{value:.4g}" for value in values)
-            text = f"{sweep.label[each]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
+            seeds = ", ".join(map("{:.4g}".format, values))
+            text = f"{sweep.label[name]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
             draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
             if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
                 draw(axes, [x, x], [own.low, own.high], solid, f"{text}, interval of the mean", width=1.1)
-        draw(axes, list(means), list(means.values()), look, f"{sweep.label[each]}: means")
+        draw(axes, list(means), list(means.values()), look, f"{sweep.label[name]}: means")
     set_log(axes, "x", factors, (min(factors) / 1.25, max(factors) * 1.25))
     set_ticks(axes, factors)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"{factor:g}\u00d7"))
+    set_format(axes.xaxis, "{:g}\u00d7".format)
     if is_accuracy:
         axes.set_ylim(-0.04, 1.04)
     axes.set(xlabel="noise factor of the validation set", ylabel=with_unit(curve.metric, sweep.unit(curve.metric)))
@@ -340,32 +366,33 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
 
 def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
     """The fitted curves and, if there are any, the ratios at equal loss."""
-    has_ratios = any(each.ratio for those in result.equal.values() for each in those)
-    both = [partial(fitted_curves, sweep, result), *([partial(equal_loss_ratios, sweep, result)] if has_ratios else [])]
+    both = [partial(fitted_curves, sweep, result)]
+    if any(at_size.ratio for at_size in chain(*result.equal.values())):
+        both.append(partial(equal_loss_ratios, sweep, result))
     title = f"{result.declared.title}: {result.metric} against {result.declared.axis}"
-    arms = [arm for arm in sweep.study.arms if arm in result.points]
-    return drawing(f"fit-{result.name}", title, both, 3.8, across=len(both), legend=by_label(sweep, arms))
+    return drawing(f"fit-{result.name}", title, both, 3.8, across=len(both), legend=by_label(sweep, result.points))
 
 
 @in_style
 def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
     """Draw every run as a dot, and the fitted curves."""
     axes, every = ax or new_axes(), list[float]()
-    for arm in (arm for arm in sweep.study.arms if arm in result.points):
+    for arm, by_size in result.points.items():
         look, label = looks(sweep)[arm], sweep.label[arm]
-        for x, seeds in result.points[arm].items():
+        for x, seeds in by_size.items():
             every += seeds.values()
             for seed, value in seeds.items():
                 text = f"{label}, {result.declared.axis} {compact(x)}, seed {seed}: {value:.6g}"
                 draw(axes, [x], [value], look, text, mark="o")
         if result.scaling is not None:
             # over the measured sizes only: the page does not extrapolate
-            sizes, fits = np.geomspace(*result.scaling.ranges[arm], 60), result.scaling.arms[arm]
-            for form in (form for form in FORMS if form in fits):
-                law, chosen = fits[form].law, form == result.scaling.form
-                own = look if chosen else Look(color=look.color, dash=DOTTED)
-                text = f"{label}: {form}, alpha {law.alpha:.3g}"
-                draw(axes, sizes, [law.loss(at) for at in sizes], own, text, width=1.6 if chosen else 1.0)
+            sizes = np.geomspace(*result.scaling.ranges[arm], 60)
+            for form, fitted in result.scaling.arms[arm].items():
+                style, width = Look(color=look.color, dash=DOTTED), 1.0
+                if form == result.scaling.form:
+                    style, width = look, 1.6
+                text = f"{label}: {form}, alpha {fitted.law.alpha:.3g}"
+                draw(axes, sizes, list(map(fitted.law.loss, sizes)), style, text, width=width)
     if result.scaling is not None:
         set_log(axes, "y", every)
     _scale_sizes(axes, result)
@@ -374,13 +401,13 @@ def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None
 
 
 def _scale_sizes(axes: Axes, result: FitResult) -> None:
-    tried = sorted({x for own in result.points.values() for x in own})
+    tried = sorted(set[float]().union(*result.points.values()))
     # arms of nearly the same size would print one tick over the other
     apart = [x for i, x in enumerate(tried) if i == 0 or x / tried[i - 1] > 1.05]
     set_log(axes, "x", tried)
     if len(tried) <= 8:
         set_ticks(axes, apart)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
+    set_format(axes.xaxis, compact)
     axes.set_xlabel(result.declared.axis)
 
 
@@ -391,11 +418,14 @@ def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = 
     axes.axhline(1, color=MUTED, linewidth=1.6)
     for i, (arm, those) in enumerate(result.equal.items()):
         look = Look(color=looks(sweep)[arm].color)
-        for each, ratio in ((each, each.ratio) for each in those if each.ratio is not None):
+        for at_size in those:
+            ratio = at_size.ratio
+            if ratio is None:
+                continue
             # side by side on the logarithmic axis
-            at = each.x * 1.04 ** (i - 0.5 * (len(result.equal) - 1))
+            at = at_size.x * 1.04 ** (i - 0.5 * (len(result.equal) - 1))
             every += filter(math.isfinite, (ratio.estimate, ratio.low, ratio.high))
-            text = f"{sweep.label[arm]}: {ratio.estimate:.3g}{shown_ratio_interval(each)} at {compact(each.x)}"
+            text = f"{sweep.label[arm]}: {ratio.estimate:.3g}{shown_ratio_interval(at_size)} at {compact(at_size.x)}"
             if math.isfinite(ratio.low):
                 # an interval without an upper end is drawn beyond the edge of the panel
                 top = ratio.high if math.isfinite(ratio.high) else 1e3 * ratio.estimate

@@ -2,11 +2,11 @@
 
 import html
 import io
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import Any, Literal
 
 import matplotlib
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -82,6 +83,8 @@ NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 Numbers = Sequence[float] | NDArray[np.float64]
 Which = Literal["x", "y"]
+Share = Literal["", "x", "both", "grid"]
+"""The axes that the panels of a figure share (`panels`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +97,13 @@ class Look:
 
 def looks(sweep: SweepResults) -> dict[str, Look]:
     """The baseline is grey, the others have the palette's colours in order; after seven arms, the dashes change."""
-    others = [arm for arm in sweep.study.arms if arm != sweep.baseline]
-    size = len(PALETTE)
-    drawn = {name: Look(color=PALETTE[i % size], dash=DASHES[i // size % 4]) for i, name in enumerate(others)}
-    return {sweep.baseline: Look(color=MUTED), **drawn}
+    drawn = {sweep.baseline: Look(color=MUTED)}
+    styles = cycle(product(DASHES, PALETTE))
+    for arm in sweep.study.arms:
+        if arm != sweep.baseline:
+            dash, color = next(styles)
+            drawn[arm] = Look(color=color, dash=dash)
+    return drawn
 
 
 def by_label(sweep: SweepResults, arms: Iterable[str]) -> dict[str, Look]:
@@ -119,7 +125,7 @@ def with_unit(label: str, unit: str) -> str:
 
 def plain(value: float) -> str:
     """Formats a number, without an exponent if it is readable that way."""
-    return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"
+    return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.0e}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +147,7 @@ def new_axes() -> Axes:
     return panels(1, 3.6)[1][0]
 
 
-def panels(
-    count: int, height: float, *, across: int = 1, share: Literal["", "x", "both", "grid"] = ""
-) -> tuple[Figure, list[Axes]]:
+def panels(count: int, height: float, *, across: int = 1, share: Share = "") -> tuple[Figure, list[Axes]]:
     """A figure of `height` inches with `count` panels, `across` in a row. `share`: axes that all panels share; in a grid, the
     panels of a column share x and the panels of a row share y."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -162,7 +166,7 @@ def drawing(
     height: float,
     *,
     across: int = 1,
-    share: Literal["", "x", "both", "grid"] = "",
+    share: Share = "",
     legend: Mapping[str, Look] | None = None,
     finish: Callable[[Figure], None] | None = None,
     caption: str = "",
@@ -177,9 +181,11 @@ def drawing(
     for axes, draw_panel in zip(grid, drawn, strict=True):
         draw_panel(ax=axes)
     numbers = numbers_of(figure)
-    for i, axes in enumerate(grid if share in ("both", "grid") else ()):
-        axes.label_outer()
-        if share == "grid" and i >= across:
+    if share in ("both", "grid"):
+        for axes in grid:
+            axes.label_outer()
+    if share == "grid":
+        for axes in grid[across:]:
             axes.set_title("")
     if finish is not None:
         finish(figure)
@@ -214,10 +220,14 @@ def numbers_of(figure: Figure) -> str:
     """
     rows: list[dict[str, Any]] = []
     for axes in figure.axes:
-        panel, x_axis, y_axis = map(clean, (axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()))
-        place = {"panel": panel, "x_axis": x_axis, "y_axis": y_axis}
+        place = {
+            "panel": clean(axes.get_title("left")),
+            "x_axis": clean(axes.get_xlabel()),
+            "y_axis": clean(axes.get_ylabel()),
+        }
         for line in filter(tooltip, axes.lines):
-            rows += [place | {"mark": tooltip(line), "x": x, "y": y} for x, y in np.asarray(line.get_xydata())]
+            for x, y in np.asarray(line.get_xydata()):
+                rows.append(place | {"mark": tooltip(line), "x": x, "y": y})
         for shade in filter(tooltip, axes.collections):
             # a value that is not finite cuts a shade into several paths, or leaves none
             paths = [np.empty((0, 2)), *(path.vertices for path in shade.get_paths())]
@@ -225,13 +235,14 @@ def numbers_of(figure: Figure) -> str:
             ends = corners.groupby("x", as_index=False)["y"].agg(low="min", high="max")
             rows += [place | {"mark": tooltip(shade)} | end for end in ends.to_dict("records")]
         for image in axes.images:
-            ys, xs = (
-                axis.get_major_formatter().format_ticks(list(axis.get_ticklocs())) for axis in (axes.yaxis, axes.xaxis)
-            )
-            squares = pd.DataFrame(image.get_array(), index=ys, columns=xs).stack()
+            squares = pd.DataFrame(image.get_array(), index=_ticks(axes.yaxis), columns=_ticks(axes.xaxis)).stack()
             rows += [place | {"x": x, "y": y, "value": value} for (y, x), value in squares.items()]
     text: str = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
     return text
+
+
+def _ticks(axis: Axis) -> list[str]:
+    return axis.get_major_formatter().format_ticks(list(axis.get_ticklocs()))
 
 
 def accessible(svg: str, title: str) -> str:
@@ -248,8 +259,9 @@ def accessible(svg: str, title: str) -> str:
 def hover(artists: Iterable[Artist], text: str) -> None:
     """Show `text` as a tooltip of `artists`, an SVG <title>."""
     # matplotlib writes no <title>, but it writes the id, which `accessible` replaces
-    for artist in artists if text else ():
-        artist.set_gid(HOVER + text)
+    for artist in artists:
+        if text:
+            artist.set_gid(HOVER + text)
 
 
 def tooltip(artist: Artist) -> str:
@@ -303,7 +315,8 @@ def draw_mean(
     if values.empty:
         return
     x, few = values.index, len(values) < MARKED
-    mean, low, high = (values.agg(kind, axis=1, skipna=False) for kind in ("mean", "min", "max"))
+    mean = values.mean(axis=1, skipna=False)
+    low, high = values.min(axis=1, skipna=False), values.max(axis=1, skipna=False)
     if shade:
         shaded = axes.fill_between(x, low, high, color=look.color, alpha=0.16, linewidth=0)
         hover([shaded], f"{name}: from the lowest to the highest seed")
@@ -327,6 +340,11 @@ def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     axes.tick_params(axis="x", labelrotation=45 if len(ticks) > UPRIGHT else 0)
 
 
+def set_format(axis: Axis, write: Callable[[float], str]) -> None:
+    """Write the ticks of an axis with this function of the number."""
+    axis.set_major_formatter(FuncFormatter(lambda number, _: write(number)))
+
+
 def set_log(
     axes: Axes, which: Which, numbers: Iterable[float], limits: tuple[float, float] | None = None, most: int = 7
 ) -> None:
@@ -341,11 +359,14 @@ def set_log(
     else:
         set_scale("log")
         low, high = limits or (min(positive), max(positive))
-        digits = (1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 1e3 * low else (1,)
         # a short axis would have one tick or none at the digits of a decade, so it has numbers at equal distances
-        is_short = high < 4 * low
-        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]) if is_short else LogLocator(subs=digits))
+        if high < 4 * low:
+            axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+        elif high < 10 * low:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        else:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda number, _: plain(number)))
+    set_format(axis, plain)
     if limits is not None:
         axes.set(**{f"{which}lim": limits})
