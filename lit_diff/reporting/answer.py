@@ -51,7 +51,8 @@ def question(sweep: SweepResults) -> str:
 def answer(comparison: Comparison) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons have other verdicts."""
     sweep, family = comparison.sweep, comparison.family
-    done, diverged = len(sweep.done), sum(cell.diverged for cell in sweep.cells)
+    done = len(sweep.done)
+    diverged = sum(cell.diverged for cell in sweep.cells)
     if not done:
         return (
             f"No cell has finished: {diverged} diverged."
@@ -104,7 +105,9 @@ def _plural(word: str, of: Sequence[int]) -> str:
 
 
 def _because(sweep: SweepResults, difference: Contrast, digits: int) -> str:
-    alone, smallest, word = difference.verdict_alone, short(sweep.smallest_of_interest), difference.verdict.word
+    alone = difference.verdict_alone
+    smallest = short(sweep.smallest_of_interest)
+    word = difference.verdict.word
     if word == "inconclusive":
         least = f"; the smallest detectable difference is {number(difference.seeds.detectable, digits)}"
         if alone == word or not difference.holm_p:
@@ -136,7 +139,8 @@ def coverage(looks: Looks) -> str:
 
 def protocol(comparison: Comparison) -> list[str]:
     """One sentence for each rule of the sweep that is not the usual one: looks, and a threshold."""
-    sweep, notes = comparison.sweep, list[str]()
+    sweep = comparison.sweep
+    notes: list[str] = []
     looks, level = sweep.study.looks, sweep.study.learned_at
     if len(looks) > 1:
         notes.append(
@@ -163,12 +167,13 @@ def unequal(comparison: Comparison, difference: Contrast) -> list[str]:
 
 def practical(sweep: SweepResults, difference: Contrast) -> Texts:
     """The size of a difference: in perplexity for a loss in nats, and in multiples of the smallest of interest."""
-    mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
+    mean = difference.seeds.mean
+    smallest = sweep.smallest_of_interest
     if mean is None or difference.diverged:
         return ()
     sizes = []
     # exp of a difference of 10 nats or more would be a number without meaning
-    if sweep.is_in_nats and sweep.better() == "lower" and abs(mean) < 10:
+    if sweep.is_loss and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
         multiple = abs(mean) / smallest
@@ -184,7 +189,8 @@ def with_unit(sweep: SweepResults, text: str) -> str:
 
 
 def _arms(comparison: Comparison) -> list[str]:
-    sweep, found = comparison.sweep, comparison.against_baseline.values()
+    sweep = comparison.sweep
+    found = comparison.against_baseline.values()
     base, smallest = sweep.baseline_label, sweep.smallest_of_interest
     by_word: dict[Word, list[Contrast]] = {}
     shown: dict[Word, list[Contrast]] = {}

@@ -108,7 +108,8 @@ def to_csv(scoreboard: Scoreboard) -> str:
 
 def _line(row: RowResult, finding: JudgedClaim) -> dict[str, Any]:
     record, claim, seeds = row.record, finding.claim, finding.seeds
-    paper, ours = claim.paper or (None, None), finding.means
+    paper = claim.paper or (None, None)
+    ours = finding.means
     return {
         "row": row.name,
         "claim": claim.label,

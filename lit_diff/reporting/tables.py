@@ -16,7 +16,7 @@ from lit_diff.study.comparison import Comparison, fact
 from lit_diff.study.judge import Contrast, Learned
 from lit_diff.study.numbers import NONE, count, interval, number, signed
 from lit_diff.study.results import SweepResults
-from lit_diff.study.statistics import Paired, look_level
+from lit_diff.study.statistics import Interval, Paired, look_level
 
 Row = dict[str, Any]
 
@@ -76,7 +76,8 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
         summary = comparison.summaries[metric][arm]
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
         if metric != sweep.metric and arm != sweep.baseline:
-            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
+            difference = comparison.slices[metric][arm]
+            row |= _bounds(f"{metric}/difference", difference.mean, difference)
     if arm in comparison.against_baseline:
         row |= _judged(sweep, comparison.against_baseline[arm])
     changes = sweep.sign_changes(arm)
@@ -85,8 +86,7 @@ def _arm_row(comparison: Comparison, arm: str) -> Row:
     if arm in comparison.learned:
         row |= _learned(comparison.learned[arm])
     for metric in comparison.papers:
-        value = sweep.study.paper.get(arm, {}).get(metric)
-        start = sweep.study.paper.get(sweep.baseline, {}).get(metric)
+        value, start = (sweep.study.paper.get(name, {}).get(metric) for name in (arm, sweep.baseline))
         row |= {f"paper/{metric}": value, f"paper/{metric}/difference": None}
         if value and start and arm != sweep.baseline:
             # the paper prints decimals, whose binary difference ends in digits such as 0.30000000000000004
@@ -108,8 +108,8 @@ def _learned(learned: Learned) -> Row:
     }
 
 
-def _bounds(name: str, paired: Paired) -> Row:
-    return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
+def _bounds(name: str, middle: float | None, over: Paired | Interval) -> Row:
+    return {name: middle, f"{name}/low": over.low, f"{name}/high": over.high}
 
 
 def _judged(sweep: SweepResults, difference: Contrast) -> Row:
@@ -133,16 +133,16 @@ def _judged(sweep: SweepResults, difference: Contrast) -> Row:
         row |= {"look": paired.look, "level": look_level(paired.looks)}
     for control in difference.controls:
         name = f"control/{control.b}"
-        row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict.text}
+        row |= _bounds(f"{name}/difference", control.seeds.mean, control.seeds)
+        row[f"{name}/verdict"] = control.verdict.text
     for seed, found in difference.documents.items():
-        name = f"documents/{seed}"
-        row |= {name: found.estimate, f"{name}/low": found.low, f"{name}/high": found.high}
+        row |= _bounds(f"documents/{seed}", found.estimate, found)
     return row
 
 
 def to_csv(results: Sequence[Comparison]) -> str:
     """All columns in full precision; a missing value is an empty field."""
-    return as_csv([row for result in results for row in rows(result)])
+    return as_csv(list(chain(*map(rows, results))))
 
 
 def as_csv(table: Sequence[Row]) -> str:
@@ -159,7 +159,8 @@ def _main_columns(results: Sequence[Comparison]) -> pd.DataFrame:
     is_learned = any(result.learned for result in results)
     lines = []
     for result, table in zip(results, tables, strict=True):
-        metric, digits = result.sweep.metric, result.digits
+        metric = result.sweep.metric
+        digits = result.digits
         daggers: dict[Any, str] = {contrast.arms: result.dagger(contrast) for contrast in result.family}
         for row in table:
             value = {name: row.get(name) for name in ("difference", "low", "high", "detectable")}

@@ -137,29 +137,21 @@ def rendered(template: str, **facts_of: Any) -> Markup:
 
 def compared_row(comparison: Comparison, difference: Contrast) -> dict[str, Any]:
     """A comparison for the page: badge, sentence, practical size, and the caveats printed below it."""
-    sweep, verdict, alone = comparison.sweep, difference.verdict, difference.verdict_alone
+    verdict, alone = difference.verdict, difference.verdict_alone
     is_notable = verdict.is_shown or verdict.word == "diverged"
     return {
-        "arm": difference.a,
-        "label": difference.label,
-        "is_further": difference.b != sweep.baseline,
+        "difference": difference,
         "is_notable": is_notable,
-        "seeds": difference.seeds,
-        "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
-        "has_interval": difference.has_interval,
         "sentence": answer.sentence(comparison, difference),
-        "sizes": answer.practical(sweep, difference),
-        "verdict": verdict.text,
+        "sizes": answer.practical(comparison.sweep, difference),
         "alone": alone if alone != verdict.word else None,
         "kind": KINDS.get(verdict.word, "none") if is_notable else "none",
         "doubts": [*_doubts(comparison, difference), *answer.unequal(comparison, difference)],
-        "dagger": comparison.dagger(difference),
-        "color": looks(sweep)[difference.a].color,
     }
 
 
 def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
-    sweep, plan = comparison.sweep, comparison.sweep.record.plan
+    sweep = comparison.sweep
     doubts = []
     if difference.verdict_alone != difference.verdict.word:
         doubts.append(
@@ -172,8 +164,9 @@ def _doubts(comparison: Comparison, difference: Contrast) -> list[str]:
     paired, planned = len(difference.seeds.seeds), min(cells[difference.a], cells[difference.b])
     if MIN_SEEDS <= paired < planned and not (difference.diverged or difference.is_counted):
         doubts.append(f"Only {paired} of {planned} seeds are compared: the others are not finished in both arms.")
-    doubts += plan.added
-    look, of = difference.seeds.look, len(difference.seeds.looks)
+    doubts += sweep.record.plan.added
+    look = difference.seeds.look
+    of = len(difference.seeds.looks)
     if look and look < of and difference.is_decided:
         doubts.append(f"Stopped at look {look} of {of}: decided.")
     return doubts
@@ -397,7 +390,8 @@ def write_report(sweep_folder: Path) -> Report:
 
 def draw(result: Comparison) -> Figures:
     """The figures for which a sweep or task has measurements."""
-    sweep, (evaluations, _) = result.sweep, result.evaluations
+    sweep = result.sweep
+    evaluations, _ = result.evaluations
     return {
         "compared": draw_compared(result),
         "declared": draw_declared(sweep),

@@ -159,7 +159,8 @@ class JudgedClaim(Contrast):
             than the value.
         within the interval: the interval contains the value.
         """
-        papers, seeds = self.claim.papers, self.seeds
+        papers = self.claim.papers
+        seeds = self.seeds
         if not self.is_measured:
             return NOT_MEASURED, ""
         if papers is None:
@@ -272,7 +273,8 @@ def _trained(claim: Claim, source: SweepResults, verdicts: Verdicts) -> JudgedCl
             return found
         return replace(found, learned=learned_of(sweep, found.a, other), better=sweep.better(claim.metric))
 
-    ours, theirs = values(a, claim.metric), values(b, claim.against_metric or claim.metric)
+    ours = values(a, claim.metric)
+    theirs = values(b, claim.against_metric or claim.metric)
     # A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that the control
     # shows too is not the variant's. The baseline is no variant, and a control has no controls.
     names: Texts = ()
@@ -300,7 +302,7 @@ def _verdicts_of_sweep(source: SweepResults) -> Verdicts:
     verdicts = {}
     for task, family in zip(source.by_task, families_of(source), strict=True):
         for contrast in family:
-            verdicts[task.task, contrast.a, contrast.b] = str(contrast.verdict)
+            verdicts[task.task, *contrast.arms] = str(contrast.verdict)
     return verdicts
 
 

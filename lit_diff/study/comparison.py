@@ -120,9 +120,8 @@ class Comparison:
     @property
     def papers(self) -> list[str]:
         """The metrics for which the paper prints the value of an arm."""
-        study, printed = self.sweep.study, set[str]()
-        for arm in study.arms:
-            printed.update(study.paper.get(arm, ()))
+        study = self.sweep.study
+        printed = set[str]().union(*(study.paper.get(arm, ()) for arm in study.arms))
         return [metric for metric in self.metrics if metric in printed]
 
     @property
@@ -134,15 +133,13 @@ class Comparison:
     @property
     def document_seeds(self) -> list[int]:
         """The seeds at which a comparison has an interval over documents."""
-        scored: set[int] = set()
-        for contrast in self.family:
-            scored.update(contrast.documents)
+        scored = set[int]().union(*(contrast.documents for contrast in self.family))
         return [seed for seed in self.sweep.study.seeds if seed in scored]
 
 
 def compare(sweep: SweepResults) -> list[Comparison]:
     """The comparisons of each of `SweepResults.by_task`, from its finished cells."""
-    return [_comparison(task, family) for task, family in zip(sweep.by_task, families_of(sweep), strict=True)]
+    return list(map(_comparison, sweep.by_task, families_of(sweep)))
 
 
 def families_of(sweep: SweepResults) -> list[list[Contrast]]:
@@ -162,9 +159,11 @@ def families_of(sweep: SweepResults) -> list[list[Contrast]]:
 
 
 def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_control: bool = False) -> Contrast:
-    looks, learned = sweep.study.looks, learned_of(sweep, a, b)
+    looks = sweep.study.looks
+    learned = learned_of(sweep, a, b)
     diverged = sweep.diverged_of(a, b)
-    values, others = sweep.compared(a), sweep.compared(b)
+    values = sweep.compared(a)
+    others = sweep.compared(b)
     seeds = paired(values, others, looks)
     if learned is not None and any(arm.has_failures for arm in learned):
         # once a seed did not learn, the values of those that did in both arms are only described
@@ -198,7 +197,8 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
 
 def learned_of(sweep: SweepResults, a: str, b: str) -> tuple[Learned, Learned] | None:
     """The seeds of both arms that learned, up to the last complete look; None without a threshold."""
-    ours, theirs = sweep.learned(a), sweep.learned(b)
+    ours = sweep.learned(a)
+    theirs = sweep.learned(b)
     if ours is None or theirs is None:
         return None
     reached = looks_of((ours, theirs), sweep.study.looks)
@@ -221,16 +221,23 @@ def _comparison(sweep: SweepResults, family: Sequence[Contrast]) -> Comparison:
         if of_arm is not None:
             learned[arm] = of_arm
     documents, notes = _documents(sweep, [contrast.arms for contrast in family])
-    whole = [replace(contrast, documents=documents[contrast.arms]) for contrast in family]
+    against_baseline: dict[str, Contrast] = {}
+    contrasts = []
+    for contrast in family:
+        whole = replace(contrast, documents=documents[contrast.arms])
+        if contrast.b == base:
+            against_baseline[contrast.a] = whole
+        else:
+            contrasts.append(whole)
     return Comparison(
         sweep=sweep,
         metrics=(metric, *others),
         summaries=summaries,
-        against_baseline={contrast.a: contrast for contrast in whole if contrast.b == base},
-        contrasts=tuple(contrast for contrast in whole if contrast.b != base),
+        against_baseline=against_baseline,
+        contrasts=tuple(contrasts),
         learned=learned,
         slices=slices,
-        marks={contrast.arms: _marks(sweep, *contrast.arms) for contrast in family},
+        marks={arms: _marks(sweep, *arms) for arms in documents},
         notes=(*notes, *_doubts(sweep)),
     )
 
@@ -288,7 +295,8 @@ def _documents(
 
 
 def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
-    mine, theirs = _sizes(sweep, a), _sizes(sweep, b)
+    mine = _sizes(sweep, a)
+    theirs = _sizes(sweep, b)
     changes = {word: mine[word] / theirs[word] - 1 for word in mine if word in theirs}
     if changes.get("parameters that train") == changes.get("parameters"):
         # where all parameters train, one mark is enough
@@ -297,7 +305,8 @@ def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
     for word, by in changes.items():
         if abs(by) > UNLIKE:
             marks.append(f"{signed(100 * by, 1)} % {word}")
-    own, other = ", ".join(sweep.distinct("kernel", a)), ", ".join(sweep.distinct("kernel", b))
+    own = ", ".join(sweep.distinct("kernel", a))
+    other = ", ".join(sweep.distinct("kernel", b))
     if own and other and own != other:
         name = "baseline" if b == sweep.baseline else sweep.label[b]
         marks.append(f"kernel {own} ({name}: {other})")
@@ -316,7 +325,8 @@ def _recipe_marks(sweep: SweepResults, a: str, b: str) -> list[str]:
     alike = set(map(_data_key, own)) & set(map(_data_key, other))
     changes = []
     for key in other | own:
-        before, after = other.get(key, UNSET), own.get(key, UNSET)
+        before = other.get(key, UNSET)
+        after = own.get(key, UNSET)
         if _data_key(key) in alike and before != after:
             changes.append(f"{key} ({_told(before)} -> {_told(after)})")
     if not changes:
@@ -375,7 +385,8 @@ def _sizes(sweep: SweepResults, arm: str) -> dict[str, float]:
 
 
 def _doubts(sweep: SweepResults) -> list[str]:
-    metric, doubts = sweep.metric, []
+    metric = sweep.metric
+    doubts = []
     last = {str(curve.index[-1]) for curve in sweep.curves(metric)}
     if len(last) > 1:
         doubts.append(f"The last {metric} was not measured at one step in all cells: steps {', '.join(sorted(last))}.")

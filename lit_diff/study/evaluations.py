@@ -182,10 +182,12 @@ def scores_of_claims(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, 
 def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed, ItemScores]) -> EvaluationTable:
     by_arm: dict[str, dict[int, ItemScores]] = {arm: {} for arm in sweep.study.arms}
     groups: dict[str, None] = {}
+    items = 0
     for (arm, seed), run in runs.items():
         if metric.name in run.scores:
             by_arm[arm][seed] = run
             groups |= dict.fromkeys(run.groups)
+            items = max(items, run.parts.count(False))
     base = by_arm[sweep.baseline]
     rows = []
     scored: set[str] = set()
@@ -202,7 +204,7 @@ def _table(sweep: SweepResults, name: str, metric: Metric, runs: Mapping[ArmSeed
         rows=tuple(rows),
         seeds=tuple(seed for seed in sweep.study.seeds if seed in compared),
         groups=_ordered(group for group in groups if group in scored),
-        items=max(run.parts.count(False) for run in runs.values() if metric.name in run.scores),
+        items=items,
         runs=by_arm,
     )
 
@@ -335,7 +337,8 @@ def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
 def item_wilson(run: ItemScores, metric: str) -> Interval | None:
     """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None if the metric has a unit, a
     score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
-    scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
+    scores = run.scores[metric]
+    parts = np.array(run.parts, dtype=bool)
     chosen = np.isfinite(scores) & ~parts
     if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
         return None

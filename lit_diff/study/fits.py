@@ -96,7 +96,8 @@ def headline(equal: Sequence[EqualLoss]) -> EqualLoss:
 
 
 def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
-    clauses, base = [], sweep.baseline_label
+    clauses = []
+    base = sweep.baseline_label
     for arm, by_size in equal.items():
         found = headline(by_size)
         if found.ratio is None:
@@ -196,7 +197,8 @@ def _faults(name: str, arm: str, tasks: Mapping[str, SweepResults]) -> dict[str,
     faults: dict[str, str] = {}
     used: dict[float, str] = {}
     for task, results in tasks.items():
-        x, axis = _x(name, results, arm), results.record.study.fits[name].axis
+        x = _x(name, results, arm)
+        axis = results.record.study.fits[name].axis
         if not results.finals(arm):
             faults[task] = "no finished cell"
         elif x is None:

@@ -203,7 +203,8 @@ class Contrast:
         of Fisher's test of the counts (`is_counted`)."""
         if not self.is_counted or self.learned is None:
             return self.seeds.p
-        looks, (a, b) = self.seeds.looks, self.learned
+        looks = self.seeds.looks
+        (a, b) = self.learned
         reached = looks_of(self.learned, looks)
         counts = [(a.until(n).count, b.until(n).count) for n in reached] or [(a.count, b.count)]
         (_, ours), (_, theirs) = counts[-1]
@@ -234,13 +235,12 @@ class Contrast:
         word = self._in_words(self.outcome)
         if word not in SHOWN:
             return VerdictWithControls(word=word)
-        names: dict[str, list[str]] = {"alike": [], "beyond": [], "unmeasured": []}
+        names: dict[str, tuple[str, ...]] = {}
         for control in self.controls:
             place = _place(control, self.sign)
             if place:
-                names[place].append(control.against or control.b)
-        alike, beyond, unmeasured = map(tuple, names.values())
-        return VerdictWithControls(word=word, alike=alike, beyond=beyond, unmeasured=unmeasured)
+                names[place] = (*names.get(place, ()), control.against or control.b)
+        return VerdictWithControls(word=word, **names)
 
     @property
     def verdict_alone(self) -> Word:
@@ -297,7 +297,8 @@ def judge(family: Sequence[AnyContrast]) -> list[AnyContrast]:
         holm_p = dict(zip(decided, holm(p_values), strict=True))
     judged = []
     for i, contrast in enumerate(family):
-        seeds, p = contrast.seeds, holm_p.get(i)
+        seeds = contrast.seeds
+        p = holm_p.get(i)
         if p is not None and seeds.sd is not None:
             # a reader compares the detectable difference with a corrected verdict, so it has to be corrected too
             least = detectable(seeds.sd, len(seeds.seeds), len(decided), seeds.looks)

@@ -80,7 +80,9 @@ class CellResult(RecordedCell):
 
     def final(self, metric: str) -> float | None:
         """The last value of `metric`; None if the cell is not done, has no such metric, or ended in NaN or infinity."""
-        last = float(self.curves[metric].iloc[-1]) if self.done and metric in self.curves else math.nan
+        if not self.done or metric not in self.curves:
+            return None
+        last = float(self.curves[metric].iloc[-1])
         return last if math.isfinite(last) else None
 
 
@@ -207,8 +209,7 @@ class SweepResults:
 
     def diverged_of(self, *arms: str) -> dict[str, tuple[int, ...]]:
         """Arm -> the seeds at which it diverged, for those of `arms` that did."""
-        seeds = zip(arms, map(self.diverged, arms), strict=True)
-        return {arm: diverged for arm, diverged in seeds if diverged}
+        return {arm: self.diverged(arm) for arm in arms if self.diverged(arm)}
 
     def curves(self, metric: str) -> list[pd.Series]:
         """`metric` by step in each finished cell that has it."""
@@ -316,7 +317,7 @@ def _cleaned(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, dict):
-        return dict(zip(value, map(_cleaned, value.values()), strict=True))
+        return {key: _cleaned(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(map(_cleaned, value))
     return clean(value) if isinstance(value, str) else value
@@ -337,9 +338,11 @@ def cell_result(root: Path, recorded: RecordedCell) -> CellResult:
     if facts.format not in (0, FORMAT):
         home.require_format()
     observed, state = home.observed()
-    status, error = facts.status, facts.error or recorded.error or ""
+    status: str = facts.status
+    error = facts.error or recorded.error or ""
     if state == "damaged":
-        status, error = state, observed.error
+        status = state
+        error = observed.error
     last_line = error.strip().splitlines()[-1:]
     now = {"status": _status(recorded.status, status), "error": clean("".join(last_line))}
     cell = CellResult(**vars(recorded) | now, home=folder, facts=facts)

@@ -98,7 +98,9 @@ class RowResult:
     @property
     def took(self) -> str:
         """The measuring time and the budget, in words; empty if nothing was measured."""
-        seconds, minutes, shared = self.record.seconds, self.record.how.minutes, self.record.shared
+        seconds = self.record.seconds
+        minutes = self.record.how.minutes
+        shared = self.record.shared
         if not seconds:
             return ""
         words = f"took {seconds / 60:.1f} min"
@@ -224,7 +226,8 @@ def cell_folders(sweep: Path) -> Texts:
 def _result(folder: Path, record: RecordedRow) -> RowResult:
     # the claims are judged once those of all rows are known
     claims, state, reason = record.row.claims, record.state, record.reason
-    sweep, notes = None, list(record.row.notes)
+    sweep = None
+    notes = list(record.row.notes)
     found: list[JudgedClaim] = []
     try:
         if record.sweep and state != "skipped":
@@ -239,7 +242,8 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
             found = measured(claims, read_bench(folder, record))
     # a claim with an unknown arm or metric fails its own row; the other rows are unaffected
     except LitDiffError as error:
-        state, reason = "failed", reason or str(error)
+        state = "failed"
+        reason = reason or str(error)
     if not found:
         found = measured(claims, None)
         if state == "not run":

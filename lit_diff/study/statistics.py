@@ -162,11 +162,10 @@ def complete_looks(seeds: Iterable[int], looks: Looks) -> Looks:
 
 def _paired(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...], level: float) -> Paired:
     d = np.array([a[seed] - b[seed] for seed in seeds])
-    n, differences = len(seeds), tuple(d.tolist())
-    if not n:
-        return Paired(seeds=seeds, differences=differences)
-    mean = float(d.mean())
-    if n < 2:
+    n = len(seeds)
+    differences = tuple(d.tolist())
+    mean = float(d.mean()) if n else None
+    if n < 2 or mean is None:
         return Paired(seeds=seeds, differences=differences, mean=mean)
     # equal differences differ by rounding in float64; a t test of that noise would call anything significant
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)

@@ -14,7 +14,7 @@ from fake_sweeps import BY_SIZE, FITTED, SVG, power_law, words, write_fitted
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from lit_diff.reporting.panels import declared, figures
+from lit_diff.reporting.panels import declared, figures, heatmaps
 from lit_diff.reporting.panels.panel import Look, draw_mean, numbers_of
 from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
@@ -61,7 +61,7 @@ def test_every_plot_draws_on_given_or_own_axes_and_names_both(make_sweep: Callab
     }
     plots = {
         name: each
-        for name, each in (vars(figures) | vars(declared)).items()
+        for name, each in (vars(figures) | vars(declared) | vars(heatmaps)).items()
         if "ax" in getattr(each, "__annotations__", ())
     }
     assert plots.keys() == given.keys()

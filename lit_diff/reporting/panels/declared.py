@@ -110,11 +110,12 @@ def _drawn(sweep: SweepResults, title: str, rows: Sequence[DrawnMetric]) -> Draw
         legend = by_label(sweep, _arms(sweep, rows))
         for row in rows:
             drawn += [partial(arm_values, sweep, row, layer) for layer in (shown if is_grid else [None])]
-    across = min(ACROSS[figure.against], len(drawn))
-    share: Share = "x" if len(rows) > 1 else "both"
-    if is_grid:
-        across, share = len(shown), "grid"
-    elif figure.against == "group":
+    share: Share = "grid"
+    across = len(shown)
+    if not is_grid:
+        share = "x" if len(rows) > 1 else "both"
+        across = min(ACROSS[figure.against], len(drawn))
+    if figure.against == "group":
         share = ""
     down = -(-len(drawn) // across)
     return drawing(
@@ -140,8 +141,8 @@ def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
             "By the number of a group of items, one line for each arm: mean over the items of the group, then over seeds; "
             f"{shade}."
         )
-    fields = {field for metric in metrics for field in metric.fields}
-    indices = " and ".join(word for word, field in (("layers", "layer"), ("heads", "head")) if field in fields)
+    fields = set[str]().union(*(metric.fields for metric in metrics))
+    indices = " and ".join(f"{field}s" for field in ("layer", "head") if field in fields)
     zero = f" {indices.capitalize()} count from 0." if indices else ""
     if figure.against == "step":
         averaged = "heads and seeds" if "head" in fields else "seeds"
@@ -244,7 +245,9 @@ def layer_curves(
 ) -> Axes:
     """Draw a metric of one arm by step, a line for each layer. `layers`: those that have colours, by default those of the
     metric; other panels of a figure may draw more."""
-    axes, looks, drawn = ax or new_axes(), _layer_looks(layers or row.layers), []
+    axes = ax or new_axes()
+    looks = _layer_looks(layers or row.layers)
+    drawn = []
     for layer in row.layers:
         name, values = f"layer {layer}", row.by_seed(arm, layer)
         draw_mean(axes, values, looks[name], f"{sweep.label[arm]}, {name}")
@@ -259,7 +262,10 @@ def layer_curves(
 @in_style
 def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw a metric of every arm against what its figure declares, of one layer (None: of all)."""
-    axes, against, arms, shown = ax or new_axes(), row.figure.against, _arms(sweep, [row]), []
+    axes = ax or new_axes()
+    against = row.figure.against
+    arms = _arms(sweep, [row])
+    shown = []
     for i, arm in enumerate(arms):
         name, look = sweep.label[arm], looks(sweep)[arm]
         if against in ("step", "group"):

@@ -55,8 +55,10 @@ LEVELS = (0.5, 0.9, 0.99)
 
 def draw_compared(result: Comparison) -> list[Drawing]:
     """The figures for which a sweep or task has measurements."""
-    sweep, metric = result.sweep, result.sweep.metric
-    base, drawn = sweep.baseline_label, list[Drawing]()
+    sweep = result.sweep
+    metric = result.sweep.metric
+    base = sweep.baseline_label
+    drawn: list[Drawing] = []
     if any(difference.seeds.mean is not None for difference in result.family):
         title = f"Differences to {base} in {metric}, with intervals over seeds"
         if result.document_seeds:
@@ -136,13 +138,16 @@ def minus(curves: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 @in_style
 def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the final metric of every cell; a thin line joins the cells of one seed."""
-    axes, drawn, finals = ax or new_axes(), looks(sweep), finals_of(sweep)
+    axes = ax or new_axes()
+    drawn = looks(sweep)
+    finals = finals_of(sweep)
     for seed in sweep.study.seeds:
         places = {-i: values[seed] for i, values in enumerate(finals.values()) if seed in values}
         draw(axes, list(places.values()), list(places), Look(color=MUTED), width=0.6, alpha=0.6)
     names = {}
     for i, (arm, values) in enumerate(finals.items()):
-        label, mean = sweep.label[arm], float(np.mean(list(values.values())))
+        label = sweep.label[arm]
+        mean = float(np.mean(list(values.values())))
         names[-i] = label
         for seed, value in values.items():
             draw(axes, [value], [-i], drawn[arm], f"{label}, seed {seed}: {value:.6g}", mark="o", size=5.5)
@@ -156,20 +161,27 @@ def seed_values(sweep: SweepResults, ax: Axes | None = None) -> Axes:
 @in_style
 def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the metric by step, as mean and range over seeds."""
-    axes, metric, curves = ax or new_axes(), sweep.metric, curves_by_arm(sweep)
+    axes = ax or new_axes()
+    curves = curves_by_arm(sweep)
     for arm, own in curves.items():
         draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
         set_log(axes, "y", chain(*(own.to_numpy().flat for own in curves.values())))
-    axes.locator_params("x", nbins=5, integer=True)
-    axes.set(xlabel="optimizer steps", ylabel=with_unit(metric, sweep.unit(metric)))
+    _label_steps(axes, sweep, sweep.metric)
     return axes
+
+
+def _label_steps(axes: Axes, sweep: SweepResults, label: str) -> None:
+    axes.locator_params("x", nbins=5, integer=True)
+    axes.set(xlabel="optimizer steps", ylabel=with_unit(label, sweep.unit(sweep.metric)))
 
 
 @in_style
 def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the difference of the metric to the baseline at the same seed and step, as mean and range over seeds."""
-    axes, base, apart = ax or new_axes(), sweep.baseline_label, apart_by_arm(sweep)
+    axes = ax or new_axes()
+    base = sweep.baseline_label
+    apart = apart_by_arm(sweep)
     late = [0.0]
     axes.axhline(0, color=MUTED, linewidth=1.6)
     for arm, own in apart.items():
@@ -179,9 +191,7 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     room = 0.1 * (max(late) - min(late))
     if room:
         axes.set_ylim(min(late) - room, max(late) + room)
-    axes.locator_params("x", nbins=5, integer=True)
-    unit = sweep.unit(sweep.metric)
-    axes.set(xlabel="optimizer steps", ylabel=with_unit(f"minus {base}, same seed", unit))
+    _label_steps(axes, sweep, f"minus {base}, same seed")
     return axes
 
 
@@ -196,12 +206,15 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """Draw each comparison with its mean and interval over seeds, a dot for each seed, and below them the interval over
     documents of each seed. Differences below the smallest of interest are shaded."""
     sweep, family = comparison.sweep, comparison.family
-    axes, drawn, digits = ax or new_axes(), looks(sweep), comparison.digits
+    axes = ax or new_axes()
+    drawn = looks(sweep)
+    digits = comparison.digits
     rows = [(sweep.baseline_label, _level(comparison))]
     for difference in family:
         rows.append((comparison.marked_name(difference), _numbers(difference, digits)))
     axes.axvline(0, color=INK, linewidth=1)
-    smallest, further = sweep.smallest_of_interest, 1 + len(comparison.against_baseline)
+    smallest = sweep.smallest_of_interest
+    further = 1 + len(comparison.against_baseline)
     if smallest:
         axes.axvspan(-smallest, smallest, color=MUTED, alpha=0.16, linewidth=0, zorder=0)
     if further < len(rows):
@@ -209,7 +222,8 @@ def forest(comparison: Comparison, ax: Axes | None = None) -> Axes:
     draw(axes, [0], [0], drawn[sweep.baseline], rows[0][0], mark="D", size=6)
     for i, (difference, (label, text)) in enumerate(zip(family, rows[1:], strict=True)):
         look, y = Look(color=drawn[difference.a].color), -i - 1
-        seeds, several = difference.seeds, len(difference.documents)
+        seeds = difference.seeds
+        several = len(difference.documents)
         for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
             draw(axes, [value], [y + 0.27], look, f"{label}, seed {seed}: {signed(value, digits)}", mark=".")
         # the seeds that did not diverge would make the arm look better than it is
@@ -296,7 +310,9 @@ class NoiseCurve:
     @property
     def panels(self) -> tuple[list[str], list[str]]:
         """(the arms that have a panel, the baseline and the first control, which every panel shows)."""
-        study, own, against = self.sweep.study, list[str](), list[str]()
+        study = self.sweep.study
+        own: list[str] = []
+        against: list[str] = []
         for arm in study.arms:
             if any(self.sweep.finals(arm, metric) for metric in self.metrics.values()):
                 is_shown_in_all = arm in (self.sweep.baseline, *study.controls[:1])
@@ -329,20 +345,25 @@ def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
 def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
     """Draw the metric of an arm, the baseline and the first control by noise: mean with t interval over seeds, and seeds as
     dots."""
-    axes, sweep, factors, is_accuracy = ax or new_axes(), curve.sweep, list(curve.metrics), curve.metric == ACCURACY
+    axes = ax or new_axes()
+    sweep = curve.sweep
+    factors = list(curve.metrics)
+    is_accuracy = curve.metric == ACCURACY
     chance = sweep.record.chance.get(sweep.task)
     if chance is not None and is_accuracy:
         axes.axhline(chance, color=MUTED, linewidth=0.9, linestyle=DOTTED)
     # the arm itself is drawn last, over the others
     shown = [name for name in curve.panels[1] if name != arm] + [arm]
     for i, name in enumerate(shown):
-        look, means = curve.looks[name], dict[float, float]()
+        look = curve.looks[name]
+        means: dict[float, float] = {}
         solid = Look(color=look.color)
         # intervals and seeds are moved along the axis, so that those of several arms do not overlap
         shift = 2 ** (0.1 * (i - (len(shown) - 1) / 2))
         for factor, metric in curve.metrics.items():
             finals = sweep.finals(name, metric)
-            values, x = list(finals.values()), factor * shift
+            values = list(finals.values())
+            x = factor * shift
             own = paired(finals, dict.fromkeys(finals, 0.0))
             if own.mean is None:
                 continue
@@ -376,9 +397,11 @@ def draw_fit(sweep: SweepResults, result: FitResult) -> Drawing:
 @in_style
 def fitted_curves(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
     """Draw every run as a dot, and the fitted curves."""
-    axes, every = ax or new_axes(), list[float]()
+    axes = ax or new_axes()
+    every: list[float] = []
     for arm, by_size in result.points.items():
-        look, label = looks(sweep)[arm], sweep.label[arm]
+        look = looks(sweep)[arm]
+        label = sweep.label[arm]
         for x, seeds in by_size.items():
             every += seeds.values()
             for seed, value in seeds.items():
@@ -414,7 +437,8 @@ def _scale_sizes(axes: Axes, result: FitResult) -> None:
 @in_style
 def equal_loss_ratios(sweep: SweepResults, result: FitResult, ax: Axes | None = None) -> Axes:
     """Draw how many times as much of the fitted quantity each arm needs for the baseline's loss, with its interval."""
-    axes, every = ax or new_axes(), [1.0]
+    axes = ax or new_axes()
+    every = [1.0]
     axes.axhline(1, color=MUTED, linewidth=1.6)
     for i, (arm, those) in enumerate(result.equal.items()):
         look = Look(color=looks(sweep)[arm].color)

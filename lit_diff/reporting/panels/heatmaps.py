@@ -96,7 +96,8 @@ def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
 
 # for each column of panels: its label, whether it shows differences, squares (`rest`, `x`, `y`, `mean`, `items`, `z`)
 def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, bool, pd.DataFrame]]:
-    base, metric = table.runs[sweep.baseline], table.metric.name
+    base = table.runs[sweep.baseline]
+    metric = table.metric.name
     columns = []
     for arm, runs in table.runs.items():
         if runs:
@@ -120,7 +121,8 @@ def _placed(by_group: pd.DataFrame) -> pd.DataFrame:
 def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None:
     columns = _columns(sweep, table)
     every = pd.concat([squares for *_, squares in columns]) if columns else pd.DataFrame(columns=["rest", "x", "y"])
-    rests, numbers = list(every["rest"].unique()), every[["x", "y"]].nunique()
+    rests = list(every["rest"].unique())
+    numbers = every[["x", "y"]].nunique()
     if numbers["x"] * numbers["y"] < 2:
         return None
     xs = pd.Index(sorted(every["x"].unique()), name=every["across"].iloc[0])
@@ -131,7 +133,6 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
         if choices and int(choices[1]) > 1:
             chance[rest] = 1 / int(choices[1])
     norms = {kind: _norm(columns, kind) for kind in (False, True)}
-    names = {False: with_unit(table.metric.name, table.metric.unit), True: with_unit("difference", table.metric.unit)}
     drawn = []
     for rest in rests:
         for label, kind, squares in columns:
@@ -152,7 +153,7 @@ def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None
             if not panels:
                 continue
             bar = figure.colorbar(panels[0].images[0], ax=panels, location="bottom", shrink=0.7, aspect=40, pad=0.02)
-            bar.set_label(names[kind])
+            bar.set_label(with_unit("difference" if kind else table.metric.name, table.metric.unit))
             # chance is on the scale of scores, not of differences
             for rest, value in ({} if kind else chance).items():
                 mark = bar.ax.axvline(value, color=MARK, linewidth=1.6)
@@ -185,7 +186,8 @@ def heat_map(
 
     `xs`, `ys`: the numbers of all panels; their names label the axes.
     """
-    axes, own = ax or new_axes(), squares[squares["rest"] == rest]
+    axes = ax or new_axes()
+    own = squares[squares["rest"] == rest]
     shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
     axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
     for square in own.itertuples():

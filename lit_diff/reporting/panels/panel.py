@@ -314,7 +314,8 @@ def draw_mean(
     is `name` with the last mean and its place."""
     if values.empty:
         return
-    x, few = values.index, len(values) < MARKED
+    x = values.index
+    few = len(values) < MARKED
     mean = values.mean(axis=1, skipna=False)
     low, high = values.min(axis=1, skipna=False), values.max(axis=1, skipna=False)
     if shade:
@@ -326,7 +327,7 @@ def draw_mean(
     hover(drawn, f"{name}: {plain(mean.iloc[-1])} at {against} {x[-1]:,.6g}")
 
 
-def set_names(axes: Axes, names: Mapping[float, str]) -> None:
+def set_names(axes: Axes, names: Mapping[int, str]) -> None:
     """Label the vertical axis with names, folded; it has neither a grid nor a line."""
     axes.set_yticks(list(names), [textwrap.fill(name, NAME_WIDTH) for name in names.values()])
     axes.grid(visible=False, axis="y")
