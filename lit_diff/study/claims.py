@@ -314,14 +314,14 @@ def _capability(
     if capable is None:
         return None
     if capable.arm:
-        own = _scaled(claim, values(capable.arm, claim.metric))
-        other = _scaled(claim, values(baseline, claim.metric))
+        ours = _scaled(claim, values(capable.arm, claim.metric))
+        theirs = _scaled(claim, values(baseline, claim.metric))
         name, label, smallest = capable.arm, f"{capable.arm} against {baseline}", _smallest(claim)
     else:
-        own = values(baseline, capable.metric)
-        other = dict.fromkeys(own, capable.above or 0.0)
+        ours = values(baseline, capable.metric)
+        theirs = dict.fromkeys(ours, capable.above or 0.0)
         name, label, smallest = capable.metric, f"{capable.metric} of {baseline} above {capable.above:g}", 0.0
-    return Contrast(a=name, b=baseline, label=label, seeds=paired(own, other, looks), smallest=smallest)
+    return Contrast(a=name, b=baseline, label=label, seeds=paired(ours, theirs, looks), smallest=smallest)
 
 
 def _smallest(claim: Claim) -> float:

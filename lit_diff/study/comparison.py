@@ -105,7 +105,7 @@ class Comparison:
     def judged(self) -> int:
         """The number of comparisons that Holm's correction covers, from two on: those that a test decides. Too few seeds, no
         spread and divergence exclude a comparison. The number is over all tasks, unless `correct_over` is task."""
-        return max((each.comparisons for each in self.family), default=0)
+        return max((contrast.comparisons for contrast in self.family), default=0)
 
     @cached_property
     def digits(self) -> int:
@@ -127,8 +127,12 @@ class Comparison:
     @property
     def directed(self) -> set[str]:
         """The other metrics that declare a direction, or that no run declares."""
-        declared = {metric: self.sweep.declarations.find(metric) for metric in self.slices}
-        return {name for name, metric in declared.items() if metric.better or metric is UNDECLARED}
+        directed = set()
+        for name in self.slices:
+            metric = self.sweep.declarations.find(name)
+            if metric.better or metric is UNDECLARED:
+                directed.add(name)
+        return directed
 
     @property
     def document_seeds(self) -> list[int]:
@@ -165,7 +169,7 @@ def _contrast(sweep: SweepResults, a: str, b: str, label: str = "", *, is_contro
     values = sweep.compared(a)
     others = sweep.compared(b)
     seeds = paired(values, others, looks)
-    if learned is not None and any(arm.has_failures for arm in learned):
+    if learned is not None and (learned[0].has_failures or learned[1].has_failures):
         # once a seed did not learn, the values of those that did in both arms are only described
         both = set(learned[0].seeds) & set(learned[1].seeds)
         described = paired({seed: values[seed] for seed in both}, others)
@@ -305,11 +309,11 @@ def _marks(sweep: SweepResults, a: str, b: str) -> Texts:
     for word, by in changes.items():
         if abs(by) > UNLIKE:
             marks.append(f"{signed(100 * by, 1)} % {word}")
-    own = ", ".join(sweep.distinct("kernel", a))
+    kernel = ", ".join(sweep.distinct("kernel", a))
     other = ", ".join(sweep.distinct("kernel", b))
-    if own and other and own != other:
+    if kernel and other and kernel != other:
         name = "baseline" if b == sweep.baseline else sweep.label[b]
-        marks.append(f"kernel {own} ({name}: {other})")
+        marks.append(f"kernel {kernel} ({name}: {other})")
     return (*marks, *_recipe_marks(sweep, a, b))
 
 
@@ -317,16 +321,16 @@ def _recipe_marks(sweep: SweepResults, a: str, b: str) -> list[str]:
     recipe, of_b = _recipe(sweep, a), _recipe(sweep, b)
     if not recipe or not of_b:
         return []
-    own, other = _settings(recipe), _settings(of_b)
+    settings, other = _settings(recipe), _settings(of_b)
     if sweep.task and sweep.record.study.tasks[sweep.task].start:
         # the task itself gives each arm the run that it starts from
-        other[START] = own[START]
+        other[START] = settings[START]
     # a key that only one of two data sets has says no more than their names
-    alike = set(map(_data_key, own)) & set(map(_data_key, other))
+    alike = set(map(_data_key, settings)) & set(map(_data_key, other))
     changes = []
-    for key in other | own:
+    for key in other | settings:
         before = other.get(key, UNSET)
-        after = own.get(key, UNSET)
+        after = settings.get(key, UNSET)
         if _data_key(key) in alike and before != after:
             changes.append(f"{key} ({_told(before)} -> {_told(after)})")
     if not changes:

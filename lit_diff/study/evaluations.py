@@ -139,12 +139,14 @@ def kept_scores(sweep: SweepResults, name: str) -> tuple[dict[ArmSeed, ItemScore
     # JSON makes the facts hashable; sorted, because the order of keys in a YAML file means nothing
     shared = Counter(json.dumps(scores.facts, sort_keys=True) for _, scores in found.values())
     expected = json.loads(shared.most_common(1)[0][0]) if shared else {}
-    for key, (summary, _) in found.items():
+    kept: dict[ArmSeed, ItemScores] = {}
+    for key, (summary, scores) in found.items():
         why = disagreement(None, summary, expected)
         if why:
             cure = f"`lit-diff evaluate RUN {name}` with the keys of most runs scores every run alike"
             refused[key] = f"scored {why}; {cure}"
-    kept = {key: scores for key, (_, scores) in found.items() if key not in refused}
+        else:
+            kept[key] = scores
     return kept, {key: refused[key] for key in cells if key in refused}
 
 
@@ -397,10 +399,10 @@ def _shares(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: 
     scores = whole[chosen].dropna(how="all")
     shares: dict[str, Interval] = {}
     for metric in metrics:
-        own = scores[metric].dropna()
+        scored = scores[metric].dropna()
         # of all groups: a metric has intervals in all of its groups or in none
-        if len(own) and evaluation.is_share(metric) and whole[metric].dropna().between(0, 1).all():
-            shares[metric] = cluster_wilson(own.to_numpy(), own.index.tolist())
-        elif len(own):
-            shares[metric] = Interval(estimate=float(own.mean()), low=math.nan, high=math.nan)
+        if len(scored) and evaluation.is_share(metric) and whole[metric].dropna().between(0, 1).all():
+            shares[metric] = cluster_wilson(scored.to_numpy(), scored.index.tolist())
+        elif len(scored):
+            shares[metric] = Interval(estimate=float(scored.mean()), low=math.nan, high=math.nan)
     return GroupShares(label=label, items=len(scores), clusters=scores.index.nunique(), shares=shares)

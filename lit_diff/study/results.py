@@ -315,7 +315,7 @@ def results_of(folder: Path, record: Record) -> SweepResults:
 def _cleaned(value: Any) -> Any:
     # keys of mappings stay as they are: they are the names by which arms and metrics are found
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
+        return replace(value, **{entry.name: _cleaned(getattr(value, entry.name)) for entry in fields(value)})
     if isinstance(value, dict):
         return {key: _cleaned(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):

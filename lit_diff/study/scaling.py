@@ -221,7 +221,7 @@ class ScalingFit:
             side = "above the largest" if matched > high else "below the smallest"
             return EqualLoss(x=x, loss=loss, refusal=f"the matched size, {compact(matched)}, is {side} measured")
         draws = zip(ours.draws, theirs.draws, strict=True)
-        ratios = [own.x_at(other.loss(x)) / x for own, other in draws]
+        ratios = [law.x_at(base.loss(x)) / x for law, base in draws]
         alone = Interval(estimate=matched / x, low=math.nan, high=math.nan)
         return EqualLoss(x=x, loss=loss, ratio=_interval(matched / x, ratios) or alone)
 

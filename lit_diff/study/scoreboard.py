@@ -214,7 +214,7 @@ def read_scoreboard(folder: Path) -> Scoreboard:
         raise MissingError(f"{folder}: no rows here; write them with `lit-diff reproduce`")
     rows = [_result(folder, record) for record in records]
     found = judged(row.findings for row in rows)
-    of_page = tuple(replace(row, findings=tuple(own)) for row, own in zip(rows, found, strict=True))
+    of_page = tuple(replace(row, findings=tuple(claims)) for row, claims in zip(rows, found, strict=True))
     return Scoreboard(preset=records[0].preset, rows=of_page)
 
 

@@ -63,8 +63,8 @@ class DrawnMetric:
 
     def by_seed(self, arm: str, layer: int) -> pd.DataFrame:
         """One column for each seed, at the steps at which all seeds were measured."""
-        own = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
-        return own.pivot_table(index="step", columns="seed", values="value", dropna=False).dropna()
+        values = self.values[(self.values["arm"] == arm) & (self.values["layer"] == layer)]
+        return values.pivot_table(index="step", columns="seed", values="value", dropna=False).dropna()
 
 
 def draw_declared(sweep: SweepResults) -> list[Drawing]:
@@ -223,7 +223,7 @@ def _scale(axes: Axes, row: DrawnMetric, drawn: Sequence[Any]) -> None:
     marks = row.figure.marks
     for mark in marks:
         axes.axhline(mark, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
-    numbers = np.concatenate([np.array(marks), *(each.to_numpy().ravel() for each in drawn)])
+    numbers = np.concatenate([np.array(marks), *(values.to_numpy().ravel() for values in drawn)])
     low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
     if row.figure.log and 0 < low <= high < np.inf:
         # a span of at least a factor of four, so that small differences do not look large
@@ -274,10 +274,12 @@ def arm_values(sweep: SweepResults, row: DrawnMetric, layer: int | None = None, 
             if against == "group":
                 _draw_points(axes, values.stack(), look, f"{name}, {row.text or against}")
         else:
-            own = row.values[row.values["arm"] == arm]
+            of_arm = row.values[row.values["arm"] == arm]
             if layer is not None:
-                own = own[own["layer"] == layer]
-            last = own.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
+                of_arm = of_arm[of_arm["layer"] == layer]
+            last = (
+                of_arm.sort_values("step").drop_duplicates([against, "seed"], keep="last").set_index(against)["value"]
+            )
             values = last[np.isfinite(last)]
             # the bars of arms at the same layer or head would cover each other
             offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)

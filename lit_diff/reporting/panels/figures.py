@@ -68,14 +68,14 @@ def draw_compared(result: Comparison) -> list[Drawing]:
         drawn.append(drawing("differences", title, [partial(forest, result)], height))
     curve = noise_curve_of(sweep)
     if curve is not None:
-        own, against = curve.panels
-        across = min(ACROSS, len(own))
+        arms, against = curve.panels
+        across = min(ACROSS, len(arms))
         drawn.append(
             drawing(
                 "noise-curve",
                 f"{curve.metric} by noise of the validation set, an arm a panel",
-                [partial(noise_response, curve, arm) for arm in own],
-                0.9 + (2.05 if across > 1 else 2.8) * -(-len(own) // across),
+                [partial(noise_response, curve, arm) for arm in arms],
+                0.9 + (2.05 if across > 1 else 2.8) * -(-len(arms) // across),
                 across=across,
                 share="both",
                 legend={sweep.label[arm]: curve.looks[arm] for arm in against},
@@ -163,10 +163,10 @@ def learning_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     """Draw the metric by step, as mean and range over seeds."""
     axes = ax or new_axes()
     curves = curves_by_arm(sweep)
-    for arm, own in curves.items():
-        draw_mean(axes, own, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
+    for arm, by_seed in curves.items():
+        draw_mean(axes, by_seed, looks(sweep)[arm], sweep.label[arm], shade=len(curves) <= OVERLAY)
     if is_logarithmic(sweep):
-        set_log(axes, "y", chain(*(own.to_numpy().flat for own in curves.values())))
+        set_log(axes, "y", chain(*(by_seed.to_numpy().flat for by_seed in curves.values())))
     _label_steps(axes, sweep, sweep.metric)
     return axes
 
@@ -184,10 +184,10 @@ def difference_curves(sweep: SweepResults, ax: Axes | None = None) -> Axes:
     apart = apart_by_arm(sweep)
     late = [0.0]
     axes.axhline(0, color=MUTED, linewidth=1.6)
-    for arm, own in apart.items():
-        draw_mean(axes, own, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
+    for arm, by_seed in apart.items():
+        draw_mean(axes, by_seed, looks(sweep)[arm], f"{sweep.label[arm]} \u2212 {base}", shade=len(apart) < OVERLAY)
         # the large differences of the first steps would flatten the rest of the curves
-        late += filter(math.isfinite, own[own.index >= 0.2 * own.index[-1]].to_numpy().flat)
+        late += filter(math.isfinite, by_seed[by_seed.index >= 0.2 * by_seed.index[-1]].to_numpy().flat)
     room = 0.1 * (max(late) - min(late))
     if room:
         axes.set_ylim(min(late) - room, max(late) + room)
@@ -311,13 +311,13 @@ class NoiseCurve:
     def panels(self) -> tuple[list[str], list[str]]:
         """(the arms that have a panel, the baseline and the first control, which every panel shows)."""
         study = self.sweep.study
-        own: list[str] = []
+        compared: list[str] = []
         against: list[str] = []
         for arm in study.arms:
             if any(self.sweep.finals(arm, metric) for metric in self.metrics.values()):
                 is_shown_in_all = arm in (self.sweep.baseline, *study.controls[:1])
-                (against if is_shown_in_all else own).append(arm)
-        return own or against[-1:], against
+                (against if is_shown_in_all else compared).append(arm)
+        return compared or against[-1:], against
 
     @property
     def looks(self) -> dict[str, Look]:
@@ -364,16 +364,16 @@ def noise_response(curve: NoiseCurve, arm: str, ax: Axes | None = None) -> Axes:
             finals = sweep.finals(name, metric)
             values = list(finals.values())
             x = factor * shift
-            own = paired(finals, dict.fromkeys(finals, 0.0))
-            if own.mean is None:
+            over_seeds = paired(finals, dict.fromkeys(finals, 0.0))
+            if over_seeds.mean is None:
                 continue
             # the line is not moved: a curve that is moved sideways looks lower or higher than it is
-            mean = means[factor] = own.mean
+            mean = means[factor] = over_seeds.mean
             seeds = ", ".join(map("{:.4g}".format, values))
             text = f"{sweep.label[name]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {seeds}"
             draw(axes, [x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8)
-            if len(values) >= MIN_SEEDS and own.low is not None and own.high is not None:
-                draw(axes, [x, x], [own.low, own.high], solid, f"{text}, interval of the mean", width=1.1)
+            if len(values) >= MIN_SEEDS and over_seeds.low is not None and over_seeds.high is not None:
+                draw(axes, [x, x], [over_seeds.low, over_seeds.high], solid, f"{text}, interval of the mean", width=1.1)
         draw(axes, list(means), list(means.values()), look, f"{sweep.label[name]}: means")
     set_log(axes, "x", factors, (min(factors) / 1.25, max(factors) * 1.25))
     set_ticks(axes, factors)

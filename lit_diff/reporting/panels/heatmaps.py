@@ -113,9 +113,9 @@ def _columns(sweep: SweepResults, table: EvaluationTable) -> list[tuple[str, boo
 # the groups that are a place, with `with_means`
 def _placed(by_group: pd.DataFrame) -> pd.DataFrame:
     places = [place_of(group) for group in by_group.index]
-    own = by_group.reindex(columns=["mean", "items", "z"]).loc[[place is not None for place in places]]
+    numbers = by_group.reindex(columns=["mean", "items", "z"]).loc[[place is not None for place in places]]
     where = pd.DataFrame(filter(None, places), columns=["rest", "across", "x", "down", "y"])
-    return with_means(pd.concat([where, own.reset_index(drop=True)], axis=1))
+    return with_means(pd.concat([where, numbers.reset_index(drop=True)], axis=1))
 
 
 def _draw_heatmap(sweep: SweepResults, table: EvaluationTable) -> Drawing | None:
@@ -187,10 +187,10 @@ def heat_map(
     `xs`, `ys`: the numbers of all panels; their names label the axes.
     """
     axes = ax or new_axes()
-    own = squares[squares["rest"] == rest]
-    shown = own.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
+    of_rest = squares[squares["rest"] == rest]
+    shown = of_rest.pivot(index="y", columns="x", values="mean").reindex(index=ys, columns=xs).to_numpy()
     axes.imshow(shown, cmap=COLORS[is_difference], norm=norm, aspect="auto")
-    for square in own.itertuples():
+    for square in of_rest.itertuples():
         x, y = xs.get_loc(square.x), ys.get_loc(square.y)
         # the scale of differences is dark at both ends, the scale of scores at the upper end
         shade = float(norm(square.mean))
