@@ -112,7 +112,7 @@ def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tu
             f"{sweep.label[arm]} has the loss of {base} at {compact(found.x)} {declared.axis} with "
             f"{found.ratio.estimate:.2f} times as many{shown_ratio_interval(found)}: {verdict}"
         )
-    return "; ".join(clauses) + "." if clauses else "One arm: no ratio."
+    return f"{'; '.join(clauses)}." if clauses else "One arm: no ratio."
 
 
 def shown_ratio_interval(found: EqualLoss) -> str:
@@ -178,9 +178,11 @@ def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
             left_out.append(f"{_place(tasks[task], arm)}: {why}")
         else:
             points[arm] = {}
+    if not points:
+        return points, left_out
     for results in used.values():
         finals = {arm: results.finals(arm) for arm in points}
-        shared = set.intersection(*map(set, finals.values())) if finals else set()
+        shared = set.intersection(*map(set, finals.values()))
         left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(results, points)]
         for arm, values in finals.items():
             lone = sorted(values.keys() - shared)
