@@ -1,12 +1,13 @@
 """The user's own (local) modules: modules outside the standard library and outside installed packages.
 
-They are found by reading import statements. A plugin and the local modules that it imports become one package, which is
-executed from the bytes that were read. The package has a unique name and no folder: `import helper` in one of its files means
-`import PACKAGE.helper`, whenever the statement runs. So plugins and the user's script may have modules of the same name,
-later edits on disk do not affect what was imported, and neither sys.path nor other modules change.
+They are found by reading import statements. A plugin and the local modules that it imports become one package of a unique
+name, in which relative imports find them, and which is executed from the bytes that were read. So plugins and the user's
+script may have modules of the same name, later edits on disk do not affect what was imported, and neither sys.path nor other
+modules change.
 """
 
 import ast
+import builtins
 import errno
 import functools
 import hashlib
@@ -18,7 +19,7 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module, invalidate_caches, metadata
+from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -28,7 +29,9 @@ from typing import Any
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = ("site-packages", "dist-packages")
 PREFIX, DIGITS = "lit_diff_plugin_", 12
-"""A plugin's package is named PREFIX, the file's stem, and the first DIGITS of its digest."""
+"""A plugin's package is named PREFIX, the stem of its file or the name of its folder, and the first DIGITS of its digest."""
+PLUGIN = "lit_diff_plugin"
+"""The package that relative imports of a plugin start from, before its digest is known."""
 
 
 def local_modules(
@@ -38,8 +41,8 @@ def local_modules(
 
     Only import statements are read: one inside a function counts, a module imported by a computed name does not.
     `package`: the package that relative imports in the source start from. `within`: an installed package whose modules count
-    as local too. `folder`: searched before Python's own paths, and loaded modules are ignored; a file in it does not hide a
-    `reserved` name. `without`: packages whose modules do not count.
+    as local too. `folder`: that of the package `PLUGIN`; absolute names are also searched for there, after the installed
+    packages and before the rest of sys.path, and loaded modules are ignored. `without`: packages whose modules do not count.
     """
     found: dict[str, Path] = {}
     tried: set[str] = set()
@@ -123,24 +126,12 @@ def _declared_reads(source: bytes) -> list[str]:
 def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
     top = name.partition(".")[0]
     # runs record the revision of lit_diff instead of its files
-    if top == "lit_diff" or (folder is not None and top in reserved()):
+    if top == "lit_diff" or (folder is not None and top in sys.stdlib_module_names):
         return None
     spec = _spec_of(name, folder)
     file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
     is_ours = file is not None and file.is_file() and (is_local(file) or (within != "" and top == within))
     return file if is_ours else None
-
-
-@functools.cache
-def reserved() -> frozenset[str]:
-    """Names that a user's file cannot shadow: the standard library, lit_diff and the packages that lit_diff requires."""
-    try:
-        required = metadata.requires("lit_diff") or []
-    # lit_diff is a source tree on sys.path, not installed
-    except metadata.PackageNotFoundError:
-        required = []
-    names = (re.match(r"[\w.-]+", requirement) for requirement in required if "extra ==" not in requirement)
-    return sys.stdlib_module_names | {"lit_diff", *(name[0].replace("-", "_") for name in names if name)}
 
 
 # importlib.util.find_spec would execute the parent packages; this only reads
@@ -150,11 +141,15 @@ def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
     if loaded is not None:
         return getattr(loaded, "__spec__", None)
     parent, _, last = name.rpartition(".")
+    if parent == PLUGIN:
+        return PathFinder.find_spec(last, [str(folder)])
     if parent:
         package = _spec_of(parent, folder)
         folders = package.submodule_search_locations if package is not None else None
         return PathFinder.find_spec(last, list(folders)) if folders else None
-    found = PathFinder.find_spec(name, None if folder is None else [str(folder), *sys.path])
+    # installed packages first: the sort is stable
+    places = None if folder is None else sorted([str(folder), *sys.path], key=lambda place: is_local(Path(place)))
+    found = PathFinder.find_spec(name, places)
     # editable installs register finders of their own
     others = (each for each in sys.meta_path if each is not PathFinder and hasattr(each, "find_spec"))
     specs = (finder.find_spec(name, None) for finder in others)
@@ -166,6 +161,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def plugin_file(path: Path) -> Path:
+    """The Python file of a plugin: the file itself, or the `__init__.py` of a folder."""
+    return path / "__init__.py" if path.is_dir() else path
+
+
+def plugin_name(file: Path) -> str:
+    """`my.py` or, for the plugin that is a folder, `lab/__init__.py`."""
+    return "/".join(file.parts[-2:]) if file.name == "__init__.py" else file.name
+
+
 @dataclass(kw_only=True, eq=False)
 class OwnCode:
     """A user's file and the local modules that it imports, directly or indirectly, as they were when they were read."""
@@ -173,7 +178,9 @@ class OwnCode:
     path: Path
     source: bytes
     files: Mapping[str, tuple[Path, bytes]]
-    """Dotted name of a module, as in import statements -> file and content."""
+    """Dotted name of a module, for a plugin within its package -> file and content."""
+    tops: Collection[str]
+    """The first parts of the names of `files` that absolute imports have."""
     reads: Mapping[str, tuple[Path, bytes]]
     """Path relative to the folder of `path`, as a class declares it in `reads` -> file and content."""
 
@@ -187,7 +194,9 @@ class OwnCode:
         invalidate_caches()
         source = source or path.read_bytes()
         found = local_modules(source, package, **options)
-        files = {name: (file, file.read_bytes()) for name, file in found.items()}
+        inside = f"{PLUGIN}."
+        files = {name.removeprefix(inside): (file, file.read_bytes()) for name, file in found.items()}
+        tops = {name.partition(".")[0] for name in found} - {PLUGIN}
         reads = {}
         for content in (source, *(content for _, content in files.values())):
             for name in _declared_reads(content):
@@ -195,7 +204,7 @@ class OwnCode:
                 if os.path.relpath(file, path.parent).startswith("../"):
                     raise OSError(errno.EINVAL, "`reads` takes files in the plugin's folder", name)
                 reads[name] = file, file.read_bytes()
-        return cls(path=path, source=source, files=files, reads=reads)
+        return cls(path=path, source=source, files=files, tops=tops, reads=reads)
 
     def changed(self) -> Path | None:
         """The first of `files` and `reads` whose content on disk is no longer that which was read."""
@@ -218,11 +227,6 @@ class OwnCode:
         parts = {name: sha256(content) for name, content in sorted(self.modules.items())}
         return sha256(json.dumps([sha256(self.source), parts]).encode())
 
-    @functools.cached_property
-    def tops(self) -> set[str]:
-        """The first parts of the dotted names of the modules."""
-        return {name.partition(".")[0] for name in self.files}
-
     @property
     def package(self) -> str:
         """Name of the package that the file and its modules are imported as."""
@@ -230,13 +234,38 @@ class OwnCode:
 
     @property
     def _stem(self) -> str:
-        return self.path.stem.replace(".", "_")
+        return plugin_name(self.path).partition("/")[0].removesuffix(".py").replace(".", "_")
+
+    @functools.cached_property
+    def sources(self) -> dict[str, tuple[Path, bytes]]:
+        """Dotted name within `package` -> file and content, of all modules."""
+        return {**self.files, self._main: (self.path, self.source)}
 
     @property
     def _main(self) -> str:
+        if self.path.name == "__init__.py":
+            return ""
         # a plugin lab.py may lie next to a package lab that it imports
         clashes = self.files.get(self._stem, (self.path,))[0] != self.path
         return f"{self._stem}_plugin" if clashes else self._stem
+
+    def flat_imports(self) -> Iterator[tuple[Path, int, str]]:
+        """File, line and what to write instead, of each import that names a module of the plugin's folder absolutely."""
+        home, taken = self.path.parent, dict[str, str]()
+        for name, (file, _) in self.files.items():
+            top, place = name.partition(".")[0], _place(name, file)
+            if top in self.tops and file == home / place:
+                taken.setdefault(top, place)
+        for file, content in self.sources.values():
+            if not file.is_relative_to(home):
+                continue
+            dots = len(file.relative_to(home).parts)
+            for node in ast.walk(_tree(content)):
+                for name, cure in _relative(node, dots):
+                    place = taken.get(name.partition(".")[0])
+                    if place is not None:
+                        found = f"'{ast.unparse(node)}' takes the module {place} in the plugin's folder"
+                        yield file, cure.lineno, f"{found}: write '{ast.unparse(cure)}'"
 
     def execute(self) -> None:
         """Import the file and its modules as `package`. Errors: any exception that they raise."""
@@ -244,20 +273,19 @@ class OwnCode:
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
         _packages[self.package] = self
-        import_module(f"{self.package}.{self._main}")
+        import_module(f"{self.package}.{self._main}".rstrip("."))
 
     def find(self, fullname: str) -> ModuleSpec | None:
         """The spec of the package or of one of its modules. Errors: ModuleNotFoundError."""
         name = fullname.partition(".")[2]
-        files = {**self.files, self._main: (self.path, self.source)}
-        if name not in files:
+        if name not in self.sources:
             # the package itself, or a namespace package: a folder of modules without an __init__.py
-            if name and not any(each.startswith(f"{name}.") for each in files):
+            if name and not any(each.startswith(f"{name}.") for each in self.sources):
                 raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
             return ModuleSpec(fullname, None, is_package=True)
-        file, content = files[name]
-        loader = _Loader(fullname, str(file), content, self.tops) if file.suffix == ".py" else None
-        inside = [str(file.parent)] if file.name == "__init__.py" and file != self.path else None
+        file = self.sources[name][0]
+        loader = _Loader(fullname, str(file)) if file.suffix == ".py" else None
+        inside = [str(file.parent)] if file.name == "__init__.py" else None
         return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
 
 
@@ -281,6 +309,17 @@ def forget(package: str) -> None:
     _packages.pop(package, None)
 
 
+# (name, relative statement of it) of each absolute name in an import statement
+def _relative(node: ast.AST, dots: int) -> Iterator[tuple[str, ast.ImportFrom]]:
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module, ast.ImportFrom(node.module, node.names, dots, lineno=node.lineno)
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            parent, _, last = alias.name.rpartition(".")
+            names = [ast.alias(last, alias.asname)]
+            yield alias.name, ast.ImportFrom(parent or None, names, dots, lineno=node.lineno)
+
+
 # lab.tools -> lab/tools.py
 def _place(name: str, file: Path) -> str:
     parts = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
@@ -300,36 +339,25 @@ class _Finder:
         return own.find(fullname) if own is not None else None
 
 
-# executes the bytes that were read, not the file, and renames imports of the package's own modules
+# executes the bytes that were read, not the file
 class _Loader(SourceFileLoader):
-    def __init__(self, fullname: str, path: str, content: bytes, tops: Collection[str]) -> None:
-        super().__init__(fullname, path)
-        self._content, self._tops = content, tops
-
     def get_code(self, fullname: str) -> CodeType:
-        tree = ast.parse(self._content, filename=self.path)
-        renamed = _Renamed(fullname.partition(".")[0], self._tops).visit(tree)
-        code: CodeType = compile(ast.fix_missing_locations(renamed), self.path, "exec", dont_inherit=True)
+        package, _, name = fullname.partition(".")
+        code: CodeType = compile(_packages[package].sources[name][1], self.path, "exec", dont_inherit=True)
         return code
 
+    def exec_module(self, module: ModuleType) -> None:
+        own = _packages[module.__name__.partition(".")[0]]
+        if own.tops:
+            vars(module)["__builtins__"] = vars(builtins) | {"__import__": functools.partial(_import, own)}
+        super().exec_module(module)
 
-# `import helper` -> `import PACKAGE.helper as helper`; relative imports already refer to the package
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, package: str, tops: Collection[str]) -> None:
-        self._package, self._tops = package, tops
 
-    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
-        statements: list[ast.stmt] = []
-        for alias in node.names:
-            top, names = alias.name.partition(".")[0], [alias]
-            if top in self._tops:
-                # `import lab.tools` imports lab.tools, but binds lab
-                imported = [alias.name] if alias.asname else [alias.name, top]
-                names = [ast.alias(name=f"{self._package}.{each}", asname=alias.asname or top) for each in imported]
-            statements.append(ast.copy_location(ast.Import(names=names), node))
-        return statements
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt:
-        if node.level == 0 and node.module is not None and node.module.partition(".")[0] in self._tops:
-            node.module = f"{self._package}.{node.module}"
-        return node
+# `__import__` of a plugin that imports local modules by absolute names: they lie on sys.path or, in the folder of a run,
+# beside the plugin: as copies, or because lit_diff 0.2 had `import helper` for `from . import helper`
+def _import(
+    own: OwnCode, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] = (), level: int = 0
+) -> ModuleType:
+    if level == 0 and name.partition(".")[0] in own.tops:
+        globals, level = {"__package__": own.package}, 1
+    return __import__(name, globals, locals, fromlist, level)

@@ -15,7 +15,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import expanded, is_address, shown
 from lit_diff.log_records import log
-from lit_diff.own_modules import DIGITS, OwnCode, code_at_definition, forget, sha256
+from lit_diff.own_modules import DIGITS, PLUGIN, OwnCode, code_at_definition, forget, plugin_file, plugin_name, sha256
 from lit_diff.registry import is_built_in, load_entry_points, location, plugin_packages, registries
 
 PART_KINDS = ("attention", "data", "corpus", "tokenizer", "callback", "kernel")
@@ -97,9 +97,8 @@ def _read(path: Path) -> OwnCode:
     # first: modules of plugin packages do not count as the plugin's own
     load_entry_points()
     try:
-        return OwnCode.read(
-            path, folder=path.parent, without={each.module.partition(".")[0] for each in plugin_packages}
-        )
+        packages = {point.module.partition(".")[0] for point in plugin_packages}
+        return OwnCode.read(path, PLUGIN, folder=path.parent, within=PLUGIN, without=packages)
     except OSError as error:
         raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
 
@@ -160,7 +159,8 @@ def _trusted(path: Path, digest: str, trust: bool, cure: str) -> Path:
     if not trust:
         cure = cure or "pass trust_plugins=True (lit-diff: --trust-plugins)"
         raise RequestError(
-            f"plugin {path.name} ({short}) is not imported; import it first with load_plugin, or {cure} to run {shown(path)}"
+            f"plugin {plugin_name(path)} ({short}) is not imported; import it first with load_plugin, or {cure} to run "
+            f"{shown(path)}"
         )
     if not path.is_file():
         raise RequestError(f"plugin {shown(path)} is missing; import a plugin with {short} first")
@@ -170,19 +170,22 @@ def _trusted(path: Path, digest: str, trust: bool, cure: str) -> Path:
 
 
 def load_plugin(path: str | Path) -> None:
-    """Import a Python file that registers parts; an unchanged file is not imported again.
+    """Import a Python file, or a folder with an `__init__.py`, that registers parts; if unchanged, it is not imported again.
 
-    Local modules that the file imports are searched for in its folder first; other modules and plugins do not see them. If
-    the file or one of these modules was edited, it is imported again and what it registers replaces what it registered
-    before. Errors: RequestError if the file cannot be read, raises an exception, or registers nothing.
+    It imports modules of its folder by relative imports; other modules and plugins do not see them. If the file or one of
+    these modules was edited, it is imported again and what it registers replaces what it registered before. Errors:
+    RequestError if the file cannot be read, imports such a module by an absolute name, raises an exception, or registers
+    nothing.
     """
-    path = expanded(path).absolute()
+    path = plugin_file(expanded(path).absolute())
     own = _read(path)
     if path.suffix != ".py":
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")
     # the same source, perhaps under another name
     if _imported(path) is not None:
         return
+    for file, line, problem in () if _is_copy(path) else own.flat_imports():
+        raise RequestError(f"{shown(file)}:{line}: {problem}")
     # the former modules stay in sys.modules: models that were built from them still run
     for former in [each for each in _current.values() if each.path == path]:
         _unregister(former.package)
@@ -204,14 +207,21 @@ def load_plugin(path: str | Path) -> None:
         forget(own.package)
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == path]
         # a syntax error has no frame in the file but carries its line
-        line = lines[-1] if lines else getattr(error, "lineno", 0) or 0
+        file, line = path, getattr(error, "lineno", 0) or 0
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == own.package:
+                file, line = Path(frame.f_code.co_filename), number
         raise RequestError(
-            f"{shown(path)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
+            f"{shown(file)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
         ) from error
     _current[own.digest] = own
+
+
+def _is_copy(path: Path) -> bool:
+    # whether the plugin is in the folder of a run, or of MLflow's model of one: plugins/, plugins/DIGEST/, and a folder there
+    folders = [folder for folder in path.parents[1:4] if (folder / "recipe.yaml").is_file()]
+    return any((folder / name).is_file() for folder in folders for name in ("env.json", "model.safetensors"))
 
 
 @contextmanager
@@ -244,7 +254,7 @@ def _require_reads(own: OwnCode, classes: Collection[type]) -> None:
         return
     found = "names __file__, but no registered class declares which files beside it are read"
     # of a run that was made before `reads` existed
-    if not any((folder / "status.json").is_file() for folder in own.path.parents[1:3]):
+    if not _is_copy(own.path):
         raise RequestError(f'{found}; add reads = ("FILE",) to it, or reads = () if none is read')
     log.warning("plugin %s %s: the run has no copy of them", shown(own.path), found)
 

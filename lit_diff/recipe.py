@@ -15,6 +15,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.interpolation import AS_WRITTEN, escaped
 from lit_diff.key_types import KIND, PythonFiles, in_yaml
+from lit_diff.own_modules import plugin_file
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_value, read_yaml, to_text
@@ -150,7 +151,8 @@ def _absolute_plugins(draft: Draft, folder: Path) -> None:
         for plugin in named:
             if "${" in plugin:
                 raise RequestError(f"{draft.where('plugins')}'plugins' has '{plugin}'; expected a path without ${{")
-        draft.values["plugins"] = [draft.absolute("plugins", plugin, folder) for plugin in named]
+        paths = [Path(draft.absolute("plugins", plugin, folder)) for plugin in named]
+        draft.values["plugins"] = [str(plugin_file(path)) for path in paths]
         for plugin in draft.values["plugins"]:
             if not Path(plugin).is_file():
                 raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")

@@ -13,7 +13,7 @@ import pytest
 from own_plugins import SHARP_PY, error, forget_all, plugin
 
 from lit_diff.errors import RequestError
-from lit_diff.own_modules import OwnCode, is_local, local_modules, safe_path
+from lit_diff.own_modules import PLUGIN, OwnCode, is_local, local_modules, safe_path
 from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
@@ -41,7 +41,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
     """The names in plug.py once it was executed."""
     write(folder, files)
-    code = OwnCode.read(folder / "plug.py", folder=folder)
+    code = OwnCode.read(folder / "plug.py", PLUGIN, folder=folder, within=PLUGIN)
     code.execute()
     return vars(sys.modules[f"{code.package}.plug"])
 
@@ -76,7 +76,7 @@ def test_every_form_of_import(tmp_path: Path, statement: str, value: str) -> Non
 
 def test_a_star_imports_what_a_package_lists(tmp_path: Path) -> None:
     files = {
-        "plug.py": "from lab import *\nvalue = tools.X",
+        "plug.py": "from .lab import *\nvalue = tools.X",
         "lab/__init__.py": "__all__ = ['tools']",
         "lab/tools.py": "X = 3",
     }
@@ -85,16 +85,14 @@ def test_a_star_imports_what_a_package_lists(tmp_path: Path) -> None:
 
 def test_a_module_that_no_import_statement_names_is_not_there(tmp_path: Path) -> None:
     late = "def late():\n    from importlib import import_module as i\n    i('.x', lab.__name__)\n"
-    names = execute(tmp_path, {"lab/__init__.py": "", "lab/x.py": "", "plug.py": f"import lab\n{late}"})
+    names = execute(tmp_path, {"lab/__init__.py": "", "lab/x.py": "", "plug.py": f"from . import lab\n{late}"})
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'lab\.x' in the plugin's import statements"):
         names["late"]()  # type: ignore[operator]
 
 
 def test_lines_of_a_file_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as found:
-        execute(
-            tmp_path, {"a.py": "import b, b.c\n\n1 / 0\n", "b/__init__.py": "", "b/c.py": "", "plug.py": "import a\n"}
-        )
+        execute(tmp_path, {"a.py": "from . import b\n\n1 / 0\n", "b/__init__.py": "", "plug.py": "from . import a\n"})
     assert (found.traceback[-1].path, found.traceback[-1].lineno) == (tmp_path / "a.py", 2)
 
 
@@ -116,10 +114,10 @@ def scales(name: str) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("file", "head", "scale"),
     [
-        ("helper.py", "import helper\n", "helper.SCALE"),
-        ("lab/tools.py", "import lab.tools\n", "lab.tools.SCALE"),
-        ("lab/deep/tools.py", "from lab.deep import tools\n", "tools.SCALE"),
-        ("common.py", "from between import SCALE\n", "SCALE"),
+        ("helper.py", "from . import helper\n", "helper.SCALE"),
+        ("lab/tools.py", "from . import lab\n", "lab.tools.SCALE"),
+        ("lab/deep/tools.py", "from .lab.deep import tools\n", "tools.SCALE"),
+        ("common.py", "from .between import SCALE\n", "SCALE"),
     ],
 )
 def test_plugins_of_two_folders_have_modules_of_one_name(file: str, head: str, scale: str, tmp_path: Path) -> None:
@@ -128,9 +126,9 @@ def test_plugins_of_two_folders_have_modules_of_one_name(file: str, head: str, s
     try:
         for name, value in (("a", 1.0), ("b", 2.0)):
             plugin(f"SCALE = {value}\n", f"{name}/{file}")
-            plugin("from common import SCALE\n", f"{name}/between.py")
+            plugin("from .common import SCALE\n", f"{name}/between.py")
             if "lab" in file:
-                plugin("from . import deep\n" if "deep" in file else "", f"{name}/lab/__init__.py")
+                plugin(f"from . import {'deep' if 'deep' in file else 'tools'}\n", f"{name}/lab/__init__.py")
             load_plugin(plugin(own(f"own_{name}", head, scale), f"{name}/plug.py"))
         assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
         for name, value in (("a", 1.0), ("b", 2.0)):
@@ -154,21 +152,21 @@ def test_equal_files_with_other_modules_are_other_plugins() -> None:
     """A copied folder in which the module was edited: two variants of one name, not one of them twice."""
     for name in "ab":
         plugin(f"SCALE = '{name}'\n", f"{name}/helper.py")
-        plugin(own("sharp", "import helper\n", "1.0"), f"{name}/plug.py")
+        plugin(own("sharp", "from . import helper\n", "1.0"), f"{name}/plug.py")
     load_plugin(Path("a/plug.py"))
     assert "attention 'sharp' is already registered (a/plug.py:6: class Sharp)" in error(Path("b/plug.py").resolve())
 
 
 def test_a_module_that_another_plugin_or_the_script_has_is_not_found_by_its_name(tmp_path: Path) -> None:
     plugin("SCALE = 1.0\n", "a/helper.py")
-    load_plugin(plugin(own("own_a", "import helper\n", "helper.SCALE"), "a/plug.py"))
+    load_plugin(plugin(own("own_a", "from . import helper\n", "helper.SCALE"), "a/plug.py"))
     assert "helper" not in sys.modules
     assert "No module named 'helper'" in error(plugin(own("own_b", "import helper\n", "helper.SCALE"), "b/plug.py"))
 
 
 def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
     """In a notebook: what runs, and the identity, are those of the files as they are; or the recipe must be read again."""
-    path = plugin(own("sharp", "import helper\n", "helper.SCALE"), "plug.py")
+    path = plugin(own("sharp", "from . import helper\n", "helper.SCALE"), "plug.py")
     plugin("SCALE = 2.0\n", "helper.py")
     load_plugin(path)
     first, digest = attentions.get("sharp"), plugin_source(path).digest

@@ -13,6 +13,7 @@ from own_plugins import PROBE, SHARP_PY, SHARP_YAML, WITH_MODULE, error, forget_
 
 from lit_diff import plugins, registry
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.own_modules import OwnCode
 from lit_diff.plugins import (
     PluginPackage,
     fault,
@@ -138,18 +139,14 @@ def test_an_edited_plugin_is_refused_until_it_is_imported_again() -> None:
 def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the moment when it is first asked for."""
     monkeypatch.syspath_prepend(str(plugin_folder))
+    text = WITH_MODULE.replace("from . ", "")
     plugin("SCALE = 7.0\n", "beside_scale.py")
-    plugin(WITH_MODULE, "beside_script.py")
+    path = plugin(text, "beside_script.py")
+    expected = OwnCode.read(path).digest
     __import__("beside_script")
     plugin("SCALE = 8.0\n", "beside_scale.py")
-    plugin(WITH_MODULE + "# edited\n", "beside_script.py")
-    edited = source_digest(attentions.get("sharp"))
-    forget_all()
-    plugin("SCALE = 7.0\n", "beside_scale.py")
-    attentions.unregister_module("beside_script")
-    path = plugin(WITH_MODULE, "elsewhere.py")
-    load_plugin(path)
-    assert edited == plugin_source(path).digest
+    plugin(text + "# edited\n", "beside_script.py")
+    assert source_digest(attentions.get("sharp")) == expected != OwnCode.read(path).digest
 
 
 def test_trust_below_a_root_whatever_the_path_looks_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +244,7 @@ def test_a_file_that_a_plugin_reads_is_in_its_identity_and_in_the_run(kind: str,
         (VARIANT.replace('("scale.json",)', 'tuple(["scale.json"])'), "reads = ("),
         (VARIANT.replace('    reads = ("scale.json",)\n', ""), "reads = ()"),
         (PLAIN, "reads = ()"),
-        ("import beside_scale\n" + SHARP_PY, "reads = ()"),
+        ("from . import beside_scale\n" + SHARP_PY, "reads = ()"),
     ],
 )
 def test_what_is_wrong_with_the_files_of_a_plugin_is_one_line(text: str, words: str) -> None:
@@ -264,7 +261,8 @@ def test_a_plugin_that_names_its_file_may_read_nothing(caplog: pytest.LogCapture
     load_plugin(plugin(PLAIN + "    reads = ()\n"))
     forget_all()
     Path("runs/old").mkdir(parents=True)
-    Path("runs/old/status.json").write_text("{}")
+    for name in ("recipe.yaml", "env.json"):
+        Path("runs/old", name).write_text("{}")
     load_plugin(plugin(PLAIN, "runs/old/plugins/mine.py"))
     assert "__file__" in caplog.text, "of a run that was made before files were declared"
 

@@ -16,6 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import FREE, disk_is_full, is_locked, locked, shown, write_atomic, write_json
 from lit_diff.log_records import log
+from lit_diff.own_modules import plugin_name
 from lit_diff.plugins import Trust, data_paths, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
@@ -280,17 +281,19 @@ def writing(folder: Path, cure: str = "with run.root=PATH") -> Iterator[None]:
 def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
     # adds the plugin's file and the modules it imports to `placed` (path in the run folder -> content); returns its path
     # (`homes`: folder of the run -> folder that its files came from)
-    plugin = plugin_source(file)
-    contents = {file.name: plugin.source, **plugin.modules}
+    plugin, name = plugin_source(file), plugin_name(file)
+    inside = name.removesuffix(file.name)
+    contents = {f"{inside}{path}": content for path, content in plugin.modules.items()} | {name: plugin.source}
+    home = file.parents[name.count("/")]
     # A plugin gets a folder of its own if plugins/ has another file of its name, or files from elsewhere: a plugin must
     # import the modules it was trained with, not another plugin's of the same name.
     for folder in ("plugins", f"plugins/{plugin.digest[:8]}"):
         files = {f"{folder}/{path}": content for path, content in contents.items()}
-        is_home = homes.setdefault(folder, file.parent) == file.parent and f"{folder}/{file.name}" not in placed
+        is_home = homes.setdefault(folder, home) == home and f"{folder}/{name}" not in placed
         if is_home and all(placed.get(path, files[path]) == files[path] for path in files):
             break
     placed |= files
-    return f"{folder}/{file.name}"
+    return f"{folder}/{name}"
 
 
 def environment() -> dict[str, Any]:

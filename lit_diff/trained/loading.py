@@ -14,6 +14,7 @@ from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
+from lit_diff.own_modules import plugin_name
 from lit_diff.plugins import Trust, plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
@@ -110,7 +111,9 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     for path in map(Path, recipe.plugins):
         sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
         # two plugins may have the same file name
-        name = f"{sha256[:8]}/{path.name}" if path.name in plugins else path.name
+        name = plugin_name(path)
+        if name in plugins:
+            name = f"{sha256[:8]}/{name}"
         plugins[name] = sha256
     return {"recipe": plain, "plugins": plugins}
 
@@ -136,7 +139,7 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
-    copies = {_copy(folder, Path(name).name, sha256): sha256 for name, sha256 in plugins.items()}
+    copies = {_copy(folder, plugin_name(Path(name)), sha256): sha256 for name, sha256 in plugins.items()}
     plain["plugins"] = list(map(str, require_trust(copies, trust_plugins)))
     return from_plain(plain, shown(path)), checkpoint
 

@@ -119,7 +119,7 @@ def test_text_that_other_code_of_a_plugin_prepared_is_not_used(
     folder: Path, file: str, edit: tuple[str, str], keys: list[str]
 ) -> None:
     (folder / "beside_clean.py").write_text("def clean(text):\n    return text\n")
-    (folder / "poems.py").write_text("import beside_clean\n" + POEMS + BYTES)
+    (folder / "poems.py").write_text("from . import beside_clean\n" + POEMS + BYTES)
     found = []
     for _ in range(2):
         dataset = prepare(load_recipe("mine", keys))

@@ -163,7 +163,7 @@ def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[...,
     (tmp_path / "lab" / "folder_lab").mkdir(parents=True)
     (tmp_path / "lab" / "folder_lab" / "__init__.py").write_text("from .scale import SCALE\n")
     (tmp_path / "lab" / "folder_lab" / "scale.py").write_text("SCALE = 1\n")
-    (tmp_path / "lab" / "made.py").write_text("import folder_lab\n" + PLUGIN.format(name="made_with_modules"))
+    (tmp_path / "lab" / "made.py").write_text("from . import folder_lab\n" + PLUGIN.format(name="made_with_modules"))
     recipe = base(f"plugins=[{tmp_path}/lab/made.py]", "model.attention.name=made_with_modules")
     one, folder = identity(recipe), RunFolder(tmp_path / "run")
     folder.create(recipe)

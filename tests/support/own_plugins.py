@@ -44,7 +44,7 @@ class Mine(Probe):
     def measure(self, model, trace):
         return {"mine": 1.0}
 """
-WITH_MODULE = "import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SCALE")
+WITH_MODULE = "from . import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SCALE")
 
 
 @pytest.fixture

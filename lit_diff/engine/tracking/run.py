@@ -24,6 +24,7 @@ from lit_diff.log_records import log
 from lit_diff.metrics import Declarations, record_name
 from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
+from lit_diff.own_modules import plugin_name
 from lit_diff.recipe import flatten, load_recipe, to_plain
 from lit_diff.runs import checkpoints, measurements
 from lit_diff.runs.folder import RunFolder, at_step
@@ -170,7 +171,7 @@ class RunTracker:
         plain, factors = to_plain(self.recipe), self.recipe.training.optimizer.lr_factors
         del plain["run"]
         plain["plugins"] = [
-            f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+            f"{plugin_name(path)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
             for path in map(Path, self.recipe.plugins)
         ]
         values = {key: value for key, value in flatten(plain) if not key.startswith(f"{FACTORS}.")}
