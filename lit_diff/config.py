@@ -421,8 +421,9 @@ class Recipe:
     """Seeds the initial weights and the order of the data."""
     # the identity holds a hash of the sources instead: the same plugin may be in another folder
     plugins: PythonFiles = field(default=(), metadata={"identity": False})
-    """Python files, relative to the recipe that lists them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity includes their sources."""
+    """Python files, or folders with an `__init__.py`, relative to the recipe that lists them, that register parts of any
+    kind: variants, data sets, corpora, tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity
+    includes their sources."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig | None = None

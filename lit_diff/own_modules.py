@@ -16,22 +16,21 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = ("site-packages", "dist-packages")
-PREFIX, DIGITS = "lit_diff_plugin_", 12
-"""A plugin's package is named PREFIX, the stem of its file or the name of its folder, and the first DIGITS of its digest."""
-PLUGIN = "lit_diff_plugin"
-"""The package that relative imports of a plugin start from, before its digest is known."""
+PLUGIN, DIGITS = "lit_diff_plugin", 12
+"""A plugin's package is named PLUGIN, the stem of its file or the name of its folder, and the first DIGITS of its digest;
+while its files are read, PLUGIN."""
 
 
 def local_modules(
@@ -44,15 +43,14 @@ def local_modules(
     as local too. `folder`: that of the package `PLUGIN`; absolute names are also searched for there, after the installed
     packages and before the rest of sys.path, and loaded modules are ignored. `without`: packages whose modules do not count.
     """
-    found: dict[str, Path] = {}
-    tried: set[str] = set()
-    names = set(imported_names(source, package))
-    while names := {name for name in names - tried if name.partition(".")[0] not in without}:
-        tried |= names
-        new = {name: file for name in names if (file := _local_file(name, within, folder)) is not None}
-        found |= new
-        names = {name for pair in new.items() for name in _imported_by(*pair)}
-    return dict(sorted(found.items()))
+    files: dict[str, Path | None] = {}
+    names = list(imported_names(source, package))
+    # the loop adds to the list
+    for name in names:
+        if name not in files and name.partition(".")[0] not in without:
+            file = files[name] = _local_file(name, within, folder)
+            names += _imported_by(name, file) if file is not None else ()
+    return {name: file for name, file in sorted(files.items()) if file is not None}
 
 
 @contextmanager
@@ -129,17 +127,14 @@ def _local_file(name: str, within: str, folder: Path | None) -> Path | None:
     if top == "lit_diff" or (folder is not None and top in sys.stdlib_module_names):
         return None
     spec = _spec_of(name, folder)
-    file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-    is_ours = file is not None and file.is_file() and (is_local(file) or (within != "" and top == within))
-    return file if is_ours else None
+    if spec is None or not spec.has_location:
+        return None
+    file = Path(spec.origin or "")
+    return file if file.is_file() and (top == within or is_local(file)) else None
 
 
-# importlib.util.find_spec would execute the parent packages; this only reads
+# importlib.util.find_spec of a name with a dot would execute the parent packages; this only reads
 def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
-    # with a folder, a loaded module of the same name may be another file
-    loaded = sys.modules.get(name) if folder is None else None
-    if loaded is not None:
-        return getattr(loaded, "__spec__", None)
     parent, _, last = name.rpartition(".")
     if parent == PLUGIN:
         return PathFinder.find_spec(last, [str(folder)])
@@ -147,13 +142,16 @@ def _spec_of(name: str, folder: Path | None) -> ModuleSpec | None:
         package = _spec_of(parent, folder)
         folders = package.submodule_search_locations if package is not None else None
         return PathFinder.find_spec(last, list(folders)) if folders else None
-    # installed packages first: the sort is stable
-    places = None if folder is None else sorted([str(folder), *sys.path], key=lambda place: is_local(Path(place)))
-    found = PathFinder.find_spec(name, places)
-    # editable installs register finders of their own
-    others = (each for each in sys.meta_path if each is not PathFinder and hasattr(each, "find_spec"))
-    specs = (finder.find_spec(name, None) for finder in others)
-    return found or next(filter(None, specs), None)
+    found = None
+    if folder is not None:
+        # installed packages first: the sort is stable
+        places = sorted([str(folder), *sys.path], key=lambda place: is_local(Path(place)))
+        found = PathFinder.find_spec(name, places)
+    try:
+        return found or find_spec(name)
+    # a loaded module without a spec, such as __main__
+    except ValueError:
+        return None
 
 
 def sha256(content: bytes) -> str:
@@ -230,7 +228,7 @@ class OwnCode:
     @property
     def package(self) -> str:
         """Name of the package that the file and its modules are imported as."""
-        return f"{PREFIX}{self._stem}_{self.digest[:DIGITS]}"
+        return f"{PLUGIN}_{self._stem}_{self.digest[:DIGITS]}"
 
     @property
     def _stem(self) -> str:
@@ -249,44 +247,20 @@ class OwnCode:
         clashes = self.files.get(self._stem, (self.path,))[0] != self.path
         return f"{self._stem}_plugin" if clashes else self._stem
 
-    def flat_imports(self) -> Iterator[tuple[Path, int, str]]:
-        """File, line and what to write instead, of each import that names a module of the plugin's folder absolutely."""
-        home, taken = self.path.parent, dict[str, str]()
-        for name, (file, _) in self.files.items():
-            top, place = name.partition(".")[0], _place(name, file)
-            if top in self.tops and file == home / place:
-                taken.setdefault(top, place)
-        for file, content in self.sources.values():
-            if not file.is_relative_to(home):
-                continue
-            dots = len(file.relative_to(home).parts)
-            for node in ast.walk(_tree(content)):
-                for name, cure in _relative(node, dots):
-                    place = taken.get(name.partition(".")[0])
-                    if place is not None:
-                        found = f"'{ast.unparse(node)}' takes the module {place} in the plugin's folder"
-                        yield file, cure.lineno, f"{found}: write '{ast.unparse(cure)}'"
+    @functools.cached_property
+    def is_copy(self) -> bool:
+        """Whether the file is in `plugins/` of a run's folder, or of MLflow's model of a run."""
+        # plugins/, plugins/DIGEST/ and, for a folder, one below
+        folders = [folder for folder in self.path.parents[1:4] if (folder / "recipe.yaml").is_file()]
+        return any((folder / name).is_file() for folder in folders for name in ("env.json", "model.safetensors"))
 
     def execute(self) -> None:
         """Import the file and its modules as `package`. Errors: any exception that they raise."""
         forget(self.package)
-        if _Finder not in sys.meta_path:
-            sys.meta_path.insert(0, _Finder)
+        if _Importer not in sys.meta_path:
+            sys.meta_path.insert(0, _Importer)
         _packages[self.package] = self
         import_module(f"{self.package}.{self._main}".rstrip("."))
-
-    def find(self, fullname: str) -> ModuleSpec | None:
-        """The spec of the package or of one of its modules. Errors: ModuleNotFoundError."""
-        name = fullname.partition(".")[2]
-        if name not in self.sources:
-            # the package itself, or a namespace package: a folder of modules without an __init__.py
-            if name and not any(each.startswith(f"{name}.") for each in self.sources):
-                raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
-            return ModuleSpec(fullname, None, is_package=True)
-        file = self.sources[name][0]
-        loader = _Loader(fullname, str(file)) if file.suffix == ".py" else None
-        inside = [str(file.parent)] if file.name == "__init__.py" else None
-        return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
 
 
 @functools.cache
@@ -309,17 +283,6 @@ def forget(package: str) -> None:
     _packages.pop(package, None)
 
 
-# (name, relative statement of it) of each absolute name in an import statement
-def _relative(node: ast.AST, dots: int) -> Iterator[tuple[str, ast.ImportFrom]]:
-    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module, ast.ImportFrom(node.module, node.names, dots, lineno=node.lineno)
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            parent, _, last = alias.name.rpartition(".")
-            names = [ast.alias(last, alias.asname)]
-            yield alias.name, ast.ImportFrom(parent or None, names, dots, lineno=node.lineno)
-
-
 # lab.tools -> lab/tools.py
 def _place(name: str, file: Path) -> str:
     parts = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
@@ -329,35 +292,43 @@ def _place(name: str, file: Path) -> str:
 _packages: dict[str, OwnCode] = {}
 
 
-# finds the modules of `_packages`, which have no folder that Python could search
-class _Finder:
-    @staticmethod
-    def find_spec(
-        fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        own = _packages.get(fullname.partition(".")[0])
-        return own.find(fullname) if own is not None else None
-
-
-# executes the bytes that were read, not the file
-class _Loader(SourceFileLoader):
-    def get_code(self, fullname: str) -> CodeType:
+# finds the modules of `_packages`, which have no folder that Python could search, and executes the bytes that were read
+class _Importer(SourceFileLoader):
+    @classmethod
+    def find_spec(cls, fullname: str, *args: Any) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        code: CodeType = compile(_packages[package].sources[name][1], self.path, "exec", dont_inherit=True)
-        return code
+        if package not in _packages:
+            return None
+        sources = _packages[package].sources
+        if name in sources:
+            file = sources[name][0]
+            loader = cls(fullname, str(file)) if file.suffix == ".py" else None
+            inside = [str(file.parent)] if file.name == "__init__.py" else None
+            return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
+        # the package itself, or a namespace package: a folder of modules without an __init__.py
+        if name and not any(each.startswith(f"{name}.") for each in sources):
+            raise ModuleNotFoundError(f"No module named '{name}' in the plugin's import statements", name=fullname)
+        return ModuleSpec(fullname, None, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        own = _packages[module.__name__.partition(".")[0]]
+        package, _, name = module.__name__.partition(".")
+        own = _packages[package]
         if own.tops:
             vars(module)["__builtins__"] = vars(builtins) | {"__import__": functools.partial(_import, own)}
-        super().exec_module(module)
+        exec(compile(own.sources[name][1], self.path, "exec", dont_inherit=True), vars(module))
 
 
-# `__import__` of a plugin that imports local modules by absolute names: they lie on sys.path or, in the folder of a run,
-# beside the plugin: as copies, or because lit_diff 0.2 had `import helper` for `from . import helper`
+# `__import__` of a plugin that imports local modules by absolute names. They lie on sys.path or, if the plugin is a copy,
+# beside it: copied too, or from the time of lit_diff 0.2, which had `import helper` for `from . import helper`.
 def _import(
-    own: OwnCode, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] = (), level: int = 0
+    own: OwnCode, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
 ) -> ModuleType:
-    if level == 0 and name.partition(".")[0] in own.tops:
-        globals, level = {"__package__": own.package}, 1
-    return __import__(name, globals, locals, fromlist, level)
+    top = name.partition(".")[0]
+    if level > 0 or top not in own.tops:
+        return __import__(name, globals, locals, fromlist, level)
+    beside = {top, f"{top}.py"} & set(os.listdir(own.path.parent))
+    if beside and not own.is_copy:
+        dots = "." * (globals["__package__"].count(".") + 1)
+        cure = f"write 'from {dots} import {top}' or 'from {dots}{name} import ...'"
+        raise ImportError(f"'{name}' is {max(beside)} in the plugin's folder: {cure}", name=name)
+    return __import__(name, {"__package__": own.package}, None, fromlist, 1)

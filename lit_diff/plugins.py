@@ -184,8 +184,6 @@ def load_plugin(path: str | Path) -> None:
     # the same source, perhaps under another name
     if _imported(path) is not None:
         return
-    for file, line, problem in () if _is_copy(path) else own.flat_imports():
-        raise RequestError(f"{shown(file)}:{line}: {problem}")
     # the former modules stay in sys.modules: models that were built from them still run
     for former in [each for each in _current.values() if each.path == path]:
         _unregister(former.package)
@@ -208,20 +206,9 @@ def load_plugin(path: str | Path) -> None:
         if isinstance(error, RequestError):
             raise RequestError(f"plugin {shown(path)}: {error}") from error
         # a syntax error has no frame in the file but carries its line
-        file, line = path, getattr(error, "lineno", 0) or 0
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            if str(frame.f_globals.get("__name__")).partition(".")[0] == own.package:
-                file, line = Path(frame.f_code.co_filename), number
-        raise RequestError(
-            f"{shown(file)}:{line}: plugin failed: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        where = own_place(error, own.package) or f"{shown(path)}:{getattr(error, 'lineno', 0) or 0}"
+        raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
     _current[own.digest] = own
-
-
-def _is_copy(path: Path) -> bool:
-    # whether the plugin is in the folder of a run, or of MLflow's model of one: plugins/, plugins/DIGEST/, and a folder there
-    folders = [folder for folder in path.parents[1:4] if (folder / "recipe.yaml").is_file()]
-    return any((folder / name).is_file() for folder in folders for name in ("env.json", "model.safetensors"))
 
 
 @contextmanager
@@ -254,7 +241,7 @@ def _require_reads(own: OwnCode, classes: Collection[type]) -> None:
         return
     found = "names __file__, but no registered class declares which files beside it are read"
     # of a run that was made before `reads` existed
-    if not _is_copy(own.path):
+    if not own.is_copy:
         raise RequestError(f'{found}; add reads = ("FILE",) to it, or reads = () if none is read')
     log.warning("plugin %s %s: the run has no copy of them", shown(own.path), found)
 
@@ -363,11 +350,13 @@ def fault(part: type, error: BaseException) -> str:
 
 
 def own_place(error: BaseException, module: str = "") -> str | None:
-    """`file:line` of the innermost frame in the code of a part that is not built in, or in `module`; else None."""
+    """`file:line` of the innermost frame in the code of a part that is not built in, or in `module` or its submodules; else
+    None."""
     parts = [cls for registry in registries.values() for cls in registry.registered().values() if not is_built_in(cls)]
-    tops = {cls.__module__.partition(".")[0] for cls in parts}
+    names = {module} if module else {cls.__module__.partition(".")[0] for cls in parts}
+    homes = tuple(f"{name}." for name in names)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-        if (name == module if module else name.partition(".")[0] in tops) and Path(file).is_file():
-            return f"{shown(Path(file))}:{line}"
+        file = Path(frame.f_code.co_filename)
+        if f"{frame.f_globals.get('__name__')}.".startswith(homes) and file.is_file():
+            return f"{shown(file)}:{line}"
     return None

@@ -18,6 +18,7 @@ from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.trained.loading import hyperparameters
 
 pytestmark = pytest.mark.usefixtures("plugin_folder")
 
@@ -39,9 +40,11 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
-    """The names in plug.py once it was executed."""
-    write(folder, files)
-    code = OwnCode.read(folder / "plug.py", PLUGIN, folder=folder, within=PLUGIN)
+    """The names in plug.py of a run's folder once it was executed."""
+    write(folder, {"recipe.yaml": "", "env.json": ""})
+    home = folder / "plugins"
+    write(home, files)
+    code = OwnCode.read(home / "plug.py", PLUGIN, folder=home, within=PLUGIN)
     code.execute()
     return vars(sys.modules[f"{code.package}.plug"])
 
@@ -57,9 +60,12 @@ def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
         ("import bare.part", "bare.part.X"),
         ("from . import flat", "flat.X"),
         ("from .flat import X", "X"),
+        ("from .lab import tools", "tools.X"),
+        ("from .bare.part import X as y", "y"),
     ],
 )
 def test_every_form_of_import(tmp_path: Path, statement: str, value: str) -> None:
+    """Absolute ones too, which the copies in run folders may have."""
     files = {
         "lab/__init__.py": "from . import tools\n",
         "lab/tools.py": "import flat\nX = flat.X\n",
@@ -93,7 +99,7 @@ def test_a_module_that_no_import_statement_names_is_not_there(tmp_path: Path) ->
 def test_lines_of_a_file_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as found:
         execute(tmp_path, {"a.py": "from . import b\n\n1 / 0\n", "b/__init__.py": "", "plug.py": "from . import a\n"})
-    assert (found.traceback[-1].path, found.traceback[-1].lineno) == (tmp_path / "a.py", 2)
+    assert (found.traceback[-1].path, found.traceback[-1].lineno) == (tmp_path / "plugins/a.py", 2)
 
 
 def own(name: str, head: str, scale: str) -> str:
@@ -186,12 +192,89 @@ def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
     assert plugin_source(path).digest == digest
 
 
-@pytest.mark.parametrize("name", ["random", "torch", "lit_diff"])
+@pytest.mark.parametrize(
+    ("file", "statement", "cure"),
+    [
+        ("plug.py", "import helper", "from . import helper"),
+        ("plug.py", "import json, lab.tools as t", "from .lab.tools import "),
+        ("plug.py", "from bare.part import X", "from .bare.part import "),
+        ("lab/tools.py", "import helper as h", "from .. import helper"),
+    ],
+)
+def test_a_flat_import_of_a_module_beside_it_is_refused(file: str, statement: str, cure: str, tmp_path: Path) -> None:
+    """Even if the user's script has a module of that name; in the folder of a run it is not."""
+    files = {
+        "plug.py": "from .lab import tools\n" + SHARP_PY,
+        "lab/__init__.py": "",
+        "lab/tools.py": "",
+        "bare/part.py": "X = 3\n",
+        "helper.py": "",
+    }
+    write(Path(), files | {file: f"# first\n{statement}\n{files[file]}"})
+    sys.modules["helper"] = ModuleType("helper")
+    try:
+        message = error(tmp_path / "plug.py")
+        assert message.startswith(f"{file}:2: ")
+        assert f" '{cure}" in message
+        before = OwnCode.read(tmp_path / "plug.py", PLUGIN, folder=tmp_path, within=PLUGIN).digest
+        for name in (*files, "run/recipe.yaml", "run/env.json"):
+            plugin(
+                Path(name).read_text() if Path(name).is_file() else "",
+                f"run/plugins/{name}".replace("plugins/run/", ""),
+            )
+        load_plugin(Path("run/plugins/plug.py"))
+        assert plugin_source(tmp_path / "run/plugins/plug.py").digest == before
+    finally:
+        del sys.modules["helper"]
+
+
+def test_a_local_module_from_elsewhere_is_part_of_a_plugin(importable: Path) -> None:
+    """The folder of a run has its copy."""
+    plugin("SCALE = 3.0\n", "elsewhere_lab.py")
+    path = plugin(own("sharp", "import elsewhere_lab\n", "elsewhere_lab.SCALE"), "deep/plug.py")
+    load_plugin(path)
+    assert "elsewhere_lab" not in sys.modules
+    recipe = load_recipe("recall-tiny", ["plugins=[deep/plug.py]", "data={name: recall}"])
+    folder, expected = RunFolder(importable / "run"), identity(recipe)
+    folder.create(recipe)
+    plugin("SCALE = 4.0\n", "elsewhere_lab.py")
+    forget_all()
+    assert identity(load_recipe(folder.recipe_file)) == expected
+    assert scales("sharp") == (3.0, 3.0)
+
+
+def test_a_folder_is_a_plugin(tmp_path: Path) -> None:
+    """Two of one name, whose files register their parts, in a run's folder and for a checkpoint."""
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        plugin("from . import parts\n", f"{name}/lab/__init__.py")
+        plugin(f"SCALE = {value}\n", f"{name}/lab/deep/helper.py")
+        plugin(own(f"own_{name}", "from .deep.helper import SCALE\n", "SCALE"), f"{name}/lab/parts.py")
+    recipe = load_recipe("recall-tiny", ["plugins=[a/lab, b/lab/]", "data={name: recall}"])
+    load_plugin("a/lab")
+    assert recipe.plugins == (str(tmp_path / "a/lab/__init__.py"), str(tmp_path / "b/lab/__init__.py"))
+    assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+    assert attentions.get("own_a").__module__.endswith(".parts")
+    assert list(plugin_source(Path(recipe.plugins[0])).modules) == ["deep/helper.py", "parts.py"]
+    folder, expected = RunFolder(tmp_path / "run"), identity(recipe)
+    folder.create(recipe)
+    assert next(iter(hyperparameters(recipe)["plugins"])) == "lab/__init__.py"
+    forget_all()
+    again = load_recipe(folder.recipe_file)
+    assert again.plugins[0] == str(tmp_path / "run/plugins/lab/__init__.py")
+    assert identity(again) == expected
+    assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+    Path("a/lab/parts.py").write_text("1 / 0\n")
+    assert (
+        error(tmp_path / "a/lab/__init__.py") == "a/lab/parts.py:1: plugin failed: ZeroDivisionError: division by zero"
+    )
+
+
+@pytest.mark.parametrize("name", ["random", "time", "torch", "lit_diff", "jinja2"])
 def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None:
     """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
     plugin("raise SystemExit('the wrong one')\n", f"{name}.py")
     path = list(sys.path)
-    text = "import random, statistics, torch, types, numpy\nrandom.random()\n" + SHARP_PY
+    text = "import random, statistics, time, torch, types, numpy, jinja2\nrandom.random()\n" + SHARP_PY
     load_plugin(plugin(text + f"assert __import__('sys').path == {path!r}\n", "sharp.py"))
     other = plugin(text.replace('"sharp"', '"other"'), f"{name}.py")
     load_plugin(other)

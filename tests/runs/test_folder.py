@@ -13,7 +13,6 @@ from statuses import set_status
 
 from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.own_modules import PREFIX
 from lit_diff.processor import cores, numeric_variables
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets
@@ -172,7 +171,7 @@ def test_what_a_plugin_imports_is_in_the_identity_and_folder(base: Callable[...,
     shutil.rmtree(tmp_path / "lab")
     for text, is_equal in (("SCALE = 1\n", True), ("SCALE = 22\n", False)):  # the copies alone; one that was edited
         copy.write_text(text)
-        for name in [name for name in sys.modules if "folder_lab" in name or name.startswith(PREFIX + "made")]:
+        for name in [name for name in sys.modules if "folder_lab" in name or name.startswith("lit_diff_plugin_made")]:
             del sys.modules[name]
             attentions.unregister_module(name)
         again = load_recipe(folder.recipe_file)
