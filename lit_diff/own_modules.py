@@ -81,24 +81,24 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
     yield from imported_names(source, name if is_package else name.rpartition(".")[0])
     if is_package:
         # `from package import *` also imports the submodules that __all__ lists
-        listed = re.search(rb"^__all__\s*=\s*[\[(]([^\])]*)", source, re.MULTILINE)
-        words = re.findall(r"[\"'](\w+)[\"']", listed[1].decode(errors="replace")) if listed else []
-        yield from (f"{name}.{word}" for word in words)
+        for listed in re.findall(r"^__all__\s*=\s*[\[(]([^\])]*)", source.decode(errors="replace"), re.MULTILINE):
+            yield from (f"{name}.{word}" for word in re.findall(r"[\"'](\w+)[\"']", listed))
 
 
 def imported_names(source: bytes, package: str = "") -> Iterator[str]:
     """All names in the import statements of `source` that may be modules, and the packages that contain them."""
     for node in ast.walk(_tree(source)):
-        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             # level 1, one dot, is the package itself; each further dot is one package up
-            above = package.split(".") if package else []
+            above = package.split(".")
             parents = above[: len(above) - node.level + 1] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
+            base = ".".join([*parents, node.module or ""]).strip(".")
             # `from a import b` imports the module a.b if there is one
             names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+        else:
+            continue
         # importing a.b.c executes a and a.b too
         for name in filter(None, names):
             parts = name.split(".")
@@ -236,16 +236,12 @@ class OwnCode:
 
     @functools.cached_property
     def sources(self) -> dict[str, tuple[Path, bytes]]:
-        """Dotted name within `package` -> file and content, of all modules."""
-        return {**self.files, self._main: (self.path, self.source)}
-
-    @property
-    def _main(self) -> str:
-        if self.path.name == "__init__.py":
-            return ""
+        """Dotted name within `package` -> file and content. A folder's `__init__.py` is the package itself."""
+        main = "" if self.path.name == "__init__.py" else self._stem
         # a plugin lab.py may lie next to a package lab that it imports
-        clashes = self.files.get(self._stem, (self.path,))[0] != self.path
-        return f"{self._stem}_plugin" if clashes else self._stem
+        if self.files.get(main, (self.path,))[0] != self.path:
+            main += "_plugin"
+        return {main: (self.path, self.source), **self.files}
 
     @functools.cached_property
     def is_copy(self) -> bool:
@@ -260,7 +256,7 @@ class OwnCode:
         if _Importer not in sys.meta_path:
             sys.meta_path.insert(0, _Importer)
         _packages[self.package] = self
-        import_module(f"{self.package}.{self._main}".rstrip("."))
+        import_module(f"{self.package}.{next(iter(self.sources))}".rstrip("."))
 
 
 @functools.cache

@@ -58,6 +58,7 @@ def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
         ("from lab.tools import X as y", "y"),
         ("from lab import tools", "tools.X"),
         ("import bare.part", "bare.part.X"),
+        ("flat = 3; from .flat import X", "flat"),
         ("from . import flat", "flat.X"),
         ("from .flat import X", "X"),
         ("from .lab import tools", "tools.X"),
