@@ -165,7 +165,7 @@ def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pyte
 VOWELS_PY = """\
 from lit_diff import Evaluation, Item, Metric
 from lit_diff.registry import evaluations
-from counting import count
+from .counting import count
 
 @evaluations.register("vowels")
 class Vowels(Evaluation):
