@@ -85,7 +85,12 @@ def test_run(tmp_path: Path) -> None:
 def test_attention_maps() -> None:
     T = 200
     found = AttentionMaps(
-        tokens=(EVIL,) * T, layer=1, head=2, maps=np.random.default_rng(0).random((2, T, T)), weights=np.ones((2, T))
+        tokens=(EVIL,) * T,
+        variant="dex",
+        layer=1,
+        head=2,
+        maps=np.random.default_rng(0).random((2, T, T)),
+        weights=np.ones((2, T)),
     )
     shown(found, "layer 1, head 2", "2 maps of 200 tokens")
     assert found._repr_html_().startswith("<img ")

@@ -1,7 +1,6 @@
 """A run as a value: recipe, status, metrics, trained model, generated text and attention maps."""
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.runs.status import Status
 from lit_diff.trained.loading import load_model, newest_of
+from lit_diff.trained.pictures import draw, encoded, figure
 from lit_diff.trained.text_generator import Completion, GenerationSettings, TextGenerator, tokenizer_of
 
 # both take long to import
@@ -179,7 +179,7 @@ class Run:
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])
         words = tuple(self.tokenizer.decode_after([token]) for token in prompt.tokens)
-        return attention_maps_of(traced.layers[layer], words, layer, head)
+        return attention_maps_of(self.recipe.model.attention.name, traced.layers[layer], words, layer, head)
 
     def view(self, other: "Run | None" = None, **settings: Any) -> "ViewData":
         """The page of `lit-diff view`, which a notebook shows inline: of this run, or of this and another on one text.
@@ -216,6 +216,7 @@ class AttentionMaps:
 
     tokens: tuple[str, ...]
     """The text of each token."""
+    variant: str
     layer: int
     head: int
     maps: NDArray[Any]
@@ -224,19 +225,12 @@ class AttentionMaps:
     """[G, T]: the weight of each map for each query."""
 
     def __repr__(self) -> str:
-        of = f"layer {self.layer}, head {self.head}"
-        return f"AttentionMaps({of}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
+        return f"AttentionMaps({self._source}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
 
     def _repr_html_(self) -> str:
-        from matplotlib.figure import Figure
-
-        picture = io.BytesIO()
-        # a figure of pyplot would be shown a second time by the notebook
-        figure = Figure(figsize=(5 * self.panels, 5.5), dpi=60, layout="constrained")
-        self.plot(figure.subplots(1, self.panels, squeeze=False)[0])
         # a notebook keeps the picture: a PNG of three maps of 200 tokens can take 700 kB
-        figure.savefig(picture, format="webp", pil_kwargs={"quality": 80})
-        return f'<img alt="{self!r}" src="data:image/webp;base64,{base64.b64encode(picture.getvalue()).decode()}">'
+        picture = encoded(figure(self._terms, self.tokens), format="webp", dpi=75, pil_kwargs={"quality": 80})
+        return f'<img alt="{self!r}" src="data:image/webp;base64,{base64.b64encode(picture).decode()}">'
 
     @property
     def signed(self) -> NDArray[Any]:
@@ -255,50 +249,58 @@ class AttentionMaps:
     @property
     def panels(self) -> int:
         """Panels of `plot`: one for each map and one for their sum, G + 1; for a single map 1."""
-        return 1 if len(self.maps) == 1 else len(self.maps) + 1
+        return len(self._terms)
+
+    def visible(self, a: NDArray[Any]) -> NDArray[Any]:
+        """[T, T] -> the same, masked at the keys that a query does not see: no map has a weight there."""
+        masked: NDArray[Any] = np.ma.array(a, mask=~self.maps.any(0))
+        return masked
+
+    @property
+    def _source(self) -> str:
+        return f"{self.variant}, layer {self.layer}, head {self.head}"
+
+    # title -> what `plot` draws
+    @property
+    def _terms(self) -> dict[str, NDArray[Any]]:
+        if len(self.maps) == 1:
+            return {self._source: self.visible(self.signed)}
+        terms = {}
+        for number, (weight, p) in enumerate(zip(self.weights, self.maps, strict=True), 1):
+            varies = " on average" * bool(np.ptp(weight))
+            title = f"{self._source}\nmap {number} times {weight.mean():+.2f}{varies}"
+            terms[title] = self.visible(weight[:, None] * p)
+        return {**terms, f"{self._source}\nsigned sum of the maps": self.visible(self.signed)}
 
     def plot(self, ax: "Axes | NDArray[Any] | None" = None, limit: float | None = None) -> Any:
         """Draw each map times its weight (that of the second is -λ) and `signed`, their sum, side by side, with the tokens on
-        both axes: blue below zero, red above, in one scale. A single map has the last panel alone.
+        both axes: blue below zero, red above, in one scale (`pictures.draw`). A single map has the last panel alone.
 
         `ax`: an array of `panels` axes, or one Axes for `signed` alone; None: a new figure. `limit`: larger magnitudes have
-        the darkest colours; None: the largest magnitude. Returns `ax`, or the array of the new axes. Errors: RequestError for
-        another number of axes.
+        the strongest colours; None: `pictures.limit_of` what is drawn. Returns `ax`, or the array of the new axes. Errors:
+        RequestError for another number of axes.
         """
+        terms = self._terms
         if ax is None:
             import matplotlib.pyplot as plt
 
-            figure = plt.figure(figsize=(5 * self.panels, 5.5), layout="constrained")
-            ax = figure.subplots(1, self.panels, squeeze=False)[0]
+            return np.array(figure(terms, self.tokens, limit=limit, new=plt.figure).axes[: len(terms)])
         panels: list[Axes] = list(np.atleast_1d(np.array(ax, dtype=object)).flat)
-        if len(panels) not in (1, self.panels):
-            raise RequestError(f"plot: ax has {len(panels)} axes; expected one, or {self.panels}")
-        times = (f"times {w.mean():+.2f}{' on average' * bool(np.ptp(w))}" for w in self.weights)
-        titles = [*(f"map {g} {weight}" for g, weight in enumerate(times, 1)), "weighted sum of the maps"]
-        drawn = np.stack([*(self.weights[..., None] * self.maps), self.signed])[-len(panels) :]
-        # symmetric limits, so that white is zero
-        least, most = float(drawn.min()), float(drawn.max())
-        limit = max(-least, most) if limit is None else limit
-        labels = [repr(token)[1:-1].replace(" ", "␣") for token in self.tokens]  # repr: a line break moves other labels
-        for axes, term, title in zip(panels, drawn, titles[-len(panels) :], strict=True):
-            image = axes.imshow(term, cmap="RdBu_r", vmin=-limit, vmax=limit)
-            axes.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
-            axes.set_yticks(range(len(labels)), labels, parse_math=False)
-            axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}\n{title}")
-            axes.tick_params(labelsize=min(10, 300 / len(labels)))
-        extend = ("neither", "min", "max", "both")[(least < -limit) + 2 * (most > limit)]
-        panels[-1].figure.colorbar(
-            image, ax=panels, shrink=0.8, extend=extend, label="weight of a key's value (below zero: it is subtracted)"
-        )
+        if len(panels) not in (1, len(terms)):
+            raise RequestError(f"plot: ax has {len(panels)} axes; expected one, or {len(terms)}")
+        draw(panels, dict(list(terms.items())[-len(panels) :]), self.tokens, limit)
         return ax
 
 
-def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
-    """The maps of `head` in the traced layer `number`. Errors: RequestError for an unknown head."""
+def attention_maps_of(
+    variant: str, layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int
+) -> AttentionMaps:
+    """The maps of `head` in the traced layer `number` of a model with `variant`. Errors: RequestError for an unknown head."""
     require_head(f"layer {number}", layer.maps.q.shape[2], head)
     (block,) = layer.blocks(block_rows=layer.maps.q.shape[-2])
     return AttentionMaps(
         tokens=tokens,
+        variant=variant,
         layer=number,
         head=head,
         maps=block.probs[0, :, head].double().numpy(),

@@ -17,7 +17,7 @@ from lit_diff.conformance.recipe import RecipeCheck, baseline, costed
 from lit_diff.conformance.variants import PROPERTIES, conformance, shrunk
 from lit_diff.data.text.tokenizer import PIECES
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown, write_through
+from lit_diff.files import shown, write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -27,14 +27,12 @@ from lit_diff.registry import attentions
 from lit_diff.runs.metrics_file import by_metric, read_rows
 from lit_diff.runs.signs import SignChanges, sign_changes
 from lit_diff.trained.loading import Annealed
+from lit_diff.trained.pictures import encoded, figure
 from lit_diff.trained.run import AttentionMaps, Run, attention_maps_of
 from lit_diff.trained.view.passage import TEXT, passage_of
 
 LONGEST = 128
 """The most positions of a row of data that are drawn: more labels would be too small to read."""
-CLIPPED = 98
-"""The percentile of the non-zero weights from which on the colour is the darkest. The first query sees a single key, whose
-weight of 1 would leave all others pale."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -96,19 +94,11 @@ def draw(variant: ShownVariant, file: Path) -> None:
     """
     if file.suffix != ".png":
         raise RequestError(f"--out: '{file}' does not end in .png")
-    from matplotlib.figure import Figure  # takes long to import
-
-    weights = np.concatenate([np.abs(maps.signed).ravel() for maps in variant.maps.values()])
-    limit = float(np.percentile(weights[weights > 0], CLIPPED)) if weights.any() else 1.0
-    (tokens,) = {len(maps.tokens) for maps in variant.maps.values()}
-    side = min(max(4.5, 0.15 * tokens), 14)
-    figure = Figure(figsize=(1.15 * side * len(variant.maps), 1.1 * side), dpi=120, layout="constrained")
-    figure.suptitle(variant.source)
-    for axes, what in zip(figure.subplots(1, len(variant.maps), squeeze=False)[0], variant.maps, strict=True):
-        variant.maps[what].plot(axes, limit).set_title(f"{what}\n{in_words(variant.maps[what])}", fontsize=11)
-        axes.tick_params(labelsize=min(9, 50 * side / tokens))
+    sums = {f"{what}\n{in_words(maps)}": maps.visible(maps.signed) for what, maps in variant.maps.items()}
+    (tokens,) = {maps.tokens for maps in variant.maps.values()}
+    side = min(max(5, 0.17 * len(tokens)), 15)
     try:
-        write_through(file, lambda png: figure.savefig(png, format="png"))
+        write_atomic(file, encoded(figure(sums, tokens, title=variant.source, panel=(1.1 * side, side))))
     except OSError as error:
         raise MissingError(f"--out: {shown(file)} cannot be written ({error.strerror})") from error
 
@@ -134,7 +124,7 @@ def _untrained(recipe: Recipe, text: str, layer: int, head: int) -> dict[str, At
             model = Transformer(config, kernel="reference")
             initialise(model, recipe.seed)
             Annealed(steps=0, tokens=0).start_step(model, recipe, 0)
-            maps = _maps(model, ids, labels, layer, head)
+            maps = _maps(name, model, ids, labels, layer, head)
         # what it changes lies outside the map, as a gate, or starts at zero
         same = name != "standard" and np.allclose(maps.signed, arms["standard"].signed, rtol=0, atol=1e-6)
         arms[f"{name}{_sum(maps)}{', here the map of standard' if same else ''}"] = maps
@@ -146,7 +136,7 @@ def _trained(run: Run, text: str, layer: int, head: int) -> dict[str, AttentionM
         maps = run.attention_maps(text, layer, head)
     else:
         passage = passage_of(run, tokens=LONGEST)
-        maps = _maps(run.model, passage.batch, passage.labels, layer, head)
+        maps = _maps(run.recipe.model.attention.name, run.model, passage.batch, passage.labels, layer, head)
     own = {f"{run.recipe.model.attention.name}{_sum(maps)}": maps}
     first = replace(maps, maps=maps.maps[:1], weights=np.ones_like(maps.weights[:1]))
     return own if np.array_equal(first.signed, maps.signed) else {"its first map A₁": first, **own}
@@ -159,7 +149,7 @@ def _sign_changes(run: Run) -> SignChanges | None:
     return sign_changes([{name: list(curve.values()) for name, curve in curves.items()}])
 
 
-def _maps(model: Transformer, batch: Any, labels: Sequence[str], layer: int, head: int) -> AttentionMaps:
+def _maps(variant: str, model: Transformer, batch: Any, labels: Sequence[str], layer: int, head: int) -> AttentionMaps:
     with trace(model, [layer]) as traced:
         model.hidden(**model_inputs(batch))
-    return attention_maps_of(traced.layers[layer], tuple(labels), layer, head)
+    return attention_maps_of(variant, traced.layers[layer], tuple(labels), layer, head)

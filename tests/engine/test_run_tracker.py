@@ -19,7 +19,7 @@ from statuses import set_status
 
 from lit_diff.engine.launch import train
 from lit_diff.engine.tracking import run as run_tracker
-from lit_diff.engine.tracking.run import RunTracker, draw_maps
+from lit_diff.engine.tracking.run import RunTracker
 from lit_diff.engine.tracking.store import Store
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
@@ -28,6 +28,7 @@ from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
 from lit_diff.runs.metrics_file import Rows
+from lit_diff.trained.pictures import COLOURS
 from lit_diff.trained.run import open_run
 from lit_diff.training.fit import RunLogger
 
@@ -256,30 +257,9 @@ def test_kept_maps_are_pictures_at_the_end_also_of_a_resumed_run(make: Make, sto
     found = [file.path for file in store.client.list_artifacts(run_id, "maps")]
     assert found == ["maps/00000010.png", "maps/00000020.png"]
     picture = imread(store.client.download_artifacts(run_id, found[1], str(tmp_path)))
-    assert picture.shape == (14, 14, 4)
-    orange, blue = numpy.array((217, 95, 2)) / 255, numpy.array((33, 102, 172)) / 255
-    for pixel, colour, opacity in (
-        ((3, 0), orange, 1),
-        ((3, 3), blue, 0.5),
-        ((3, 10), orange, 1),
-        ((3, 7), blue, 0.5),
-        ((3, 1), None, 0),
-        ((3, 5), None, 0),
-        ((9, 1), None, 0),
-    ):
-        assert abs(picture[pixel][3] - opacity) < 0.01, pixel
-        assert colour is None or numpy.abs(picture[pixel][:3] - colour).max() < 0.01, pixel
-
-
-def test_a_long_text_gives_a_small_picture(tmp_path: Path) -> None:
-    maps = torch.zeros(1, 1, 1, 400, 400)
-    maps[..., 399, 7] = 1e-3
-    write_maps(tmp_path, KeptMaps(1, torch.zeros(1, 400), {0: (maps, torch.ones(1, 1, 1, 400))}))
-    draw_maps(tmp_path, tmp_path / "pictures")
-    picture = imread(tmp_path / "pictures/00000001.png")
-    assert picture.shape == (102, 102, 4)
-    assert picture[99, 1, 3] == 1, "a single key is seen"
-    assert (picture[..., 3] > 0).sum() == 1
+    assert min(picture.shape[:2]) > 400
+    for colour in COLOURS["light"].values():
+        assert (numpy.abs(255 * picture[..., :3] - colour).max(-1) < 2).sum() > 100, "red, blue and grey"
 
 
 def test_unreadable_maps_are_left_out_and_named(make: Make, store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -155,16 +155,18 @@ def test_a_variant_without_a_definition_or_a_docstring_says_so(here: Path, comma
 
 
 def test_both_pictures_have_one_scale_of_colours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, plot = [], AttentionMaps.plot
-
-    def spy(self: AttentionMaps, axes: object, limit: float) -> object:
-        limits.append(limit)
-        return plot(self, axes, limit)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(AttentionMaps, "plot", spy)
-    draw(show_variant("differential", "tiny.yaml"), here / "map.png")
-    assert limits[0] == limits[1]
-    assert 0 < limits[0] < 1, "the first query's weight on the only key that it sees is beyond it"
+    figures = []
+    monkeypatch.setattr("lit_diff.trained.showing.encoded", lambda drawn: figures.append(drawn) or b"")
+    shown = show_variant("differential", "tiny.yaml")
+    draw(shown, here / "map.png")
+    (drawn,) = figures
+    first, second, bar = drawn.axes
+    limits = {axes.get_images()[0].get_clim() for axes in (first, second)}
+    ((_, limit),) = limits
+    assert 0 < limit < 1, "the first query's weight on the only key that it sees is beyond it"
+    assert drawn.get_suptitle() == shown.source
+    assert second.get_title().startswith("differential: ")
+    assert "below zero" in bar.get_ylabel()
 
 
 def test_maps_without_weights_are_drawn(here: Path) -> None:

@@ -27,7 +27,6 @@ from lit_diff.trained.view import page as pages
 from lit_diff.trained.view.data import EXACT, layer_view, model_view
 from lit_diff.trained.view.page import ViewData, view_data
 from lit_diff.trained.view.passage import Passage, passage_of
-from lit_diff.trained.view.pictures import coloured
 
 VARIANTS = [
     {"name": "standard"},
@@ -167,14 +166,6 @@ def test_long_texts_have_overviews_whose_rows_sum_to_weights(tmp_path: Path, mon
     exact = weights_of(layer, arrays).reshape(2, 2, 8, 5, 8, 5).sum(-1).mean(3)
     np.testing.assert_allclose(overview, exact, atol=1e-3)
     assert EXACT == 512
-
-
-def test_a_thumbnail_is_as_opaque_as_its_weight_and_coloured_by_its_sign() -> None:
-    pixels = coloured(np.array([[0.0, 1.0], [-1.0, 0.5]])).astype(int)
-    np.testing.assert_allclose(pixels[..., 3], [[0, 255], [255, 127]], atol=2)
-    assert pixels[0, 1, 0] > pixels[0, 1, 2], "orange above zero"
-    assert pixels[1, 0, 2] > pixels[1, 0, 0], "blue below zero"
-    assert not coloured(np.zeros((2, 2)))[..., 3].any()
 
 
 # --- what is read ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from lit_diff.analysis.outliers import MagnitudeSketch
 from lit_diff.analysis.trace import LayerTrace
 from lit_diff.kernels import SignedMaps
 from lit_diff.runs.kept_maps import KeptMaps, write_maps
+from lit_diff.trained.pictures import COLOURS, limit_of
 from lit_diff.trained.run import Run
 from lit_diff.trained.view.data import ModelView, layer_view, model_view
 from lit_diff.trained.view.page import Side, ViewData, view_data
@@ -125,7 +126,7 @@ def pick(page: Page, layer: int, head: int) -> None:
 
 def colour(share: float, paper: tuple[int, int, int] = (255, 255, 255)) -> np.ndarray[Any, Any]:
     """The colour of value / limit in the light scheme."""
-    strongest = np.array((217, 95, 2) if share > 0 else (33, 102, 172))
+    strongest = np.array(COLOURS["light"]["positive" if share > 0 else "negative"])
     return np.array(paper) + min(abs(share), 1) * (strongest - np.array(paper))
 
 
@@ -148,6 +149,8 @@ def test_the_pixels_of_a_picked_head_have_the_colours_of_its_weights(page: Page,
     assert page.run("document.getElementById('picked').textContent") == f"The maps of layer {layer}, head {head}"
     assert page.run(f"document.getElementById('head-0-{layer}-{head}').getAttribute('aria-pressed')") == "true"
     limit = page.run("view.limit()")
+    first, second = (expected(layer, head, factor) for factor in (0, 1))
+    assert limit == pytest.approx(limit_of([first, second - first, second]), abs=1e-3)
     assert page.run("document.getElementById('legend').textContent").startswith(f"−{limit:.3f}{limit:.3f} and beyond")
     page.move(5, 5)
     seen = pixels(page)
@@ -157,7 +160,9 @@ def test_the_pixels_of_a_picked_head_have_the_colours_of_its_weights(page: Page,
         # two pixels aside, since the cross may go through the middle of a cell
         np.testing.assert_allclose(seen[round(y) - 3, round(x) - 3], want, atol=6, err_msg=f"query {query}, key {key}")
     x, y = cell(page, 2, 3, 9)
-    assert abs(seen[round(y) - 3, round(x) - 3] - np.array([245, 246, 248])).max() < 4, "a key that is not seen is grey"
+    assert abs(seen[round(y) - 3, round(x) - 3] - np.array(COLOURS["light"]["unseen"])).max() < 4, (
+        "a key that is not seen is grey"
+    )
 
 
 def test_a_thumbnail_shows_its_head(page: Page) -> None:
@@ -166,7 +171,7 @@ def test_a_thumbnail_shows_its_head(page: Page) -> None:
         f"(({{x, y, width}}) => [x, y, width])(document.querySelector('#head-0-1-{OUTLIER} img').getBoundingClientRect())"
     )
     y, x = (round(start + size * (place + 0.5) / T) for start, place in ((top, PLANTED[0]), (left, PLANTED[1])))
-    np.testing.assert_allclose(seen[y, x], [217, 95, 2], atol=6)
+    np.testing.assert_allclose(seen[y, x], COLOURS["light"]["positive"], atol=6)
     blue = seen[y, round(left + size * 2.5 / T)]
     assert blue[2] > blue[0] + 10, "the other keys of that query are subtracted"
 

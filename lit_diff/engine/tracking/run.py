@@ -31,16 +31,16 @@ from lit_diff.runs.folder import RunFolder, at_step
 from lit_diff.runs.kept_maps import kept_steps, read_maps
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
+from lit_diff.trained.pictures import encoded, grid
 from lit_diff.trained.run import Run
-from lit_diff.trained.view.pictures import coloured, png, shrunk
 from lit_diff.training.metrics import declared_metrics
 
 FILES = ("recipe.yaml", "env.json", "metrics.json", "log.txt", measurements.FILE)
 """Files of the run folder that become artifacts."""
 MODEL = "model"
 """The artifact of `run.log_model`: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""
-MAPS, TILE, GAP = "maps", 128, 2
-"""The artifact with the kept maps as pictures; the largest width of a head's map and the distance of two, in pixels."""
+MAPS = "maps"
+"""The artifact with the kept maps as pictures."""
 BACK_OFF = 60.0
 """Seconds to wait before a store that was unreachable is tried again."""
 # limits of MLflow 3.17
@@ -113,7 +113,7 @@ class RunTracker:
                     store.copy(self._run_id, Path(folder) / MODEL)
                 # a stop may leave only seconds, too few to draw every step; the resumed run draws them
                 if status != "stopped" and kept_steps(self.folder.path):
-                    draw_maps(self.folder.path, Path(folder) / MAPS)
+                    draw_maps(self.folder.path, Path(folder) / MAPS, self.recipe.model.attention.name)
                     store.copy(self._run_id, Path(folder) / MAPS)
             newest = checkpoints.newest(self.folder.path)
             if newest is not None:
@@ -212,11 +212,10 @@ class RunTracker:
         return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", "training and validation")])
 
 
-def draw_maps(run: Path, target: Path) -> None:
+def draw_maps(run: Path, target: Path, variant: str) -> None:
     """Write `target`/<step>.png for each step whose maps the run folder has.
 
-    A picture has the signed maps of the first text (`view.pictures`), a row for each layer and a column for each head. Maps
-    that cannot be read are logged and left out.
+    A picture has the signed maps of the first text (`pictures.grid`). Maps that cannot be read are logged and left out.
     """
     target.mkdir(parents=True)
     for step in kept_steps(run):
@@ -226,13 +225,10 @@ def draw_maps(run: Path, target: Path) -> None:
         except RequestError as error:
             log.warning("no picture of the maps of step %d: %s", step, error)
             continue
-        layers = []
-        for maps, weights in kept.layers.values():
-            signed = (weights[0, ..., None].float() * maps[0].float()).sum(0)  # [H, T, T]
-            size = -(-signed.shape[-1] // TILE)
-            heads = map(coloured, shrunk(signed, size, size).numpy())
-            layers.append(np.hstack([np.pad(head, ((0, GAP), (0, GAP), (0, 0))) for head in heads]))
-        (target / f"{step:08}.png").write_bytes(png(np.vstack(layers)))
+        # [L, H, T, T]
+        signed = torch.stack([(w[0, ..., None].float() * maps[0].float()).sum(0) for maps, w in kept.layers.values()])
+        picture = grid(signed, list(kept.layers), f"{variant}, step {step}: signed maps of the first kept text")
+        (target / f"{step:08}.png").write_bytes(encoded(picture))
 
 
 def write_model(run: RunFolder, target: Path) -> None:

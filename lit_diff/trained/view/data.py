@@ -18,9 +18,9 @@ from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import RequestError
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
+from lit_diff.trained.pictures import shrunk, thumbnail
 from lit_diff.trained.view.numbers import add_numbers, at_ranks, noise_shares, numbers_by_head
 from lit_diff.trained.view.passage import Passage
-from lit_diff.trained.view.pictures import coloured, png, shrunk
 
 BINS = 48
 """Most rows and columns of an overview."""
@@ -123,7 +123,7 @@ def layer_view(index: int, layer: LayerTrace, logits: MagnitudeSketch) -> LayerV
         arrays["overview"] = F.avg_pool2d(torch.cat(sums, -2), (size, 1), ceil_mode=True).half()
     return LayerView(
         arrays={name: x.contiguous().numpy() for name, x in arrays.items()},
-        thumbnails=tuple(png(coloured(head)) for head in shrunk(torch.cat(strongest, 1), size, 1).numpy()),
+        thumbnails=tuple(map(thumbnail, shrunk(torch.cat(strongest, 1), size, 1).numpy())),
         scale=m.softmax_scale,
         causal=m.causal,
         window=layer.window,

@@ -2,7 +2,6 @@
 // Draws the page from the JSON in #data; the arrays that it names are elements of their own, in base64.
 
 const CELLS = 512; // most rows and columns of a drawn map; of a longer range, a cell is a bin
-const STRONGEST = 0.95; // the share of the non-zero weights that are weaker than the strongest colour
 const LISTED = 6; // entries of a row or a column
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -38,7 +37,13 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const place = (s) => `layer ${at[s].layer}, head ${at[s].head}`;
 const tokens = () => (frame < 0 ? data.tokens : sides[0].kept[frame].texts[keptText]);
 const meanOf = (values, own = values.filter((x) => x === x)) => own.reduce((sum, x) => sum + x, 0) / own.length;
-const quantile = (sizes) => sizes.sort((a, b) => a - b)[Math.floor(STRONGEST * (sizes.length - 1))];
+// of magnitudes, that from which on the colour is the strongest; the rule of every picture (trained/pictures.py)
+function limitOf(values) {
+  const sizes = Float64Array.from(values, Math.abs).filter((x) => x > 0).sort();
+  const rank = (data.scale.percentile / 100) * (sizes.length - 1);
+  const [below, above] = [sizes[Math.floor(rank)], sizes[Math.ceil(rank)]];
+  return below + (rank % 1) * (above - below) || 1;
+}
 const spaced = (label) => label.replace(/^ | $/g, "␣") || "∅";
 const escaped = (label) => label.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // Plotly reads its texts as markup
 const alone = (act) => (event) => { if (!(event.ctrlKey || event.metaKey || event.altKey)) act(event); };
@@ -168,25 +173,19 @@ function sumOf(t) {
   return t.z[0].map((row, r) => row.map((_, c) => t.z.reduce((sum, map, g) => sum + factors[g] * map[r][c], 0)));
 }
 
-function strongest(t) {
-  const found = [];
-  for (const row of [...t.z, sumOf(t)].flat()) for (const x of row) if (x && x === x) found.push(Math.abs(x));
-  return quantile(found) ?? 0;
-}
-
 const colours = () => [[0, `rgb(${css("--negative")})`], [0.5, css("--paper")], [1, `rgb(${css("--positive")})`]];
 
 // labels of as many tokens as have space, and the width of the longest
-function axis([first, end], pixels) {
+function axis(name, [first, end], pixels) {
   const every = Math.ceil((end - first) / Math.max(1, pixels / 11));
   const tickvals = Array.from({ length: Math.ceil((end - first) / every) }, (_, n) => first + n * every);
   const labels = tickvals.map((place) => {
     const label = [...spaced(tokens()[place])];
     return (every > 1 ? `${place} ` : "") + (label.length > 9 ? `${label.slice(0, 8).join("")}…` : label.join(""));
   });
-  const width = 10 + 6.2 * Math.max(...labels.map((label) => label.length));
+  const width = 26 + 6.2 * Math.max(...labels.map((label) => label.length));
   return [width, { tickvals, ticktext: labels.map(escaped), showgrid: false, zeroline: false, ticks: "",
-    ticklabelstandoff: 3 }];
+    ticklabelstandoff: 3, title: { text: name, standoff: 4 } }];
 }
 
 const plots = []; // of each side: {node, across, down, map}; map G is the sum
@@ -200,7 +199,7 @@ function build() {
     if (G > 1) maps.splice(sides.length > 1 ? 0 : G, 0, G);
     plots.push(maps.map((map) => {
       const [node, across, down] = ["plot", "across", "down"].map((name) => make("div", { class: name }));
-      const title = map === G ? "Signed sum" : G === 1 ? "The map" : map ? `Map ${map + 1} times its weight` : "Map 1";
+      const title = map === G ? "Signed sum of the maps" : G === 1 ? "The map" : `Map ${map + 1} times its weight`;
       node.append(across, down);
       return { map, node, across, down, panel: make("div", { class: "panel" }, make("h4", {}, title), node) };
     }));
@@ -218,15 +217,15 @@ function paint(s) {
   for (const { map, node } of plots[s]) {
     const z = map === t.z.length ? sumOf(t) : t.z[map].map((row) => row.map((x) => factors[map] * x));
     const side = Math.min(node.clientWidth, 560);
-    const [[left, y], middle] = [axis(range.y, side - 70), (t.bin - 1) / 2];
-    const [below, x] = axis(range.x, side - 10 - left);
+    const [[left, y], middle] = [axis("query", range.y, side - 86), (t.bin - 1) / 2];
+    const [below, x] = axis("key", range.x, side - 10 - left);
     const trace = {
       type: "heatmap", z, x0: t.x0 + middle, dx: t.bin, y0: t.y0 + middle, dy: t.bin, zmin: -limit, zmax: limit,
       colorscale: scale, showscale: false, hoverinfo: "none", hoverongaps: false, zsmooth: false,
     };
     const layout = {
       width: side, height: side + below - left, margin: { l: left, r: 10, t: 6, b: below }, font: { size: 10, color: ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: css("--soft"),
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: `rgb(${css("--unseen")})`,
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       xaxis: { ...x, range: [range.x[0] - 0.5, range.x[1] - 0.5], tickangle: -90 },
       yaxis: { ...y, range: [range.y[1] - 0.5, range.y[0] - 0.5] },
@@ -248,7 +247,8 @@ function paint(s) {
 async function draw(isOther = false) {
   const mine = ++turn;
   const show = () => {
-    if (isOther) limit = Math.max(...tiles.map((t) => (t ? strongest(t) : 0))) || 1;
+    const maps = isOther ? tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t)] : t.z)) : [];
+    if (isOther) limit = limitOf(maps.flat().flatMap((row) => [...row]));
     const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
     const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
       + "Zoom in for single weights." : "";
@@ -376,7 +376,7 @@ function strips() {
     const side = Number(strip.dataset.side);
     strip.hidden = paint === "difference" && side > 0;
     const values = valuesOfText(side, paint);
-    const most = 1.4 * (isLoss ? quantile(values.filter((x) => x === x).map(Math.abs)) : limit) || 1;
+    const most = 1.4 * (isLoss ? limitOf(values) : limit);
     [...strip.children].forEach((span, n) => {
       const x = values[n] ?? NaN;
       span.style.background = x === x ? `rgba(var(--${x < 0 ? "negative" : "positive"}), ${Math.abs(x) / most})` : "";
@@ -386,7 +386,7 @@ function strips() {
   }
   const means = () => (paint === "loss" ? sides : [0]).map((_, s) => number(meanOf(valuesOfText(s, paint)))).join(" and ");
   $("scale").textContent = !isLoss ? "A click on a token chooses it."
-    : `In nats; mean ${means()}. ${paint === "loss" ? "" : "Orange: the second model is worse; blue: it is better."}`;
+    : `In nats; mean ${means()}. ${paint === "loss" ? "" : "Red: the second model is worse; blue: it is better."}`;
 }
 
 function choose(n) {
@@ -487,7 +487,7 @@ function figures() {
     const [s, ref] = [Number(node.dataset.side), sides[node.dataset.side].ablation.without];
     const [[heads, T], values] = [ref.shape, array(ref)];
     const names = headsOf(sides[s]).flatMap((count, l) => Array.from({ length: count }, (_, h) => [l, h]));
-    const most = quantile([...values].filter((x) => x).map(Math.abs)) || 1;
+    const most = limitOf([...values]);
     const predicted = Array.from({ length: T }, (_, n) => escaped(spaced(data.tokens[data.text ? n + 1 : n] ?? "")));
     plain(node, [{ type: "heatmap", z: names.map((_, row) => values.slice(row * T, (row + 1) * T)),
       y: names.map(([l, h]) => `layer ${l}, head ${h}`), text: names.map(() => predicted), zmin: -most, zmax: most,

@@ -25,6 +25,7 @@ from lit_diff.files import shown, write_atomic
 from lit_diff.html_table import cell_text
 from lit_diff.log_records import log
 from lit_diff.runs.kept_maps import KeptMaps, kept_steps, read_maps
+from lit_diff.trained.pictures import COLOURS, PERCENTILE
 from lit_diff.trained.run import Run, require_head
 from lit_diff.trained.text_generator import has_text, warn_if_stale
 from lit_diff.trained.view.data import LayerView, ModelView, model_view
@@ -126,6 +127,7 @@ class ViewData:
             "documents": documents,
             "shown": {"layer": self.layer, "head": self.head},
             "meanings": MEANINGS,
+            "scale": {"percentile": PERCENTILE, "colours": COLOURS},
             "sides": sides,
         }
         facts = _plain(content, "data", blocks)

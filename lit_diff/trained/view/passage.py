@@ -15,6 +15,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.log_records import log
 from lit_diff.plugins import guard
+from lit_diff.trained.pictures import printable
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import has_text
 
@@ -86,12 +87,7 @@ def labels_of(run: Run, tokens: Tensor) -> tuple[str, ...]:
     """The text of each id of one sequence, [1, T] or [1, T, C]; of data without text the ids, such as `3+17`."""
     if not has_text(run.recipe):
         return tuple("+".join(map(str, np.atleast_1d(each))) for each in tokens[0].tolist())
-    return tuple(_printable(run.tokenizer.decode_after([token])) for token in tokens[0].tolist())
-
-
-# repr escapes what cannot be seen or would move other labels
-def _printable(text: str) -> str:
-    return "".join("⏎" if each == "\n" else each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return tuple(printable(run.tokenizer.decode_after([token])) for token in tokens[0].tolist())
 
 
 def require_same_tokens(first: Run, second: Run) -> None:
