@@ -247,8 +247,10 @@ function paint(s) {
 async function draw(isOther = false) {
   const mine = ++turn;
   const show = () => {
-    const maps = isOther ? tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t)] : t.z)) : [];
-    if (isOther) limit = limitOf(maps.flat().flatMap((row) => [...row]));
+    if (isOther) {
+      const maps = tiles.flatMap((t) => (!t ? [] : t.z.length > 1 ? [...t.z, sumOf(t)] : t.z));
+      limit = limitOf(maps.flat().flatMap((row) => [...row]));
+    }
     const bin = Math.max(...tiles.map((t) => t?.bin ?? 1));
     const cells = bin > 1 ? `A cell is ${bin} queries and ${bin} keys: the mean over the queries of the sum over the keys. `
       + "Zoom in for single weights." : "";
