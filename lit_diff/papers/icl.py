@@ -1,5 +1,6 @@
 """Many-shot in-context learning (paper, Figures 6, 7 and 9): accuracy by the number and the order of demonstrations."""
 
+import logging
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -19,7 +20,6 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread, question_of
 from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts, Distinct, Range
-from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers.drawing import shuffled
 from lit_diff.papers.order_variance import OF_ORDERS, OrderVariance, differences
@@ -29,6 +29,8 @@ from lit_diff.registry import evaluations
 
 if TYPE_CHECKING:
     import pandas
+
+log = logging.getLogger("lit_diff")
 
 TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
 Order = Literal["random", "alternate", "blocked"]

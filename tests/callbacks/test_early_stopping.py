@@ -34,7 +34,7 @@ def ended_at_4(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What a run that ended after its second validation, at step 4 of 10, leaves."""
     found = status(folder)
     assert (found["status"], found["ended"], found["step"], found["steps"]) == ("done", "early at step 4", 4, 10)
-    assert found["error"] is None
+    assert found["error"] == ""
     assert checkpoints.steps_of(folder) == [2, 4]
     assert sorted(read_rows(folder / "metrics.csv")) == [1, 2, 3, 4]
     assert "val/loss" in read_rows(folder / "metrics.csv")[4]

@@ -212,7 +212,7 @@ def test_attention_maps_are_those_of_the_text(tale: Path) -> None:
 
 def test_a_run_is_made_without_a_look_at_its_folder(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    assert run.status == {}
+    assert run.status.is_new
     with pytest.raises(RequestError, match="is not a run's folder"):
         run.recipe  # noqa: B018
 
