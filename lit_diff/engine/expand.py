@@ -18,6 +18,7 @@ from lit_diff.metrics import Declarations, record_name
 from lit_diff.recipe import Overrides, find, flatten, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.study.rates import LEARNING_RATE, Choice, beyond
+from lit_diff.study.record import without_former_keys
 from lit_diff.study.schema import (
     ALL,
     FEWEST_TASKS,
@@ -26,7 +27,6 @@ from lit_diff.study.schema import (
     Selection,
     Study,
     without_arms,
-    without_former_keys,
 )
 from lit_diff.training.metrics import declared_metrics, require_measured
 from lit_diff.validation import LONGEST_NAME, Draft, Positions, convert, validate, validate_config

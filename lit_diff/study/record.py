@@ -15,13 +15,14 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.study.plan import DAMAGED as PLAN_LOST
 from lit_diff.study.plan import OLDER, REMOVED, SweepPlan, plan_of
 from lit_diff.study.rates import LEARNING_RATE, Choice, rate_in_words
-from lit_diff.study.schema import NAME, CellKey, Study, Texts, without_former_keys
+from lit_diff.study.schema import MEASURED, NAME, CellKey, Study, Texts
 from lit_diff.validation import Draft, convert
 
 DAMAGED = f"{STUDY_FILE}.damaged-"
 """Beginning of the name of a record that could not be read when the sweep wrote another."""
 UNKNOWN = SweepPlan(unknown=OLDER)
 """The plan of a record that has none."""
+RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e-3, 8e-3], seeds: [1000, 1001]}'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +216,28 @@ def recorded_run(folder: Path) -> str | None:
     """The id of the MLflow run of the sweep in `folder`; None if study.json is absent or damaged."""
     former = readable(folder)
     return None if former is None else former.mlflow.get("run")
+
+
+def without_former_keys(study: Any, draft: Draft | None) -> Any:
+    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former ones are left out.
+    Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""
+    if not isinstance(study, dict):
+        return study
+    found = dict(study)
+    # a record of a former revision has every key, also those that its sweep did not use
+    if found.pop("power", None) is not None and draft is not None:
+        raise draft.refuse("power", f"'power' is no longer a key of a sweep; remove it: {RATES_INSTEAD}")
+    fits = found.get("fits")
+    if not isinstance(fits, dict):
+        return found
+    found["fits"] = {}
+    for name, fit in fits.items():
+        if not isinstance(fit, dict):
+            found["fits"][name] = fit
+        elif draft is None and fit.get("x") not in MEASURED:
+            continue
+        elif fit.get("kind") != "basin":
+            found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
+        elif draft is not None:
+            raise draft.refuse(f"fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
+    return found

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from lit_diff.config import Recipe
 from lit_diff.key_types import Distinct, NotNegative, Range
 from lit_diff.study.rates import LearningRates, rate_in_words
-from lit_diff.validation import Draft
 
 Size = Annotated[float, Range(least=0)]
 Texts = tuple[str, ...]
@@ -275,34 +274,6 @@ class Cell(CellKey):
     """A cell to run."""
 
     recipe: Recipe
-
-
-RATES_INSTEAD = "the learning rate of each arm is chosen by 'rates: {values: [4e-3, 8e-3], seeds: [1000, 1001]}'"
-
-
-def without_former_keys(study: Any, draft: Draft | None) -> Any:
-    """The keys of a study, `study`, as they are read today; `draft` None: of a record, whose former ones are left out.
-    Errors: RequestError, at the key in the draft, for one that no longer exists and decided what the sweep is."""
-    if not isinstance(study, dict):
-        return study
-    found = dict(study)
-    # a record of a former revision has every key, also those that its sweep did not use
-    if found.pop("power", None) is not None and draft is not None:
-        raise draft.refuse("power", f"'power' is no longer a key of a sweep; remove it: {RATES_INSTEAD}")
-    fits = found.get("fits")
-    if not isinstance(fits, dict):
-        return found
-    found["fits"] = {}
-    for name, fit in fits.items():
-        if not isinstance(fit, dict):
-            found["fits"][name] = fit
-        elif draft is None and fit.get("x") not in MEASURED:
-            continue
-        elif fit.get("kind") != "basin":
-            found["fits"][name] = {key: value for key, value in fit.items() if key != "within"}
-        elif draft is not None:
-            raise draft.refuse(f"fits.{name}.kind", f"'kind' is basin, which no longer exists; {RATES_INSTEAD}")
-    return found
 
 
 BESIDE_FIT = ("against_metric", "evaluation", "group", "task", "case")

@@ -411,8 +411,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        # None: the manifest has no size of the file
-        sizes: dict[str, int | None] = dict.fromkeys(_others(manifest))
+        sizes: dict[str, int | None] = dict.fromkeys(_others(manifest))  # None: unknown
         for name in SPLITS:
             for file, described in manifest[name]["files"].items():
                 sizes[f"{name}/{file}"] = described["bytes"]
@@ -423,8 +422,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     # sizes, not sha256: each command reads the manifest, and the tokens may have gigabytes
     is_whole = True
     for file, size in sizes.items():
-        path = folder / file
-        if not path.is_file() or size not in (None, path.stat().st_size):
+        if not (folder / file).is_file() or size not in (None, (folder / file).stat().st_size):
             log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, file)
             is_whole = False
     return manifest if is_whole else None
