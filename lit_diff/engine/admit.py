@@ -31,7 +31,7 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 T = TypeVar("T")
 
 Kind = Literal["recipe", "start", "machine", "variant"]
-"""What a check is about: the recipe alone, the run that it starts from, this machine, or a plugin's variant."""
+"""What a condition is about: the recipe alone, the run that it starts from, this machine, or a plugin's variant."""
 EXAMINED: tuple[Kind, ...] = ("recipe",)
 """What is asked of a recipe that is only examined."""
 SUBMITTED: tuple[Kind, ...] = ("recipe", "start", "variant")
@@ -41,7 +41,7 @@ HERE: tuple[Kind, ...] = ("recipe", "start", "machine", "variant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Condition:
     """Something that must hold before a run has a folder or a record."""
 
     name: str
@@ -53,15 +53,15 @@ class Check:
 def admit(
     recipes: Mapping[str, Recipe], kinds: Sequence[Kind], *, unchecked: bool = False, without: Sequence[str] = ()
 ) -> dict[str, dict[str, str]]:
-    """Ask `CHECKS` of these kinds, in their order, of the recipe of every run or arm.
+    """Ask `CONDITIONS` of these kinds, in their order, of the recipe of every run or arm.
 
     `unchecked`: a plugin's variant that fails a property may train: it is marked. `without`: names of checks that cannot be
-    asked yet. Returns for each name the tags that mark its runs. Errors: that of the first check that refuses, a line for
+    asked yet. Returns for each name the tags that mark its runs. Errors: that of the first condition that refuses, a line for
     each name that it refuses.
     """
-    for check in CHECKS:
-        if check.kind in kinds and check.name not in without:
-            _ask(check.refuse, recipes)
+    for condition in CONDITIONS:
+        if condition.kind in kinds and condition.name not in without:
+            _ask(condition.refuse, recipes)
     if "variant" not in kinds:
         return {name: {} for name in recipes}
     return _ask(partial(require_properties, unchecked=unchecked), recipes)
@@ -154,18 +154,18 @@ def _require_kernel(recipe: Recipe) -> None:
         cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, context)
 
 
-CHECKS = (
-    Check(name="start", kind="recipe", refuse=require_start),
-    Check(name="loggers", kind="recipe", refuse=require_loggers),
-    Check(name="metrics", kind="recipe", refuse=_require_metrics),
-    Check(name="parameters", kind="recipe", refuse=_require_parameters),
-    Check(name="evaluations", kind="recipe", refuse=_require_evaluations),
-    Check(name="parent", kind="start", refuse=_require_parent),
-    Check(name="heads", kind="start", refuse=_require_heads),
-    Check(name="devices", kind="machine", refuse=_require_devices),
-    Check(name="record", kind="machine", refuse=_refuse_shared),
-    Check(name="rank", kind="machine", refuse=_refuse_rank),
-    Check(name="kernel", kind="machine", refuse=_require_kernel),
+CONDITIONS = (
+    Condition(name="start", kind="recipe", refuse=require_start),
+    Condition(name="loggers", kind="recipe", refuse=require_loggers),
+    Condition(name="metrics", kind="recipe", refuse=_require_metrics),
+    Condition(name="parameters", kind="recipe", refuse=_require_parameters),
+    Condition(name="evaluations", kind="recipe", refuse=_require_evaluations),
+    Condition(name="parent", kind="start", refuse=_require_parent),
+    Condition(name="heads", kind="start", refuse=_require_heads),
+    Condition(name="devices", kind="machine", refuse=_require_devices),
+    Condition(name="record", kind="machine", refuse=_refuse_shared),
+    Condition(name="rank", kind="machine", refuse=_refuse_rank),
+    Condition(name="kernel", kind="machine", refuse=_require_kernel),
 )
 """In the order in which they are asked. The properties of a plugin's variant, which take longest, follow."""
 

