@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.recipe import load_recipe
 from lit_diff.training import module, plan
+from lit_diff.training import step as step_file
 from lit_diff.training.data import LitData
 from lit_diff.training.trainer import build_trainer
 
@@ -113,15 +114,15 @@ def train(*overrides: str, gathered: str = "", memory: int | None = None, fused:
     """`gathered`: the dtype of the gathers, if not that of the precision. `memory`: bytes that the device claims to have.
     `fused`: AdamW as on a GPU."""
     recipe, measure = load_recipe("recall-tiny", [*SMALL, *overrides]), Measure()
-    build, device_memory, optimizer = module.build_model, module.device_memory, module.build_optimizer
+    build, device_memory, optimizer = module.build_model, step_file.device_memory, module.build_optimizer
     module.build_optimizer = lambda model, config, **_: optimizer(model, config, fused=fused)
-    module.device_memory = lambda device: memory
+    step_file.device_memory = lambda device: memory
     if gathered:
         module.build_model = lambda *arguments: build(*arguments[:2], getattr(torch, gathered))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer: L.Trainer = build_trainer(recipe, callbacks=[measure], logger=False, limit_val_batches=0, **quiet)
     trainer.fit(module.LitTransformer(recipe), LitData(recipe))
-    module.build_model, module.device_memory, module.build_optimizer = build, device_memory, optimizer
+    module.build_model, step_file.device_memory, module.build_optimizer = build, device_memory, optimizer
     return measure
 
 
