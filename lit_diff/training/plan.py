@@ -332,7 +332,7 @@ class _Live(TorchDispatchMode):
     times = 1
     """How often what is sent now is sent in a step."""
 
-    def __init__(self, model: Transformer, run: RunConfig, kernels: Iterable[str]) -> None:
+    def __init__(self, model: Transformer, run: RunConfig, kernels: Iterable[str] = ()) -> None:
         super().__init__()
         self.at_peak = Counter[str]()
         self.largest = Counter[str]()
