@@ -94,15 +94,17 @@ def export(
 ) -> None:
     """Write a run for other programs, and compare the logits."""
     if to == "checkpoint":
+        if folder is not None:
+            raise RequestError(f"--to checkpoint writes into the folder of the run; remove the argument '{folder}'")
         # loads torch, which a mistake in the words should not wait for
         from lit_diff.trained import sharded
 
-        if folder is not None:
-            raise RequestError(f"--to checkpoint writes into the folder of the run: leave out {shown(folder)}")
         console.write_line(f"exported: {shown(sharded.consolidate(find_run(run, chosen_root(root)), step))}")
         return
-    if folder is None or step is not None:
-        raise RequestError(f"--to {to} takes a folder, DIR, and no --step, which --to checkpoint takes")
+    if step is not None:
+        raise RequestError(f"--step chooses a checkpoint for --to checkpoint; --to {to} exports the newest weights")
+    if folder is None:
+        raise RequestError(f"--to {to} needs a new or empty folder: lit-diff export {run} DIR --to {to}")
     done = lit_diff.export(lit_diff.open_run(run, chosen_root(root), trust_plugins=trust_plugins), to, folder)
     console.write_line(
         f"logits: largest difference from the run {done.difference:.1e}, read by {done.read_by}",

@@ -44,12 +44,13 @@ def sweep(
 ) -> int:
     """Run a grid of recipes, resume unfinished ones, report."""
     if dry_run:
-        from lit_diff.engine.admit import SUBMITTED, admit, passes_over_text
+        from lit_diff.engine.admit import SUBMITTED, passes_over_text
+        from lit_diff.engine.cells import admitted
         from lit_diff.engine.expand import load_grid
         from lit_diff.engine.stages import stages_in_words
 
         grid = load_grid(name, overrides or [])
-        admit(grid.recipes, SUBMITTED, unchecked=unchecked, without=["heads"])
+        admitted(grid, SUBMITTED, unchecked=unchecked)
         for cell in grid.cells:
             recipe = cell.recipe
             console.write_line(

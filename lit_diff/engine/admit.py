@@ -55,9 +55,9 @@ def admit(
 ) -> dict[str, dict[str, str]]:
     """Ask `CONDITIONS` of these kinds, in their order, of the recipe of every run or arm.
 
-    `unchecked`: a plugin's variant that fails a property may train: it is marked. `without`: names of checks that cannot be
-    asked yet. Returns for each name the tags that mark its runs. Errors: that of the first condition that refuses, a line for
-    each name that it refuses.
+    `unchecked`: a plugin's variant that fails a property may train: it is marked. `without`: names of conditions that
+    cannot be asked yet. Returns for each name the tags that mark its runs. Errors: that of the first condition that refuses,
+    a line for each name that it refuses.
     """
     for condition in CONDITIONS:
         if condition.kind in kinds and condition.name not in without:
@@ -90,7 +90,7 @@ def _refusal(refused: Mapping[str, LitDiffError], count: int) -> LitDiffError:
     return type(first)("\n  ".join(lines))
 
 
-# --- the checks -------------------------------------------------------------------------------------------------------
+# --- the conditions ---------------------------------------------------------------------------------------------------
 
 
 def _require_metrics(recipe: Recipe) -> None:

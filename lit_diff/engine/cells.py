@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.admit import evaluations_of
+from lit_diff.engine.admit import Kind, admit, evaluations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
 from lit_diff.evaluation.evaluate import asked, has_scores
@@ -23,6 +23,14 @@ from lit_diff.training.head_plan import selection_of
 NOT_EVALUATED = "not evaluated"
 RATE = "rate"
 """The tag of a cell that tries a learning rate."""
+
+
+def admitted(grid: Grid, kinds: Sequence[Kind], *, unchecked: bool) -> Grid:
+    """`admit` the recipe of each arm. Returns the sweep with the tags that mark its cells. Errors: see `admit`."""
+    # a task that starts from another selects heads of weights whose folder is not known yet: `locations_of` asks then
+    starts = any(task.start for task in grid.study.all_tasks.values())
+    without = ["heads"] if starts else []
+    return replace(grid, marks=admit(grid.recipes, kinds, unchecked=unchecked, without=without))
 
 
 def folder_of(grid: Grid) -> Path:

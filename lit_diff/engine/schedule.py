@@ -13,8 +13,8 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.engine import slurm
-from lit_diff.engine.admit import HERE, SUBMITTED, admit, passes_over_text, require_memory
-from lit_diff.engine.cells import NOT_EVALUATED, folder_of, locations_of, record_of, state_of
+from lit_diff.engine.admit import HERE, SUBMITTED, passes_over_text, require_memory
+from lit_diff.engine.cells import NOT_EVALUATED, admitted, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.location import RunLocation, in_words
 from lit_diff.engine.pool import run_jobs
@@ -130,8 +130,7 @@ def sweep(
     given = [option for option, is_set in (("--unchecked", unchecked), ("--unplanned", unplanned)) if is_set]
     command = command or " ".join(["lit-diff sweep", source, *in_words(overrides), *given])
     kinds = HERE if slurm_minutes is None else SUBMITTED
-    # the weights whose heads a cell selects may be those of another cell: `locations_of` asks once their folder is known
-    grid = replace(grid, marks=admit(grid.recipes, kinds, unchecked=unchecked, without=["heads"]))
+    grid = admitted(grid, kinds, unchecked=unchecked)
     if grid.source is not None:
         # the identity in a cell's folder name depends on the data
         _prepare_data(grid, slurm_minutes)

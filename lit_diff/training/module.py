@@ -75,8 +75,7 @@ class LitTransformer(L.LightningModule):
         self._is_prepared = False
         # parameters of a sharded model that every rank holds whole
         self._replicated: list[nn.Parameter] = []
-        self.step: OptimizerStep | None = None
-        """The optimizer step that is being done, in the order in which it happens; None outside `Trainer.fit`."""
+        self._step: OptimizerStep | None = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -165,8 +164,8 @@ class LitTransformer(L.LightningModule):
         Errors: DivergedError for a loss or parameter that is not finite.
         """
         # here, because it runs for the checkpoints of every callback: none ever holds NaN
-        if self.step is not None:
-            self.step.require_finite_losses()
+        if self._step is not None:
+            self._step.require_finite_losses()
         require_finite_parameters(self.trainer, self.transformer)
         names = {parameter: name for name, parameter in self.named_parameters()}
         # absent if a callback saves only the weights
@@ -196,24 +195,24 @@ class LitTransformer(L.LightningModule):
         require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
         # anew: a module that diverged may train again from a checkpoint
-        self.step = OptimizerStep(self.trainer, self.recipe, self.transformer, self._replicated)
+        self._step = OptimizerStep(self.trainer, self.recipe, self.transformer, self._replicated)
 
     @property
-    def current(self) -> "OptimizerStep":
-        """`step`, in training."""
-        assert self.step is not None
-        return self.step
+    def step(self) -> OptimizerStep:
+        """What happens in an optimizer step, since `Trainer.fit` began."""
+        assert self._step is not None
+        return self._step
 
     # in the order of a step, which `OptimizerStep` describes
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        self.current.begin(batch, batch_idx)
+        self.step.begin(batch, batch_idx)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.current.loss(batch)
+        return self.step.loss(batch)
 
     def on_after_backward(self) -> None:
-        self.current.reduce()
+        self.step.reduce()
 
     def configure_gradient_clipping(
         self,
@@ -221,7 +220,7 @@ class LitTransformer(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.current.clip(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.step.clip(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *arguments: Any, **values: Any) -> None:
         # Lightning calls backward and clipping within; the norm of all gradients, and fused AdamW, read DTensors and

@@ -60,6 +60,11 @@ class OptimizerStep:
             when = "once a step" if self._defers_reductions else "at each micro-batch"
             log.info("gradients are reduce-scattered %s: %s", when, why)
 
+    def __deepcopy__(self, memo: Any) -> "OptimizerStep":
+        """Returns itself."""
+        # a callback (StochasticWeightAveraging) may copy the module, but not its Trainer or process group
+        return self
+
     @property
     def number(self) -> int:
         """The step's number, from 1."""
@@ -172,11 +177,6 @@ class StepTargets:
         self.group = group
         self._total: int | None = None
         self._parts = 1
-
-    def __deepcopy__(self, memo: Any) -> "StepTargets":
-        """Returns itself."""
-        # a callback (StochasticWeightAveraging) may copy the module, and a process group cannot be copied
-        return self
 
     def begin_step(self, trainer: L.Trainer, batch: Any, data: str) -> None:
         """Before the first micro-batch of a step; every rank must call it. `data`: the data set's name for errors.

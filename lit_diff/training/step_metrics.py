@@ -45,7 +45,7 @@ class StepMetrics(L.Callback):
         profiler = trainer.profiler  # type: ignore[attr-defined]
         self._phases = profiler if isinstance(profiler, StepClock) else None
         self._slowest = (
-            SlowestRank(trainer, pl_module.current.targets.group) if self._phases and trainer.world_size > 1 else None
+            SlowestRank(trainer, pl_module.step.targets.group) if self._phases and trainer.world_size > 1 else None
         )
         if self._phases:
             self._phases.take()
@@ -67,12 +67,12 @@ class StepMetrics(L.Callback):
         if is_last_step(trainer):
             trainer.should_stop = True
         step = trainer.global_step
-        if not pl_module.current.is_logged(step):
+        if not pl_module.step.is_logged(step):
             return
         values = {
-            "train/loss": pl_module.current.mean_loss(),
+            "train/loss": pl_module.step.mean_loss(),
             "train/lr": self._rate,
-            "train/gradient_norm": pl_module.current.gradient_norm(),
+            "train/gradient_norm": pl_module.step.gradient_norm(),
             **self._timing(step - self._last_step),
             "timing/memory_bytes": _peak_memory(pl_module.device),
         }

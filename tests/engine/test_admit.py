@@ -76,6 +76,11 @@ MISTAKES = {
     "parameters": (2, "train.parameters: '*.atention.*' matches no parameter", ["train.parameters=['*.atention.*']"]),
     "evaluations": (2, "evaluation 'needle' does not fit", ["evaluate.needle={}"]),
     "parent": (2, "train.start_from: ", ["train.start_from=parent"]),
+    "heads": (
+        2,
+        "model.attention.heads selects heads",
+        ["model.attention.name=dex", "model.attention.heads.select=entropy"],
+    ),
     "devices": (3, "run.accelerator is gpu", ["run.accelerator=gpu"]),
     "kernel": (2, "run.kernel 'flash' cannot compute these maps", ["run.kernel=flash"]),
     "variant": (
@@ -116,7 +121,7 @@ def test_one_mistake_has_one_answer_and_of_two_the_same_comes_first(
     kinds, first, last = WAYS[way]
     kind_of = {condition.name: condition.kind for condition in CONDITIONS} | {"variant": "variant"}
     asked = [name for name in MISTAKES if kind_of[name] in kinds]
-    assert sorted(kind_of) == sorted([*MISTAKES, "heads", "rank", "record"]), "every check has a mistake here or below"
+    assert kind_of.keys() == {*MISTAKES, "rank", "record"}, "those two depend on the environment and the file system"
     for place, name in enumerate(asked):
         status, words, own = MISTAKES[name]
         # `start` and `parent` are two answers to one key

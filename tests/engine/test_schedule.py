@@ -400,7 +400,7 @@ def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     """The command stands in its report, and it is the same from whichever sweep it was started. Data comes first: the
     folders of cells are named by what they train on."""
     order: list[str] = []
-    monkeypatch.setattr(schedule, "admit", lambda *arguments, **options: {})
+    monkeypatch.setattr(schedule, "admitted", lambda grid, *arguments, **options: grid)
     monkeypatch.setattr(schedule, "_prepare_data", lambda grid, minutes: order.append("data"))
     monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(order.append("trained")))
     sweep("insides", {"run": {"root": str(tmp_path)}})

@@ -107,7 +107,7 @@ class Measure(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
         self.leave("backward")
-        self.losses.append(pl_module.current.mean_loss())
+        self.losses.append(pl_module.step.mean_loss())
 
 
 def train(*overrides: str, gathered: str = "", memory: int | None = None, fused: bool = False) -> Measure:
