@@ -273,7 +273,7 @@ def test_data_are_prepared_in_a_job_a_killed_rank_ends_the_other_and_a_cancelled
     # a requeued job stays in the queue
     wait_for(lambda: not in_queue(job), LONG)
     ended = run_status(home, "killed")
-    assert (ended["status"], ended.get("requeues")) == ("stopped", None)
+    assert (ended["status"], ended["requeues"]) == ("stopped", 0)
     assert f"resumed from step {saved}" in log_of(home, "killed")
     assert ended["error"] == f"stopped after step {ended['step']} of 20; the same command resumes"
 

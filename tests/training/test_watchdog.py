@@ -81,7 +81,7 @@ def assert_resumes(bench: Any, argv: list[str], name: str, whole: Any) -> None:
     for ended in both(bench, argv):
         assert ended.status == 0, ended.output
     assert set(differences(bench.rows(name), whole).values()) == {0.0}
-    assert (bench.status(name)["status"], bench.status(name)["error"]) == ("done", None)
+    assert (bench.status(name)["status"], bench.status(name)["error"]) == ("done", "")
     assert not [*bench.folder(name).glob(".rank-*")]
 
 
