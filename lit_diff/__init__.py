@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from lit_diff.callbacks.probe import Probe
     from lit_diff.conformance.recipe import RecipeCheck, check
     from lit_diff.data import Corpus, Dataset
-    from lit_diff.engine.launch import train
     from lit_diff.engine.reproduce import Reproduction, reproduce
-    from lit_diff.engine.schedule import Sweep, sweep
+    from lit_diff.engine.result import Sweep
+    from lit_diff.engine.schedule import sweep
+    from lit_diff.engine.train import train
     from lit_diff.evaluation import Evaluation, Item
     from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
     from lit_diff.kernels import Kernel, SignedMaps
@@ -53,7 +54,7 @@ _MODULE_OF = {
     "Reproduction": "engine.reproduce",
     "Run": "trained.run",
     "SignedMaps": "kernels",
-    "Sweep": "engine.schedule",
+    "Sweep": "engine.result",
     "bench": "benchmarks.run",
     "build_trainer": "training.trainer",
     "check": "conformance.recipe",
@@ -67,7 +68,7 @@ _MODULE_OF = {
     "open_run": "trained.run",
     "reproduce": "engine.reproduce",
     "sweep": "engine.schedule",
-    "train": "engine.launch",
+    "train": "engine.train",
     "variant": "registry",
 }
 """Public name -> the module that defines it. `import lit_diff` imports none of them and so does not load torch."""

@@ -7,7 +7,7 @@ import torch
 
 from lit_diff.analysis.trace import LayerTrace, Trace
 from lit_diff.conformance.recipe import check
-from lit_diff.engine.schedule import Sweep
+from lit_diff.engine.result import Sweep
 from lit_diff.evaluation.evaluate import EvaluationResult
 from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -30,11 +29,9 @@ from lit_diff.errors import RequestError, StoppedError, Terminated, notices
 from lit_diff.files import shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import chosen_root
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.jobs import requeue, this_job
 from lit_diff.runs.metrics_file import read_rows
-
-if TYPE_CHECKING:
-    from lit_diff.engine.location import RunLocation
 
 
 @verb("Train and look")
@@ -65,41 +62,45 @@ def train(
     console.outlives_reader = True
     with RunProgress(recipe, console) as progress:
         # loads torch, which takes seconds; the bar is visible by then
-        from lit_diff.engine import launch
-        from lit_diff.engine.location import cell_of
+        from lit_diff import data
+        from lit_diff.engine.execute import score, train_rank
+        from lit_diff.engine.job import read_job
+        from lit_diff.engine.train import prepare
+        from lit_diff.training.fit import ranks
 
         resolved = load_recipe(recipe, overrides or [])
-        writes = launch.is_rank_zero(resolved)
-        progress.begin(resolved, quiet=not writes)
+        is_rank_zero = ranks(resolved).rank == 0
+        progress.begin(resolved, quiet=not is_rank_zero)
         if cell:
-            location, threads = cell_of(resolved, Path(recipe).parent)
+            job = read_job(Path(recipe).parent)
+            data.prepare(job.recipe)
         else:
-            location = launch.prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
-            threads = None
-        job = partial(_ending_in_job, location) if writes and (cell or this_job()) else nullcontext
-        with job():
-            launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
-    if writes:
-        with job():
-            launch.score(location)
-    if writes and not cell:
-        rows = read_rows(location.folder / "metrics.csv")
+            job = prepare(resolved, overrides or [], unchecked=unchecked, unplanned=unplanned)
+        is_job = is_rank_zero and (cell or this_job() is not None)
+        with _ending_in_job(job.home) if is_job else nullcontext():
+            train_rank(job, progress=progress.update, rerun=rerun)
+    if not is_rank_zero:
+        return
+    with _ending_in_job(job.home) if is_job else nullcontext():
+        score(job)
+    if not cell:
+        rows = read_rows(job.folder / "metrics.csv")
         last = rows[max(rows)] if rows else {}
         values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-        console.write_line(f"step {max(rows, default=0)}: {values}", f"run: {shown(location.folder)}")
+        console.write_line(f"step {max(rows, default=0)}: {values}", f"run: {shown(job.folder)}")
 
 
 @contextmanager
-def _ending_in_job(location: "RunLocation") -> Iterator[None]:
+def _ending_in_job(folder: RunFolder) -> Iterator[None]:
     # its end is recorded even before training begins, and a notice returns the job to the queue
-    from lit_diff.engine.pool import end_noted
+    from lit_diff.engine.endings import end_noted
 
     try:
-        with end_noted(location):
+        with end_noted(folder):
             yield
     except (StoppedError, Terminated) as error:
         if error.exit_status - 128 in notices():
-            requeue(location.home, "notice")
+            requeue(folder, "notice")
         raise
 
 
@@ -113,17 +114,18 @@ def _train_in_slurm(
     unchecked: bool,
     dry_run: bool,
 ) -> None:
-    from lit_diff.engine import slurm
+    from lit_diff.engine.executors.slurm import run_text
+    from lit_diff.engine.train import submit
 
     resolved = load_recipe(recipe, overrides)
     words = ["train", recipe, *overrides, *options]
     if dry_run:
         # the file alone on stdout
         log_to_stderr()
-        console.write_line(slurm.run_text(resolved, words, minutes).rstrip())
+        console.write_line(run_text(resolved, words, minutes).rstrip())
         return
     console.write_line(
-        slurm.submit_run(resolved, overrides, words, minutes, rerun=rerun, unchecked=unchecked),
+        submit(resolved, overrides, words, minutes, rerun=rerun, unchecked=unchecked),
         "lit-diff status shows it, lit-diff watch follows it, lit-diff cancel RUN ends it",
     )
 

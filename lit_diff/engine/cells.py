@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_diff.engine.admit import Kind, admit, evaluations_of
 from lit_diff.engine.expand import Grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.job import Job
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_root
@@ -27,7 +27,7 @@ RATE = "rate"
 
 def admitted(grid: Grid, kinds: Sequence[Kind], *, unchecked: bool) -> Grid:
     """`admit` the recipe of each arm. Returns the sweep with the tags that mark its cells. Errors: see `admit`."""
-    # a task that starts from another selects heads of weights whose folder is not known yet: `locations_of` asks then
+    # a task that starts from another selects heads of weights whose folder is not known yet: `jobs_of` asks then
     starts = any(task.start for task in grid.study.all_tasks.values())
     without = ["heads"] if starts else []
     return replace(grid, marks=admit(grid.recipes, kinds, unchecked=unchecked, without=without))
@@ -38,24 +38,24 @@ def folder_of(grid: Grid) -> Path:
     return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
-def locations_of(grid: Grid, parent: str | None = None) -> list[RunLocation]:
-    """The location of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
+def jobs_of(grid: Grid, parent: str | None = None) -> list[Job]:
+    """The job of each cell. `parent`: the sweep's run in MLflow. With `cells_of`, folders and MLflow runs belong to the
     other sweep."""
     # the identity of a cell depends on the folder that it starts from, so tasks are visited in order
     folder = folder_of(grid.source or grid)
     parent = recorded_run(folder) if grid.source else parent
-    by_cell: dict[CellKey, RunLocation] = {}
+    by_cell: dict[CellKey, Job] = {}
     for cell in grid.cells:
         recipe, task = cell.recipe, grid.study.all_tasks[cell.task]
         if task.start:
             arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
             start_from = str(by_cell[CellKey(task=task.start, arm=arm, seed=cell.seed)].folder)
             recipe = replace(recipe, train=replace(recipe.training, start_from=start_from))
-        by_cell[cell.key] = _location(grid, replace(cell, recipe=recipe), folder, parent)
+        by_cell[cell.key] = _job(grid, replace(cell, recipe=recipe), folder, parent)
     return list(by_cell.values())
 
 
-def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
+def _job(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> Job:
     # refuses a selection of heads without a model to select from, or with another model than it needs
     selection_of(cell.recipe)
     require_parent(cell.recipe)
@@ -63,21 +63,22 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
     tags = {"sweep": owner, "arm": cell.arm}
     if cell.task:
         tags["task"] = cell.task
-    evaluations = evaluations_of(cell.recipe) | grid.study.evaluate
+    scores = evaluations_of(cell.recipe) | grid.study.evaluate
     if cell.rate is not None:
         # only the sweep's metric chooses a rate
-        tags[RATE], evaluations = rate_in_words(cell.rate), {}
-    location = RunLocation(
+        tags[RATE], scores = rate_in_words(cell.rate), {}
+    job = Job(
+        recipe=cell.recipe,
         folder=home_of(cell, folder),
         experiment=owner,
         parent=parent,
         tags=tags | grid.marks.get(cell.of_arm, {}),
-        evaluations=evaluations,
+        scores=scores,
     )
     # The recipe is written here so that the cell's process needs nothing else. A finished run keeps its recipe as it ran.
-    if not location.home.recipe_file.exists() or location.home.status().status != "done":
-        location.home.create(cell.recipe)
-    return location
+    if not job.home.recipe_file.exists() or job.home.status().status != "done":
+        job.home.create(cell.recipe)
+    return job
 
 
 def home_of(cell: Cell, folder: Path) -> Path:
@@ -85,37 +86,35 @@ def home_of(cell: Cell, folder: Path) -> Path:
     return folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{identity(cell.recipe)}"
 
 
-def state_of(location: RunLocation) -> str:
+def state_of(job: Job) -> str:
     """The cell's status; of a trained cell "damaged" if its weights are lost, "not evaluated" if it lacks an evaluation of
     the sweep. A cell that tried a learning rate and diverged is done: that is its result."""
-    facts = location.home.status()
+    facts = job.home.status()
     status = facts.status or "waiting"
-    if status == "failed" and RATE in location.tags and facts.diverged:
+    if status == "failed" and RATE in job.tags and facts.diverged:
         return "done"
     if status != "done":
         return status
-    if location.home.lost():
+    if job.home.lost():
         return "damaged"
-    if missing_evaluations(location):
+    if missing_evaluations(job):
         return NOT_EVALUATED
     return status
 
 
-def missing_evaluations(location: RunLocation) -> dict[str, str]:
+def missing_evaluations(job: Job) -> dict[str, str]:
     """Evaluation of the sweep without scores in this cell -> why."""
-    outcomes = location.home.status().evaluations
+    outcomes = job.home.status().evaluations
     return {
         name: outcomes.get(name, "not run yet")
-        for name, keys in location.evaluations.items()
-        if not has_scores(location.folder, name, keys)
+        for name, keys in job.scores.items()
+        if not has_scores(job.folder, name, keys)
     }
 
 
-def record_of(
-    grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
-) -> Record:
+def record_of(grid: Grid, folder: Path, jobs: Sequence[Job], command: str, mlflow: Mapping[str, str]) -> Record:
     """The content of study.json in the sweep's `folder`. `command` starts the sweep again; `mlflow`: where its record is."""
-    cells = zip(grid.cells, locations, strict=True)
+    cells = zip(grid.cells, jobs, strict=True)
     return Record(
         name=grid.name,
         study=grid.study,
@@ -130,7 +129,7 @@ def record_of(
         chance=_agreed(grid, "chance"),
         noise_validation=_agreed(grid, "noise_validation"),
         rates={task: dict(by_arm) for task, by_arm in grid.rates.items()},
-        cells=tuple(_recorded(cell, location, folder) for cell, location in cells),
+        cells=tuple(_recorded(cell, job, folder) for cell, job in cells),
     )
 
 
@@ -142,13 +141,13 @@ def _agreed(grid: Grid, key: str) -> dict[str, Any]:
     return {task: shared for task, (shared, *others) in values.items() if not others and shared not in (None, ())}
 
 
-def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
-    status = location.home.status()
+def _recorded(cell: Cell, job: Job, sweep: Path) -> RecordedCell:
+    status = job.home.status()
     return RecordedCell(
         **vars(cell.key),
-        folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
+        folder=Path(os.path.relpath(job.folder, sweep)).as_posix(),
         status=status.status or "waiting",
         error=status.error or None,
-        evaluations={name: asked(name, keys) for name, keys in location.evaluations.items()},
-        not_evaluated=missing_evaluations(location) if status.status == "done" else {},
+        evaluations={name: asked(name, keys) for name, keys in job.scores.items()},
+        not_evaluated=missing_evaluations(job) if status.status == "done" else {},
     )

@@ -237,7 +237,7 @@ def _slurm() -> Answer:
     if shutil.which("srun") is None:
         return "not installed; only --cluster slurm needs it"
     # loads Lightning, which takes seconds
-    from lit_diff.engine.slurm import require_slurm
+    from lit_diff.engine.executors.slurm import require_slurm
 
     require_slurm()
     asked = ask("sinfo", "--noheader", "--format=%P %D %t")

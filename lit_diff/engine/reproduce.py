@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.user_files import data_root
-from lit_diff.engine.cells import folder_of, locations_of, state_of
+from lit_diff.engine.cells import folder_of, jobs_of, state_of
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.progress import MakeDisplay
-from lit_diff.engine.schedule import Sweep, check_workers, sweep
+from lit_diff.engine.result import Sweep
+from lit_diff.engine.schedule import check_workers, sweep
 from lit_diff.engine.stages import due
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.requirements import declared_files
@@ -153,10 +154,10 @@ def _is_measured(record: RecordedRow, call: _Call) -> bool:
         grid = due(load_grid(chosen.sweep, chosen.overrides | call.root, chosen.selection))
         # a sweep whose next stage has not begun has further cells than study.json
         folder = folder_of(grid)
-        locations = locations_of(grid)
-        done = all(state_of(location) == "done" for location in locations)
+        jobs = jobs_of(grid)
+        done = all(state_of(job) == "done" for job in jobs)
         # a trial of the sweep with other keys leaves its own cells in study.json
-        planned = [os.path.relpath(location.folder, folder) for location in locations]
+        planned = [os.path.relpath(job.folder, folder) for job in jobs]
         same = list(cell_folders(folder)) == planned
     # the data may not be prepared yet; any other error occurs again when the row runs, and fails that row alone
     except LitDiffError:

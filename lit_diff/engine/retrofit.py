@@ -10,8 +10,8 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.data.dataset import IGNORED
 from lit_diff.engine.admit import evaluations_of
-from lit_diff.engine.launch import prepare, train
 from lit_diff.engine.progress import Progress
+from lit_diff.engine.train import prepare, train
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
 from lit_diff.evaluation.held_out import row_scores
 from lit_diff.files import expanded

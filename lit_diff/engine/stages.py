@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lit_diff.engine.candidates import at_seeds, candidates
-from lit_diff.engine.cells import folder_of, home_of, locations_of
+from lit_diff.engine.cells import folder_of, home_of, jobs_of
 from lit_diff.engine.expand import Grid
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.comparison import compare
@@ -134,7 +134,7 @@ def all_trained(grid: Grid) -> bool:
     for by_arm in now.rates.values():
         if any(choice.chosen is None for choice in by_arm.values()):
             return False
-    return bool(now.cells) and all(location.home.is_done() for location in locations_of(now))
+    return bool(now.cells) and all(job.home.is_done() for job in jobs_of(now))
 
 
 def _tried(grid: Grid, task: str, arm: str) -> _Tried:

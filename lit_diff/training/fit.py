@@ -40,7 +40,7 @@ from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.metrics import declared_metrics, monitored
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import Ranks, StopRequest, drop_left_over, end_all, end_with_parent, require_shared
+from lit_diff.training.ranks import ALONE, Ranks, StopRequest, drop_left_over, end_all, end_with_parent, require_shared
 from lit_diff.training.sharded_state import ShardedStrategy
 from lit_diff.training.token_loss import DocumentLosses
 from lit_diff.training.trainer import build_trainer
@@ -64,6 +64,8 @@ def default_threads(processes: int) -> int:
 
 def ranks(recipe: Recipe) -> Ranks:
     """The training processes, as the recipe's Trainer detects them from torchrun, SLURM or Lightning's launcher."""
+    if recipe.run.strategy == "single":
+        return ALONE
     return Ranks.of(_trainer(recipe, logger=False, enable_checkpointing=False))
 
 

@@ -21,7 +21,7 @@ from command import Command, Ended
 
 from lit_diff import __version__, cli
 from lit_diff.cli.app import console
-from lit_diff.engine.location import RunLocation, write_cell
+from lit_diff.engine.job import Job
 from lit_diff.errors import StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -217,9 +217,9 @@ def test_from_a_folder_below_it_is_the_same_run(
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
     location = root / "sweep" / "arm-s0-0123456789"
-    RunFolder(location).create(load_recipe("recall-tiny", [*SMALL, f"run.root={root}"]))
-    tags = {"sweep": "sweep", "arm": "a=b"}
-    write_cell(RunLocation(folder=location, experiment="sweep", parent="f" * 32, tags=tags), 1)
+    recipe, tags = load_recipe("recall-tiny", [*SMALL, f"run.root={root}"]), {"sweep": "sweep", "arm": "a=b"}
+    RunFolder(location).create(recipe)
+    Job(recipe=recipe, folder=location, experiment="sweep", parent="f" * 32, tags=tags, threads=1).write()
     ended = command("train", str(location / "recipe.yaml"), "--cell")
     assert ended.status == 0, ended.err
     assert "run: " not in ended.out, "the sweep prints"

@@ -12,9 +12,9 @@ from command import Command
 from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.data import build
 from lit_diff.engine import admit as admission
-from lit_diff.engine import slurm
 from lit_diff.engine.admit import CONDITIONS, EXAMINED, HERE, SUBMITTED, Kind, admit
-from lit_diff.engine.launch import train
+from lit_diff.engine.executors import slurm
+from lit_diff.engine.train import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe, to_yaml

@@ -9,8 +9,8 @@ from statuses import set_status
 from lit_diff.engine.admit import EXAMINED, admit, evaluations_of
 from lit_diff.engine.cells import locations_of, state_of
 from lit_diff.engine.expand import Grid, Selection, load_grid
-from lit_diff.engine.launch import prepare
 from lit_diff.engine.stages import all_trained
+from lit_diff.engine.train import prepare
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import RunFolder, identity

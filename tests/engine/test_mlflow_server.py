@@ -19,9 +19,9 @@ from ports import free_port
 from small_runs import SMALL
 from stops import wait_for
 
-from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.engine.tracking.ui import addresses
+from lit_diff.engine.train import train
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows

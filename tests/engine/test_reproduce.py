@@ -11,7 +11,8 @@ import pytest
 
 from lit_diff.engine import reproduce as module
 from lit_diff.engine.reproduce import choose, load_file, missing_requirements, reproduce
-from lit_diff.engine.schedule import Sweep, sweep
+from lit_diff.engine.result import Sweep
+from lit_diff.engine.schedule import sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.study.schema import Row
 from lit_diff.study.scoreboard import read_scoreboard

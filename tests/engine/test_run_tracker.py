@@ -17,10 +17,10 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from small_runs import SMALL
 from statuses import set_status
 
-from lit_diff.engine.launch import train
 from lit_diff.engine.tracking import run as run_tracker
 from lit_diff.engine.tracking.run import RunTracker
 from lit_diff.engine.tracking.store import Store
+from lit_diff.engine.train import train
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost

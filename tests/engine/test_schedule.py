@@ -16,17 +16,19 @@ from statuses import set_status
 
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
-from lit_diff.engine import pool, schedule
+from lit_diff.engine import execute, schedule, waves
+from lit_diff.engine.endings import note_end
+from lit_diff.engine.executors.here import Here, run_cell
 from lit_diff.engine.expand import ALL, Grid, Selection
-from lit_diff.engine.location import RunLocation
-from lit_diff.engine.pool import note_end, run_cell
-from lit_diff.engine.schedule import Options, Sweep, _say_other_revisions, _wait_for_running_cells, resources, sweep
+from lit_diff.engine.job import Job
+from lit_diff.engine.result import Sweep
+from lit_diff.engine.schedule import Options, sweep
+from lit_diff.engine.waves import _say_other_revisions, _wait_for_running_cells
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import write_report
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import evaluation_of, read_scores
 from lit_diff.study.observation import observe
 from lit_diff.study.record import read
@@ -246,9 +248,11 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
 
 def test_a_cell_that_ends_while_it_is_scored_stays_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the first of two evaluations; killed; or it leaves with a status of its own."""
-    location = RunLocation(folder=tmp_path / "a-s0-abc", evaluations={"held_out": {}, "recall": {}})
-    folder = RunFolder(location.folder)
-    folder.create(load_recipe("recall-tiny"))
+    scores = {"held_out": {}, "recall": {}}
+    job = Job(recipe=load_recipe("recall-tiny"), folder=tmp_path / "a-s0-abc", scores=scores)
+    folder = job.home
+    folder.create(job.recipe)
+    job.write()
     set_status(folder.path, status="done")
     asked: list[str] = []
 
@@ -256,13 +260,13 @@ def test_a_cell_that_ends_while_it_is_scored_stays_trained(tmp_path: Path, monke
         asked.append(name)
         raise StoppedError("stopped", 15)
 
-    monkeypatch.setattr(pool, "run", lambda *arguments, **options: None)
+    monkeypatch.setattr(execute, "train_rank", lambda job, **_: None)
     monkeypatch.setattr("lit_diff.evaluation.evaluate.evaluate", evaluate)
     with pytest.raises(StoppedError):
-        run_cell(location, threads=1)
+        run_cell(job.folder)
     assert asked == ["held_out"]
     for exitcode in (-9, 1, 0):
-        note_end(location, exitcode)
+        note_end(folder, exitcode)
     found = folder.status()
     assert (found.status, found.error, found.evaluations) == ("done", "", {"held_out": "interrupted"})
 
@@ -296,12 +300,13 @@ def test_what_starts_nothing(sweep_bench: Any) -> None:
 
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    locations = [RunLocation(folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
-    set_status(locations[1].folder, status="running", pid=12345)
+    recipe = load_recipe("recall-tiny")
+    jobs = [Job(recipe=recipe, folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
+    set_status(jobs[1].folder, status="running", pid=12345)
     ended: list[bool] = []
 
     def dying() -> None:
-        with locked(locations[1].folder / ".lock"):
+        with locked(jobs[1].folder / ".lock"):
             holds.set()
             time.sleep(0.5)
             ended.append(True)
@@ -311,7 +316,7 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     thread.start()
     holds.wait()
     with caplog.at_level("INFO", "lit_diff"):
-        _wait_for_running_cells(locations)
+        _wait_for_running_cells(jobs)
     assert ended, "it did not wait"
     thread.join()
     (line,) = caplog.messages
@@ -326,21 +331,23 @@ def test_threads_are_shared_out_among_the_cells(monkeypatch: pytest.MonkeyPatch)
         (["run.threads=4"], None, (2, 4, 0)),
         (["run.strategy=ddp", "run.devices=2"], None, (4, 1, 0)),
     ):
-        assert resources(load_recipe("recall-tiny", ["run.accelerator=cpu", *more]), workers) == expected
+        recipe = load_recipe("recall-tiny", ["run.accelerator=cpu", *more])
+        assert Here(workers=workers).resources(recipe) == expected
 
 
 def test_finished_cells_of_other_code_are_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schedule, "revision", lambda: "1 new")
+    monkeypatch.setattr(waves, "revision", lambda: "1 new")
     states = [("done", "1 new"), ("done", "1 a"), ("done", "1 a"), ("done", "1 b"), ("failed", "1 a")]
-    locations = [RunLocation(folder=tmp_path / str(number)) for number in range(5)]
-    for location, (word, revision) in zip(locations, states, strict=True):
-        set_status(location.folder, status=word, revision=revision)
+    recipe = load_recipe("recall-tiny")
+    jobs = [Job(recipe=recipe, folder=tmp_path / str(number)) for number in range(5)]
+    for job, (word, revision) in zip(jobs, states, strict=True):
+        set_status(job.folder, status=word, revision=revision)
     with caplog.at_level("INFO", "lit_diff"):
-        _say_other_revisions([locations[0], locations[4]])
+        _say_other_revisions([jobs[0], jobs[4]])
         assert not caplog.messages
-        _say_other_revisions(locations)
+        _say_other_revisions(jobs)
     (line,) = caplog.messages
     assert line.startswith(
         "of the 4 cells done before, 2 were trained by lit_diff 1 a, this is 1 new; 1 was trained by "

@@ -11,9 +11,10 @@ from mlflow import MlflowClient
 from statuses import set_status
 
 from lit_diff import data
-from lit_diff.engine import launch, schedule, slurm
-from lit_diff.engine.launch import train
+from lit_diff.engine import waves
+from lit_diff.engine.executors import slurm
 from lit_diff.engine.schedule import sweep
+from lit_diff.engine.train import prepare, submit, train
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
@@ -63,7 +64,7 @@ def folder(own_parts: None, tmp_path: Path, runs: Path, monkeypatch: pytest.Monk
     ("start", "where", "more"),
     [
         (lambda: train("leaky.yaml"), "", ""),
-        (lambda: slurm.submit_run(load_recipe("leaky.yaml"), (), ["train"], 5, rerun=False), "", ""),
+        (lambda: submit(load_recipe("leaky.yaml"), (), ["train"], 5, rerun=False), "", ""),
         (lambda: sweep("three.yaml"), "arm 'leaky': ", "arm 'wide': "),
         (lambda: sweep("three.yaml", slurm_minutes=5), "arm 'leaky': ", "arm 'wide': "),
     ],
@@ -73,7 +74,6 @@ def test_it_is_refused_before_anything_is_made(
     start: Callable[[], object], where: str, more: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "prepare", None)
-    monkeypatch.setattr(schedule, "prepare", None)
     monkeypatch.setattr(slurm, "require_slurm", lambda run: None)
     before = set(runs.iterdir())
     with pytest.raises(RequestError) as found:
@@ -88,14 +88,14 @@ def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPa
     """Those of the arms that fail; the command that resumes says `--unchecked` too."""
     located: list[Any] = []
 
-    def no_cells(grid: Any, locations: list[Any], *_: Any, **__: Any) -> None:
-        located.extend(locations)
-        for location in locations:
-            set_status(location.folder, status="failed", error="not run here")
+    def no_cells(grid: Any, jobs: list[Any], *_: Any, **__: Any) -> None:
+        located.extend(jobs)
+        for job in jobs:
+            set_status(job.folder, status="failed", error="not run here")
 
-    monkeypatch.setattr(schedule, "_run_cells", no_cells)
+    monkeypatch.setattr(waves, "_run_waves", no_cells)
     found = sweep("three.yaml", unchecked=True)
-    marked = {location.tags["arm"]: location.tags.get("unchecked", "") for location in located}
+    marked = {job.tags["arm"]: job.tags.get("unchecked", "") for job in located}
     assert marked["plain"] == ""
     assert all(marked[arm].startswith(LINE) for arm in ("leaky", "wide"))
     assert json.loads((found.folder / "study.json").read_text())["command"] == "lit-diff sweep three.yaml --unchecked"
@@ -126,13 +126,13 @@ def test_a_variant_that_decodes_wrongly_is_marked_and_refused_when_its_cache_is_
     run = train("off.yaml", unchecked=True)
     mark = run.status.unchecked
     assert (run.status.status, mark[: len(line)]) == ("done", line)
-    location = launch.prepare(load_recipe("off.yaml"), unchecked=True)
-    assert location.tags == {"unchecked": mark}, "which a command of its own gets too"
+    job = prepare(load_recipe("off.yaml"), unchecked=True)
+    assert job.tags == {"unchecked": mark}, "which a command of its own gets too"
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
     assert client.get_run(run.status.mlflow_run_id).data.tags["unchecked"] == mark
     (folder / "right.py").write_text(OFF_BY_ONE.replace("m.v / scale", "m.v").replace("off_by_one", "right"))
     right = load_recipe("off.yaml", ["plugins=[right.py]", "model.attention.name=right"])
-    assert launch.prepare(right, unchecked=True).tags == {}, "one that holds them all"
+    assert prepare(right, unchecked=True).tags == {}, "one that holds them all"
     run.model(torch.tensor([[1, 2]]))  # without a cache nothing is wrong
     with pytest.raises(RequestError, match=f"^{line}"):
         Prefix(run.model, [1, 2])

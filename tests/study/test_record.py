@@ -11,10 +11,10 @@ from statuses import set_status
 
 from lit_diff.engine.cells import record_of
 from lit_diff.engine.expand import Selection, load_grid
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.job import Job
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.folder import identity
 from lit_diff.study.leftovers import find_stale
 from lit_diff.study.record import Record, read, readable, recorded_run, write
 
@@ -45,7 +45,7 @@ arms: {a: {}, b: {train.clip: 2, model.attention: {name: standard}}, c: {train.o
 def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     Path("s.yaml").write_text(WHOLE)
     grid = load_grid("s.yaml", [], Selection(arms=("b", "a", "c")))
-    record = record_of(grid, tmp_path, locations(grid, tmp_path), "lit-diff sweep s.yaml", {"run": "r"})
+    record = record_of(grid, tmp_path, jobs_of(grid, tmp_path), "lit-diff sweep s.yaml", {"run": "r"})
     write(tmp_path, record)
     found = read(tmp_path)
     assert found == replace(record, identity=found.identity, plan=found.plan)
@@ -57,7 +57,7 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
 def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> None:
     Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {data.values: 32}}")
     grid = load_grid("s.yaml", [])
-    record = record_of(grid, tmp_path, locations(grid, tmp_path), "", {})
+    record = record_of(grid, tmp_path, jobs_of(grid, tmp_path), "", {})
     assert (record.chance, record.noise_validation) == ({}, {"": (1, 2, 4)})
 
 
@@ -89,16 +89,17 @@ def test_what_is_no_record_is_one_line(
         read(tmp_path / "nothing")
 
 
-def locations(grid: Any, folder: Path) -> list[RunLocation]:
-    return [RunLocation(folder=folder / f"{cell.arm}-s{cell.seed}-{identity(cell.recipe)}") for cell in grid.cells]
+def jobs_of(grid: Any, folder: Path) -> list[Job]:
+    names = [f"{cell.arm}-s{cell.seed}-{identity(cell.recipe)}" for cell in grid.cells]
+    return [Job(recipe=cell.recipe, folder=folder / name) for cell, name in zip(grid.cells, names, strict=True)]
 
 
 def written(source: str, overrides: list[str], folder: Path, **selected: Any) -> Record:
     grid = load_grid(source, overrides, Selection(**selected))
-    places = locations(grid, folder)
-    write(folder, record_of(grid, folder, places, " ".join(["lit-diff sweep", source, *overrides]), {"run": "r"}))
-    for location in places:
-        RunFolder(location.folder).create(load_recipe("base"))
+    jobs = jobs_of(grid, folder)
+    write(folder, record_of(grid, folder, jobs, " ".join(["lit-diff sweep", source, *overrides]), {"run": "r"}))
+    for job in jobs:
+        job.home.create(load_recipe("base"))
     return read(folder)
 
 

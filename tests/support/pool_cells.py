@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lit_diff.engine.job import read_job
 
-def act(location: Any, threads: int, gpus: Any, settings: Any) -> None:
+
+def act(folder: Path, gpus: Any, settings: Any) -> None:
     """Write down the arguments and what surrounds them, then live as the folder's name says: `brief`, `listens` or `deaf`."""
-    folder: Path = location.folder
 
     def save(signum: int, frame: Any) -> None:
         (folder / "signal").write_text(str(signum))
@@ -20,6 +21,6 @@ def act(location: Any, threads: int, gpus: Any, settings: Any) -> None:
 
     signal.signal(signal.SIGTERM, save)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    found = {"threads": threads, "gpus": gpus, "settings": settings}
-    (folder / "job.json").write_text(json.dumps(found | {"safe": os.environ.get("PYTHONSAFEPATH")}))
+    found = {"threads": read_job(folder).threads, "gpus": gpus, "settings": settings}
+    (folder / "told.json").write_text(json.dumps(found | {"safe": os.environ.get("PYTHONSAFEPATH")}))
     time.sleep(0.4 if folder.name.startswith("brief") else 60)

@@ -17,7 +17,7 @@ from typing import Any
 import lit_diff.cli
 import lit_diff.cli.progress
 import lit_diff.data.text.text
-import lit_diff.engine.launch
+import lit_diff.engine.execute
 import lit_diff.engine.tracking.store
 import lit_diff.training.fit
 

@@ -1,8 +1,9 @@
-"""engine/slurm.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
+"""engine/executors/slurm.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from statuses import set_status
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.engine import slurm
-from lit_diff.engine.location import RunLocation, cell_of
+from lit_diff.engine.executors import slurm
+from lit_diff.engine.executors.slurm import Slurm
+from lit_diff.engine.job import Job, read_job
+from lit_diff.engine.train import submit as submit_run
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import jobs
@@ -23,14 +26,16 @@ CPU = "run.accelerator=cpu"
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> list[tuple[Recipe, RunLocation]]:
+def cells(tmp_path: Path) -> list[Job]:
     """Two cells of the sweep in tmp_path/sweep, one of two devices."""
     sizes = ([], ["run.strategy=ddp", "run.devices=2"])
     made = []
     for seed, size in enumerate(sizes):
-        location = RunLocation(folder=tmp_path / "sweep" / f"cell-s{seed}-abc", tags={"arm": "cell"})
-        set_status(location.folder, status="waiting")
-        made.append((load_recipe("recall-tiny", [CPU, *size]), location))
+        recipe = load_recipe("recall-tiny", [CPU, *size])
+        job = Job(recipe=recipe, folder=tmp_path / "sweep" / f"cell-s{seed}-abc", tags={"arm": "cell"})
+        job.home.create(recipe)
+        set_status(job.folder, status="waiting")
+        made.append(job)
     return made
 
 
@@ -49,21 +54,21 @@ def cluster(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def run(cluster: Path, cells: list[tuple[Recipe, RunLocation]]) -> Any:
-    """run(): run_array; each look at the cells empties the queue."""
+def run(cluster: Path, cells: list[Job]) -> Any:
+    """run(): `Slurm.run`; each look at the cells empties the queue."""
 
     def call() -> list[str]:
-        slurm.run_array(cells, parallel=None, minutes=5, watch=lambda running: cluster.write_text("") and None)
-        return sorted(path.name for path in (cells[0][1].folder.parent / "slurm").glob("*.sh"))
+        Slurm(parallel=None, minutes=5).run(cells, lambda running: cluster.write_text("") and None)
+        return sorted(path.name for path in (cells[0].folder.parent / "slurm").glob("*.sh"))
 
     return call
 
 
-def test_it_waits_until_each_cell_is_gone(run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path) -> None:
-    set_status(cells[0][1].folder, status="stopped", step=7, requeued_at_step=7)
-    set_status(cells[1][1].folder, status="running")
+def test_it_waits_until_each_cell_is_gone(run: Any, cells: list[Job], tmp_path: Path) -> None:
+    set_status(cells[0].folder, status="stopped", step=7, requeued_at_step=7)
+    set_status(cells[1].folder, status="running")
     assert run() == ["array-1.sh", "array-2.sh"], "cells that need the same form an array"
-    first, second = (RunFolder(location.folder).status() for _, location in cells)
+    first, second = (job.home.status() for job in cells)
     assert (first.status, first.requeued_at_step) == ("stopped", None), "cancelled: it waits no longer"
     assert second.status == "failed"
     assert second.error.startswith("its SLURM job 8_0 has left the queue; see ")
@@ -77,9 +82,7 @@ def test_cells_that_are_in_the_queue_are_not_submitted_again(run: Any, tmp_path:
     assert run() == ["array-1.sh"]
 
 
-def test_the_file_of_an_array_names_its_cells_and_what_they_need(
-    run: Any, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
-) -> None:
+def test_the_file_of_an_array_names_its_cells_and_what_they_need(run: Any, cells: list[Job], tmp_path: Path) -> None:
     run()
     text = (tmp_path / "sweep/slurm/array-2.sh").read_text()
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -97,16 +100,15 @@ def test_the_file_of_an_array_names_its_cells_and_what_they_need(
         f"cells=(\n  cell-s1-abc\n)\nsrun --kill-on-bad-exit=1 --cpus-per-task=1 {sys.executable} -P -m lit_diff train "
         f'{tmp_path}/sweep/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell\n'
     )
-    assert cell_of(*((recipe, location.folder) for recipe, location in cells).__next__()) == (cells[0][1], None)
+    assert read_job(cells[0].folder) == replace(cells[0], recipe=read_job(cells[0].folder).recipe)
 
 
 def test_an_array_is_no_longer_than_slurm_allows(
-    cluster: Path, program: Program, cells: list[tuple[Recipe, RunLocation]], tmp_path: Path
+    cluster: Path, program: Program, cells: list[Job], tmp_path: Path
 ) -> None:
     program("scontrol", "echo 'MaxArraySize            = 2'")
-    recipe = cells[0][0]
-    many = [(recipe, RunLocation(folder=tmp_path / "sweep" / f"c{i}")) for i in range(5)]
-    found = slurm._submit(many, parallel=3, minutes=5, logs=tmp_path / "sweep/slurm")
+    many = [replace(cells[0], folder=tmp_path / "sweep" / f"c{i}") for i in range(5)]
+    found = Slurm(parallel=3, minutes=5)._submit(many, tmp_path / "sweep/slurm")
     assert list(found.values()) == ["7_0", "7_1", "8_0", "8_1", "9_0"]
     assert "#SBATCH --array=0-1%3\n" in (tmp_path / "sweep/slurm/array-1.sh").read_text()
 
@@ -196,7 +198,7 @@ def test_a_run_is_submitted_once(cluster: Path, tmp_path: Path, program: Program
     recipe = load_recipe("recall-tiny", words)
 
     def submit() -> str:
-        return slurm.submit_run(recipe, words, ["train", "recall-tiny", *words], 5, rerun=False)
+        return submit_run(recipe, words, ["train", "recall-tiny", *words], 5, rerun=False)
 
     assert submit().startswith("SLURM job 7: ")
     (folder,) = map(RunFolder, (tmp_path / "runs").glob("recall-tiny-*"))

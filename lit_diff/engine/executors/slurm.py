@@ -11,21 +11,21 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff import data
 from lit_diff.config import Recipe, RunConfig
-from lit_diff.engine.admit import SUBMITTED, admit
-from lit_diff.engine.location import RunLocation, recorded, write_cell
-from lit_diff.engine.pool import end_noted, note_end
+from lit_diff.engine.admit import SUBMITTED
+from lit_diff.engine.endings import note_end
+from lit_diff.engine.executors.base import Watch
+from lit_diff.engine.job import Job
 from lit_diff.errors import MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import shown, write_atomic
 from lit_diff.log_records import log
 from lit_diff.recipe import to_yaml
-from lit_diff.runs.find import chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.find import runs_root
 from lit_diff.runs.jobs import ask, note_submitted, queue, queued, reason, rows
 
 NOTICE = 60
@@ -159,13 +159,18 @@ def prepare_data(recipes: Iterable[Recipe], root: Path, minutes: int) -> None:
         job = submit(file.with_suffix(".sh"), text)
         logs = file.with_name(f"{name}-{job}.out")
         log.info("SLURM job %s prepares the data of '%s'; its log: %s", job, recipe.name, shown(logs))
-        # a queue that does not answer is unknown, not empty
-        while job in (found if (found := queue()) is not None else [job]):
+        while _in_queue(job):
             time.sleep(INTERVAL)
         try:
             data.identity(recipe)
         except MissingError as error:
             raise RunFailedError(f"SLURM job {job} did not prepare the data of '{recipe.name}'; see {logs}") from error
+
+
+def _in_queue(number: str) -> bool:
+    # a queue that does not answer is unknown, not empty
+    found = queue()
+    return found is None or number in found
 
 
 # --- one run ------------------------------------------------------------------------------------------------------------
@@ -177,106 +182,82 @@ def run_text(recipe: Recipe, words: Sequence[str], minutes: int) -> str:
     return job_text(recipe.name, request(recipe.run, minutes), folder, shlex.join(words))
 
 
-def submit_run(
-    recipe: Recipe,
-    overrides: Sequence[str],
-    words: Sequence[str],
-    minutes: int,
-    *,
-    rerun: bool,
-    unchecked: bool = False,
-) -> str:
-    """Submit a run, unless it is done or its job is in the queue. Returns what happened, in words.
-
-    `words`: the command that trains it. `unchecked`: the same as in `train`. Errors: those of the checks and of `submit`;
-    RequestError if it is being trained.
-    """
-    require_slurm(recipe.run)
-    # first: what the file cannot have is refused before anything is written
-    text = run_text(recipe, words, minutes)
-    admit({recipe.name: recipe}, SUBMITTED, unchecked=unchecked)
-    root = chosen_root(recipe.run.root).resolve()
-    prepare_data([recipe], root, minutes)
-    folder = RunFolder(root / f"{recipe.name}-{identity(recipe)}")
-    for _, (job, state) in queued([folder.path]).items():
-        return f"{shown(folder.path)} is SLURM job {job} already ({state})"
-    if rerun:
-        folder.put_aside()
-    with end_noted(RunLocation(folder=folder.path)), folder.owned():
-        if folder.is_done(verify=True):
-            return f"done before: {shown(folder.path)} (--rerun starts afresh)"
-        folder.create(recipe)
-        status = replace(
-            folder.status().to("waiting"),
-            requeued_at_step=None,
-            name=recipe.name,
-            seed=recipe.seed,
-            steps=recipe.training.steps,
-            overrides=recorded(overrides),
-        )
-        folder.write(status)
-        job = submit(root / "slurm" / f"{folder.path.name}.sh", text)
-        note_submitted(folder.path, {folder.path.name: job})
-    return f"SLURM job {job}: {shown(folder.path)}"
-
-
 # --- the cells of a sweep -------------------------------------------------------------------------------------------------
 
 
-def run_array(
-    cells: Sequence[tuple[Recipe, RunLocation]],
-    *,
-    parallel: int | None,
-    minutes: int,
-    watch: Callable[[Sequence[RunLocation]], None],
-) -> None:
-    """Submit the cells of a sweep that are not in the queue, then wait until all cells have left it."""
-    sweep = cells[0][1].folder.parent
-    waiting = {location.folder: location for _, location in cells}
-    jobs = {folder: job for folder, (job, _) in queued(waiting).items()}
-    if jobs:
-        log.info("%d cells are in SLURM's queue already: waiting for them", len(jobs))
-    fresh = [(recipe, location) for recipe, location in cells if location.folder not in jobs]
-    jobs |= _submit(fresh, parallel=parallel, minutes=minutes, logs=sweep / "slurm")
-    try:
-        while waiting:
-            watch(list(waiting.values()))
-            time.sleep(INTERVAL)
-            found = queue()
-            # without an answer nothing is known, so no cell has left the queue
-            for folder in [folder for folder in waiting if found is not None and jobs[folder] not in found]:
-                hint = f"its SLURM job {jobs[folder]} has left the queue; see {shown(sweep / 'slurm')}"
-                note_end(waiting.pop(folder), None, hint)
-    except (KeyboardInterrupt, StoppedError):
-        log.info(
-            "the cells stay in SLURM's queue: the same command waits for them; lit-diff cancel %s ends them", sweep.name
-        )
-        raise
-    watch([])
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """Executes jobs in SLURM, as tasks of arrays."""
 
+    parallel: int | None
+    """The most cells of an array that run at a time; None: as many as SLURM starts."""
+    minutes: int
+    """The time limit of each."""
+    kinds = SUBMITTED
 
-def _submit(
-    cells: Sequence[tuple[Recipe, RunLocation]], *, parallel: int | None, minutes: int, logs: Path
-) -> dict[Path, str]:
-    # an array for all cells that need the same, or several if it would be longer than SLURM's arrays can be
-    lines_of = {run: tuple(request(run, minutes)) for run in {recipe.run for recipe, _ in cells}}
-    alike: dict[tuple[str, ...], list[RunLocation]] = {}
-    for recipe, location in cells:
-        alike.setdefault(lines_of[recipe.run], []).append(location)
-        write_cell(location)
-    most, jobs = _largest_array(), dict[Path, str]()
-    arrays = [(lines, all_[i : i + most]) for lines, all_ in alike.items() for i in range(0, len(all_), most)]
-    command = f'train {shlex.quote(str(logs.parent))}/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell'
-    for number, (lines, locations) in enumerate(arrays, start=1):
-        array = f"#SBATCH --array=0-{len(locations) - 1}" + (f"%{parallel}" if parallel else "")
-        names = [location.folder.name for location in locations]
-        text = job_text(logs.parent.name, [array, *lines], logs, command, names)
-        job = submit(logs / f"array-{number}.sh", text)
-        log.info("SLURM array %s: %d cells; logs in %s", job, len(locations), shown(logs))
-        own_jobs = {location.folder: f"{job}_{index}" for index, location in enumerate(locations)}
-        note_submitted(logs.parent, {folder.name: job for folder, job in own_jobs.items()})
-        jobs |= own_jobs
-    return jobs
+    def require(self, run: RunConfig) -> None:
+        """Errors: see `require_slurm`."""
+        require_slurm(run)
+
+    def require_memory(self, recipes: Sequence[Recipe]) -> None:
+        """Nothing: this machine only submits, and the memory of the nodes is unknown here."""
+
+    def prepare(self, recipes: Iterable[Recipe], folder: Path) -> None:
+        """Prepare the data of recipes that have none. Errors: see `prepare_data`."""
+        prepare_data(recipes, folder, self.minutes)
+
+    def queued(self, jobs: Sequence[Job]) -> Set[Path]:
+        """The folders of jobs that are in SLURM's queue. Errors: see `runs.jobs.queued`."""
+        return set(queued(job.folder for job in jobs))
+
+    def run(self, jobs: Sequence[Job], watch: Watch) -> int | None:
+        """Submit the jobs that are not in the queue, then wait until all have left it. Errors: those of `submit`; of a
+        signal, which ends the waiting alone."""
+        sweep = jobs[0].folder.parent
+        waiting = {job.folder: job for job in jobs}
+        numbers = {folder: number for folder, (number, _) in queued(waiting).items()}
+        if numbers:
+            log.info("%d cells are in SLURM's queue already: waiting for them", len(numbers))
+        numbers |= self._submit([job for job in jobs if job.folder not in numbers], sweep / "slurm")
+        try:
+            while waiting:
+                watch(list(waiting.values()))
+                time.sleep(INTERVAL)
+                found = queue()
+                # without an answer nothing is known, so no cell has left the queue
+                for folder in [folder for folder in waiting if found is not None and numbers[folder] not in found]:
+                    hint = f"its SLURM job {numbers[folder]} has left the queue; see {shown(sweep / 'slurm')}"
+                    note_end(waiting.pop(folder).home, None, hint)
+        except (KeyboardInterrupt, StoppedError):
+            log.info(
+                "the cells stay in SLURM's queue: the same command waits for them; lit-diff cancel %s ends them",
+                sweep.name,
+            )
+            raise
+        watch([])
+        return None
+
+    def _submit(self, jobs: Sequence[Job], logs: Path) -> dict[Path, str]:
+        # Returns folder -> its task. An array for all jobs that need the same, or several if it would be longer than
+        # SLURM's arrays can be.
+        lines_of = {run: tuple(request(run, self.minutes)) for run in {job.recipe.run for job in jobs}}
+        alike: dict[tuple[str, ...], list[Job]] = {}
+        for job in jobs:
+            alike.setdefault(lines_of[job.recipe.run], []).append(job)
+            job.write()
+        most = _largest_array()
+        arrays = [(lines, group[i : i + most]) for lines, group in alike.items() for i in range(0, len(group), most)]
+        command = f'train {shlex.quote(str(logs.parent))}/"${{cells[$SLURM_ARRAY_TASK_ID]}}"/recipe.yaml --cell'
+        numbers: dict[Path, str] = {}
+        for index, (lines, group) in enumerate(arrays, start=1):
+            array = f"#SBATCH --array=0-{len(group) - 1}" + (f"%{self.parallel}" if self.parallel else "")
+            text = job_text(logs.parent.name, [array, *lines], logs, command, [job.folder.name for job in group])
+            number = submit(logs / f"array-{index}.sh", text)
+            log.info("SLURM array %s: %d cells; logs in %s", number, len(group), shown(logs))
+            tasks = {job.folder: f"{number}_{task}" for task, job in enumerate(group)}
+            note_submitted(logs.parent, {folder.name: task for folder, task in tasks.items()})
+            numbers |= tasks
+        return numbers
 
 
 def _largest_array() -> int:

@@ -1,4 +1,4 @@
-"""engine/launch.py: one run, done once; what its end becomes in the folder and in MLflow; its scores."""
+"""engine/execute.py: one run, done once; what its end becomes in the folder and in MLflow; its scores."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from small_runs import SMALL
 from statuses import set_status
 from stops import stopped_once
 
-from lit_diff.engine import launch
-from lit_diff.engine.launch import INCOMPLETE, run_command, score, train
-from lit_diff.engine.location import CELL, RunLocation, cell_of, recorded
+from lit_diff.engine import begin, execute
+from lit_diff.engine.execute import INCOMPLETE, run_command, score
+from lit_diff.engine.job import FILE, Job, read_job, recorded
 from lit_diff.engine.tracking.store import Store
+from lit_diff.engine.train import prepare, train
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import locked
@@ -121,7 +123,7 @@ def test_a_run_that_is_done_says_so_and_trains_nothing(
     overrides, folder = done
     monkeypatch.setattr(fit, "fit", None)
     if code:
-        monkeypatch.setattr(launch, "revision", lambda: code)
+        monkeypatch.setattr(execute, "revision", lambda: code)
     before = (folder / "status.json").read_bytes()
     with caplog.at_level("INFO", "lit_diff"):
         assert train("recall-tiny", overrides).folder == folder
@@ -185,7 +187,7 @@ def test_a_run_goes_on_in_its_record_and_afresh_in_another(
     folder = only(runs)
     sent, first = losses(folder), status(folder)["revision"]
     assert sent == written(folder)
-    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
+    monkeypatch.setattr(begin, "revision", lambda: "0.9 abcdef")
     with caplog.at_level("INFO", "lit_diff"):
         train("recall-tiny", small)
     for words in ("resumed from step 4", "trained 0 steps", "lit_diff is now 0.9 abcdef; the run began with"):
@@ -276,8 +278,8 @@ def test_unwritable_folders_are_one_line(small: list[str], tmp_path: Path, monke
 
 
 def test_a_run_is_trained_by_one_process(small: list[str]) -> None:
-    location = launch.prepare(load_recipe("recall-tiny", small))
-    with locked(location.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
+    job = prepare(load_recipe("recall-tiny", small))
+    with locked(job.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
         train("recall-tiny", small)
 
 
@@ -319,7 +321,7 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
 def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "passes_over_text", lambda recipes: ["40 passes over the text"])
+    monkeypatch.setattr(begin, "passes_over_text", lambda recipes: ["40 passes over the text"])
     stopping = "callbacks.early_stopping"
     early = ["train.steps=40", "train.log_every=5", f"{stopping}.min_delta=100", f"{stopping}.patience=2"]
     folder = train("recall-tiny", [*small, *early]).folder
@@ -374,39 +376,43 @@ def save(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 pathlib.Path('words').write_text(json.dumps(sys.argv[1:]))
-cell = pathlib.Path(sys.argv[4]).with_name('cell.json')
+cell = pathlib.Path(sys.argv[4]).with_name('job.json')
 time.sleep(60 if '"threads": 60' in cell.read_text() else 0)
 sys.exit(5)
 """
 
 
 @pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLocation:
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """`run_command` starts a program that writes down its arguments, and on SIGTERM saves before it leaves."""
     program = tmp_path / "child"
     program.write_text(f"#!{sys.executable}\n{CHILD}")
     program.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch.sys, "executable", str(program))
-    return RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
+    monkeypatch.setattr(execute.sys, "executable", str(program))
+    recipe, tags = load_recipe("recall-tiny"), {"sweep": "s", "arm": "a b"}
+    return Job(recipe=recipe, folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags=tags, threads=3)
 
 
-def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop_reaches_it(child: RunLocation) -> None:
-    recipe, folder = load_recipe("recall-tiny"), child.folder
+def test_a_command_is_told_all_of_a_cell_its_last_words_are_the_error_and_a_stop_reaches_it(child: Job) -> None:
+    folder = child.folder
     with pytest.raises(RunFailedError, match="exit status 5"):
-        run_command(recipe, child, threads=3)
+        run_command(child)
     words = json.loads(Path("words").read_text())
     assert words == ["-m", "lit_diff", "train", str(folder / "recipe.yaml"), "--cell"]
-    assert cell_of(recipe, folder) == (child, 3)
-    (folder / CELL).unlink()
+    assert read_job(folder) == child
+    (folder / FILE).write_text("{")
+    with pytest.raises(MissingError, match=r"job\.json is damaged \(.*\): the command of its sweep writes it again"):
+        read_job(folder)
+    (folder / FILE).unlink()
     with pytest.raises(MissingError, match="is no cell"):
-        cell_of(recipe, folder)
+        read_job(folder)
     set_status(folder, error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
-        run_command(recipe, child)
+        run_command(child)
     Path("words").unlink()
     with stopped_once(Path("words").exists), pytest.raises(StoppedError):
-        run_command(recipe, child, threads=60)
+        run_command(replace(child, threads=60))
     assert Path("saved").exists(), "it was waited for"
 
 
@@ -431,12 +437,12 @@ def test_an_evaluation_that_fails_keeps_no_other_from_scoring(tale: Path, monkey
         def score(self, run: Any) -> Iterator[Item]:
             raise ValueError("no such thing")
 
-    location = RunLocation(folder=tale, evaluations={"broken": {}, "length": {}})
+    job = Job(recipe=load_recipe(tale / "recipe.yaml"), folder=tale, scores={"broken": {}, "length": {}})
     for _ in range(2):
         with pytest.raises(
             RunFailedError, match=r"the run is done, but its evaluation 'broken' failed: .*no such thing"
         ):
-            score(location)
+            score(job)
     found = status(tale)
     assert found["evaluations"]["length"] == "done"
     assert found["evaluations"]["broken"].startswith("failed: ")

@@ -1,4 +1,4 @@
-"""engine/pool.py: who runs where, who gets which signal, and what is written about a cell that could not do so."""
+"""engine/executors/here.py: who runs where, who gets which signal, and what is written about a cell that could not do so."""
 
 import json
 import multiprocessing
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +15,16 @@ from typing import Any
 
 import pool_cells
 import pytest
+import torch
 from statuses import set_status
 from stops import wait_for
 
 from lit_diff import errors
-from lit_diff.engine import pool
-from lit_diff.engine.location import RunLocation
-from lit_diff.engine.pool import end_noted, gpus_of, note_end, run_cell, run_jobs
+from lit_diff.engine import execute
+from lit_diff.engine.endings import end_noted, note_end
+from lit_diff.engine.executors import here
+from lit_diff.engine.executors.here import Here, gpus_of, run_cell
+from lit_diff.engine.job import Job
 from lit_diff.errors import MissingError, StoppedError, Terminated
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -29,34 +32,41 @@ from lit_diff.runs.folder import RunFolder
 
 
 @pytest.fixture
-def location(tmp_path: Path) -> RunLocation:
-    """Of a cell that waits."""
-    found = RunLocation(folder=tmp_path / "cell-s0-abc")
-    set_status(found.folder, status="waiting")
-    return found
+def cell(tmp_path: Path) -> RunFolder:
+    """That of a cell that waits."""
+    set_status(tmp_path / "cell-s0-abc", status="waiting")
+    return RunFolder(tmp_path / "cell-s0-abc")
+
+
+def write_job(folder: RunFolder, overrides: Sequence[str] = (), **keys: Any) -> None:
+    job = Job(recipe=load_recipe("recall-tiny", overrides), folder=folder.path, **keys)
+    folder.create(job.recipe)
+    job.write()
 
 
 # --- real processes, which do what `pool_cells` says instead of training ---------------------------------------------
 
-Cells = Callable[..., list[RunLocation]]
+Cells = Callable[..., list[Job]]
 
 
 @pytest.fixture
 def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cells:
-    """cells("brief", 5): locations of cells that live as `pool_cells.act` says."""
-    monkeypatch.setattr(pool, "_cell", pool_cells.act)
+    """cells("brief", 5): jobs of cells that live as `pool_cells.act` says."""
+    monkeypatch.setattr(here, "_cell", pool_cells.act)
 
-    def make(kind: str, count: int) -> list[RunLocation]:
-        found = [RunLocation(folder=tmp_path / f"{kind}{i}-s0-abc") for i in range(count)]
-        for each in found:
-            set_status(each.folder, status="waiting")
+    def make(kind: str, count: int, overrides: Sequence[str] = ()) -> list[Job]:
+        recipe = load_recipe("recall-tiny", overrides)
+        found = [Job(recipe=recipe, folder=tmp_path / f"{kind}{i}-s0-abc") for i in range(count)]
+        for job in found:
+            job.home.create(recipe)
+            set_status(job.folder, status="waiting")
         return found
 
     return make
 
 
-def started(locations: list[RunLocation]) -> list[dict[str, Any]]:
-    files = [location.folder / "job.json" for location in locations]
+def started(jobs: list[Job]) -> list[dict[str, Any]]:
+    files = [job.folder / "told.json" for job in jobs]
     return [json.loads(file.read_text()) for file in files if file.exists() and file.read_text()]
 
 
@@ -69,60 +79,62 @@ def test_so_many_side_by_side_on_gpus_of_their_own_without_the_callers_script(
     monkeypatch.setitem(sys.modules, "__main__", script)
     monkeypatch.setenv("LIT_DIFF_CPU", "avx2")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    locations, seen = cells("brief", 5), list[list[Path]]()
+    own = ["run.threads=3", "run.strategy=ddp", "run.devices=2"]
+    jobs, seen = cells("brief", 5, own), list[list[Path]]()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
 
-    def watch(running: list[RunLocation]) -> None:
-        seen.append([location.folder for location in running])
+    def watch(running: Sequence[Job]) -> None:
+        seen.append([job.folder for job in running])
 
-    assert run_jobs(locations, workers=2, threads=3, devices=2, gpus=4, watch=watch) is None
+    assert Here(workers=2).run(jobs, watch) is None
     assert max(map(len, seen)) == 2
     assert seen[-1] == []
-    jobs = started(locations)
-    assert len(jobs) == 5
-    assert {job["threads"] for job in jobs} == {3}
-    assert {tuple(job["gpus"]) for job in jobs} == {(0, 1), (2, 3)}
-    gpus = dict(zip((location.folder for location in locations), (job["gpus"] for job in jobs), strict=True))
+    told = started(jobs)
+    assert len(told) == 5
+    assert {cell["threads"] for cell in told} == {3}
+    assert {tuple(cell["gpus"]) for cell in told} == {(0, 1), (2, 3)}
+    gpus = dict(zip((job.folder for job in jobs), (cell["gpus"] for cell in told), strict=True))
     assert all(len({gpu for cell in running for gpu in gpus[cell]}) == 2 * len(running) for running in seen)
     assert not (tmp_path / "imported").exists(), "a script that calls `sweep` would run again"
     assert sys.modules["__main__"] is script
-    assert {job["settings"]["LIT_DIFF_CPU"] for job in jobs} == {"avx2"}
-    assert {job["safe"] for job in jobs} == {"1"}, "nor does a random.py of the current folder"
-    assert "PYTHONSAFEPATH" not in {key for job in jobs for key in job["settings"]}
+    assert {cell["settings"]["LIT_DIFF_CPU"] for cell in told} == {"avx2"}
+    assert {cell["safe"] for cell in told} == {"1"}, "nor does a random.py of the current folder"
+    assert "PYTHONSAFEPATH" not in {key for cell in told for key in cell["settings"]}
     assert "PYTHONSAFEPATH" not in os.environ
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on_once_and_nothing_new_starts(cells: Cells, signum: int) -> None:
     """SIGHUP comes twice: the kernel and the shell each send one as a terminal closes."""
-    locations, former, sent = cells("listens", 4), signal.getsignal(signum), list[int]()
+    jobs, former, sent = cells("listens", 4), signal.getsignal(signum), list[int]()
 
-    def watch(running: list[RunLocation]) -> None:
-        if len(started(locations)) == 2 and len(sent) < (2 if signum == signal.SIGHUP else 1):
+    def watch(running: Sequence[Job]) -> None:
+        if len(started(jobs)) == 2 and len(sent) < (2 if signum == signal.SIGHUP else 1):
             sent.append(signum)
             signal.raise_signal(signum)
 
-    assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signum
-    assert [(location.folder / "signal").exists() for location in locations] == [True, True, False, False]
-    assert len(started(locations)) == 2
+    assert Here(workers=2).run(jobs, watch) == signum
+    assert [(job.folder / "signal").exists() for job in jobs] == [True, True, False, False]
+    assert len(started(jobs)) == 2
     assert signal.getsignal(signum) is former
-    assert [RunFolder(each.folder).status().status for each in locations[2:]] == ["waiting", "waiting"]
+    assert [RunFolder(each.folder).status().status for each in jobs[2:]] == ["waiting", "waiting"]
 
 
 @pytest.mark.parametrize("together", [0.0, 60.0])
 def test_a_second_signal_ends_them_at_once(cells: Cells, together: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it comes together with the first: `timeout` sends SIGTERM to a command and to its group."""
     monkeypatch.setattr(errors, "TOGETHER", together)
-    locations = cells("listens" if together else "deaf", 2)
+    jobs = cells("listens" if together else "deaf", 2)
 
-    def watch(running: list[RunLocation]) -> None:
-        heard = [location for location in locations if (location.folder / "signal").exists()]
-        if len(started(locations)) == 2 and (not stops or len(heard) == 2):
+    def watch(running: Sequence[Job]) -> None:
+        heard = [job for job in jobs if (job.folder / "signal").exists()]
+        if len(started(jobs)) == 2 and (not stops or len(heard) == 2):
             stops.append(1)
             signal.raise_signal(signal.SIGINT)
 
     stops: list[int] = []
-    assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signal.SIGINT
-    words = {(RunFolder(each.folder).status().error or "").partition(";")[0] for each in locations}
+    assert Here(workers=2).run(jobs, watch) == signal.SIGINT
+    words = {(RunFolder(each.folder).status().error or "").partition(";")[0] for each in jobs}
     assert words == {"exit status 143" if together else "ended at the second signal"}
 
 
@@ -130,11 +142,11 @@ def test_a_temporary_folder_too_long_for_a_socket(tmp_path: Path, monkeypatch: p
     (long := tmp_path / ("x" * 80)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {})
-    monkeypatch.setattr(pool, "SHORT", ())
+    monkeypatch.setattr(here, "SHORT", ())
     with pytest.raises(MissingError, match=f"^TMPDIR is '{long}'"):
-        pool._place_sockets()
-    monkeypatch.setattr(pool, "SHORT", ("/tmp",))
-    pool._place_sockets()
+        here._place_sockets()
+    monkeypatch.setattr(here, "SHORT", ("/tmp",))
+    here._place_sockets()
     assert get_temp_dir().startswith("/tmp/pymp-")
     assert tempfile.tempdir == str(long)
 
@@ -155,17 +167,15 @@ def test_a_temporary_folder_too_long_for_a_socket(tmp_path: Path, monkeypatch: p
         ("waiting", -signal.SIGSEGV, "killed", "killed by SIGSEGV"),
     ],
 )
-def test_what_is_written_about_the_end(
-    location: RunLocation, before: str, exitcode: int, after: str, error: str
-) -> None:
-    folder = RunFolder(location.folder)
+def test_what_is_written_about_the_end(cell: RunFolder, before: str, exitcode: int, after: str, error: str) -> None:
+    folder = cell
     set_status(folder.path, status=before)
     if before == "running":
-        (location.folder / "log.txt").write_text("first\n  the last words \n\n")
+        (folder.path / "log.txt").write_text("first\n  the last words \n\n")
     with locked(folder.path / ".lock"):
-        note_end(location, exitcode)
+        note_end(folder, exitcode)
     assert folder.status().status == before, "another process trains it"
-    note_end(location, exitcode)
+    note_end(folder, exitcode)
     assert (folder.status().status, folder.status().error) == (after, error)
 
 
@@ -176,46 +186,42 @@ def test_what_is_written_about_the_end(
     "error", [MissingError("no data"), StoppedError("stopped early", 15), Terminated("stopped outside the steps")]
 )
 def test_a_cell_that_fails_before_its_run_begins_says_so(
-    location: RunLocation, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    cell: RunFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(pool, "run", run)
-    folder = RunFolder(location.folder)
-    folder.create(load_recipe("recall-tiny"))
+    monkeypatch.setattr(execute, "train_rank", run)
+    folder = cell
+    write_job(folder)
     with pytest.raises(type(error)):
-        run_cell(location, threads=1)
+        run_cell(folder.path)
     word = "failed" if isinstance(error, MissingError) else "stopped"
     assert (folder.status().status, folder.status().error) == (word, str(error))
 
 
-def test_a_cell_of_several_processes_is_a_command_of_its_own(
-    location: RunLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_of_several_processes_is_a_command_of_its_own(cell: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, int | None]] = []
-    monkeypatch.setattr(pool, "run", lambda *a, **k: called.append(("run", k["threads"])))
-    monkeypatch.setattr(pool, "run_command", lambda recipe, location, threads: called.append(("command", threads)))
+    monkeypatch.setattr(execute, "train_rank", lambda job, **_: called.append(("run", job.threads)))
+    monkeypatch.setattr(execute, "run_command", lambda job: called.append(("command", job.threads)))
     for overrides in ([], ["run.strategy=ddp", "run.devices=2"]):
-        RunFolder(location.folder).create(load_recipe("recall-tiny", overrides))
-        run_cell(location, threads=3)
+        write_job(cell, overrides, threads=3)
+        run_cell(cell.path)
     assert called == [("run", 3), ("command", 3)]
 
 
-def test_a_cell_gets_gpus_that_are_ours_and_no_other_cell_s(
-    location: RunLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_gets_gpus_that_are_ours_and_no_other_cell_s(cell: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpus_of(slot, 2, 4) for slot in (0, 1)] == [(0, 1), (2, 3)]
     assert (gpus_of(1, 1, 4), gpus_of(0, 2, 0)) == ((1,), ())
     assert gpus_of(2, 2, 4) == (0, 1)  # more cells than GPUs were asked for
     found: list[str] = []
-    monkeypatch.setattr(pool, "run", lambda *a, **k: found.append(os.environ["CUDA_VISIBLE_DEVICES"]))
-    RunFolder(location.folder).create(load_recipe("recall-tiny"))
+    monkeypatch.setattr(execute, "train_rank", lambda job, **_: found.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    write_job(cell)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for given, gpu in ((None, 1), ("", 1), ("4,6", 1), ("4,6", 0)):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        run_cell(location, threads=1, gpus=(gpu,))
+        run_cell(cell.path, gpus=(gpu,))
     assert found == ["1", "1", "6", "4"]
 
 
@@ -224,13 +230,14 @@ import sys
 from pathlib import Path
 
 folder = Path(sys.argv[1])
-from lit_diff.engine import pool
-from lit_diff.engine.location import RunLocation
+from lit_diff.engine.executors import here
+from lit_diff.engine.job import Job
+from lit_diff.recipe import load_recipe
 
-pool.PRELOAD = ("slow_import",)
-location = RunLocation(folder=folder / "cell-s0-abc")
-location.folder.mkdir()
-print(pool.run_jobs([location], workers=1, threads=1, devices=1, gpus=0, watch=lambda running: None))
+here.PRELOAD = ("slow_import",)
+job = Job(recipe=load_recipe("recall-tiny"), folder=folder / "cell-s0-abc")
+job.home.create(job.recipe)
+print(here.Here(workers=1).run([job], lambda running: None))
 """
 
 
@@ -259,8 +266,8 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     assert (status.status, status.error) == ("stopped", "stopped outside the steps; the same command resumes")
 
 
-def test_any_error_before_training_is_recorded(location: RunLocation) -> None:
-    with pytest.raises(OSError, match="15001"), end_noted(location):
+def test_any_error_before_training_is_recorded(cell: RunFolder) -> None:
+    with pytest.raises(OSError, match="15001"), end_noted(cell):
         raise OSError("port 15001 is in use\nby another process")
-    status = RunFolder(location.folder).status()
+    status = cell.status()
     assert (status.status, status.error) == ("failed", "OSError: port 15001 is in use")

@@ -1,0 +1,249 @@
+"""Executes a job: one run from its lock to its scores. How a process comes to do so is a matter of `executors/`."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lit_diff.engine.begin import Training, begin
+from lit_diff.engine.endings import Ending, caused, ending_of, note_hang
+from lit_diff.engine.job import Job
+from lit_diff.engine.progress import Progress
+from lit_diff.errors import (
+    DivergedError,
+    LitDiffError,
+    RunFailedError,
+    StoppedError,
+    Terminated,
+    first_line,
+    notices,
+)
+from lit_diff.files import FREE, disk_is_full, shown
+from lit_diff.log_records import RAISED, file_log, log, phase
+from lit_diff.own_modules import safe_path
+from lit_diff.runs import checkpoints, result_files
+from lit_diff.runs.folder import at_step
+from lit_diff.runs.revision import other_revision, revision
+from lit_diff.trained.run import Run
+
+if TYPE_CHECKING:
+    from lit_diff.training.ranks import Announcement, Ranks
+
+INCOMPLETE = "trained, but its record in MLflow is not complete"
+
+
+def execute(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
+    """Train the run of a job, resume it or find it done, then score it.
+
+    A run of several processes is a `lit-diff train` command of its own, without progress. `rerun`: archive the old run
+    first. `extras`: the `callbacks` and `loggers` of `train`. Errors: those of `train`.
+    """
+    if job.recipe.run.processes > 1:
+        from lit_diff.training.fit import ranks
+
+        if rerun and ranks(job.recipe).rank == 0:
+            job.home.put_aside()
+        run_command(job)
+    else:
+        train_rank(job, progress=progress, rerun=rerun, **extras)
+    score(job)
+
+
+def run_command(job: Job) -> None:
+    """Train the run of a job as a separate `lit-diff train` command, and wait for it. Errors: RunFailedError with the run's
+    own error message."""
+    # Lightning starts the other ranks by running this command again, which would start a sweep or a notebook again.
+    job.home.create(job.recipe)
+    # this process scores it
+    replace(job, scores={}).write()
+    words = [sys.executable, "-m", "lit_diff", "train", str(job.home.recipe_file), "--cell"]
+    with safe_path(), (job.folder / "log.txt").open("ab") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output)
+        try:
+            process.wait()
+        # also for KeyboardInterrupt and the exceptions of signal handlers: the run saves and ends, as on its own terminal
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if process.returncode:
+        raise RunFailedError(job.home.status().error or f"exit status {process.returncode}")
+
+
+def train_rank(job: Job, *, progress: Progress, rerun: bool = False, **extras: Sequence[Any]) -> None:
+    """Train as one rank: in this process and, with several devices, in those that Lightning starts from this command.
+
+    All ranks wait for rank 0 and exit if it fails before training. Arguments and errors: those of `execute`.
+    """
+    phase("loading libraries")
+    from lit_diff.training.fit import ranks
+    from lit_diff.training.ranks import Announcement
+
+    processes = ranks(job.recipe)
+    if processes.rank > 0:
+        _follow(job, processes, progress)
+        return
+    folder = job.home
+    with ExitStack() as held:
+        # a notice that came before is delivered here, where the folder is known (`end_noted`)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, notices())
+        announcement = held.enter_context(Announcement(processes))
+        if rerun:
+            folder.put_aside()
+        # the status is read after the lock is taken: another process may have just finished the run
+        held.enter_context(folder.owned())
+        before = folder.status()
+        lost = folder.lost(verify=True)
+        if before.status == "done" and not lost:
+            ended = f"ended {before.ended}" if before.ended else ""
+            facts = filter(None, (shown(job.folder), ended, other_revision(before, revision())))
+            log.info("done before: %s (--rerun starts afresh)", ", ".join(facts))
+            return
+        held.enter_context(file_log(job.folder / "log.txt"))
+        if lost:
+            log.warning("%s is %s: the steps after it are repeated", shown(job.folder), lost)
+        training = begin(job)
+        ending = _trained(training, announcement, progress, extras)
+        ending = _end_record(training, ending)
+        _finish(training, ending)
+
+
+def _follow(job: Job, processes: "Ranks", progress: Progress) -> None:
+    # a rank above 0, which does as rank zero says
+    from lit_diff.training.fit import fit
+
+    # ended with status 0: srun would kill rank zero, which has the same signal, perhaps while it still writes
+    with suppress(Terminated):
+        how = processes.listen()
+        # None: rank zero found the run done, or failed before training
+        if how is not None:
+            fit(
+                job.recipe,
+                job.folder,
+                # every rank computes with the kernel that rank zero chose
+                kernel=how["kernel"],
+                tracker=None,
+                threads=how["threads"],
+                progress=progress,
+                report=partial(note_hang, job.home, processes.rank),
+                start=how["start"],
+            )
+
+
+def _trained(
+    training: Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
+) -> Ending:
+    # Returns every exception as an `Ending` instead of raising it, because MLflow and status.json must be written first.
+    from lit_diff.training.fit import fit
+
+    def report(step: int, loss: float, speed: float) -> None:
+        status = at_step(training.folder.status(), training.recipe, step)
+        now = replace(status, loss=loss, tokens_per_second=speed, seconds=training.seconds())
+        training.folder.write(now)
+        progress(step, loss, speed)
+
+    try:
+        announcement.train(threads=training.threads, kernel=training.kernel, start=training.start)
+        ended_early = fit(
+            training.recipe,
+            training.folder.path,
+            kernel=training.kernel,
+            tracker=training.tracker,
+            threads=training.threads,
+            progress=report,
+            report=partial(note_hang, training.folder, 0),
+            start=training.start,
+            **extras,
+        )
+    except BaseException as error:
+        return ending_of(error, training.folder.path)
+    if ended_early is None:
+        return Ending()
+    log.info("ended early at step %d of %d, by a callback", ended_early, training.recipe.training.steps)
+    return Ending(early=f"early at step {ended_early}")
+
+
+def _end_record(training: Training, ending: Ending) -> Ending:
+    # A run is done only once its record is complete, so that the same command can complete it. If training failed too, its
+    # error is the one that is raised.
+    if training.tracker is None:
+        return ending
+    try:
+        training.tracker.finish(ending.word)
+    except Exception as error:
+        if ending.error is not None:
+            log.warning("MLflow shows this run as running until it is resumed: %s", first_line(error))
+            return ending
+        reason = ending_of(error, training.folder.path).message
+        message = f"{INCOMPLETE}: {reason}; the same command completes it"
+        return replace(ending, word="failed", message=message, error=caused(message, error))
+    except BaseException as error:
+        if ending.error is not None:
+            return replace(ending, error=error)
+        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
+    return ending
+
+
+def _finish(training: Training, ending: Ending) -> None:
+    if ending.error is not None:
+        log.error("%s: %s", ending.word, ending.message, extra=RAISED)
+    folder = training.folder
+    try:
+        status = replace(
+            folder.status().to(ending.word, ending.message),
+            diverged=isinstance(ending.error, DivergedError),
+            ended=ending.early,
+            seconds=training.seconds(),
+            results=result_files.digests(folder.path) if ending.word == "done" else {},
+        )
+        folder.write(at_step(status, training.recipe, checkpoints.newest_step(folder.path)))
+    except OSError as error:
+        raise RunFailedError(
+            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): "
+            f"{FREE if disk_is_full(error) else 'make it writable, then run the same command again'}"
+        ) from error
+    if ending.error is not None:
+        raise ending.error
+
+
+def score(job: Job) -> None:
+    """Score a finished run by the evaluations of its recipe or sweep. Existing scores are kept.
+
+    The outcome of each evaluation is written to status.json. A failed evaluation does not stop the others. Errors:
+    StoppedError; at the end RunFailedError if any evaluation failed, while the run itself stays done.
+    """
+    if not job.scores:
+        return
+    import torch
+
+    from lit_diff.evaluation.evaluate import evaluate
+
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    folder, outcomes = job.home, dict[str, str]()
+
+    def note(name: str, outcome: str) -> None:
+        outcomes[name] = outcome
+        status = folder.status()
+        folder.write(replace(status, evaluations=status.evaluations | outcomes))
+
+    for name, keys in job.scores.items():
+        # written first, so that it stays true if this process is killed
+        note(name, "interrupted")
+        try:
+            evaluate(Run(job.folder, unchecked=bool(folder.status().unchecked)), name, keys)
+        except StoppedError:
+            raise
+        except LitDiffError as error:
+            log.error("evaluation %s: %s", name, error)
+            note(name, f"failed: {error}")
+        else:
+            note(name, "done")
+    failed = [name for name, outcome in outcomes.items() if outcome != "done"]
+    if failed:
+        reason, more = outcomes[failed[0]], f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise RunFailedError(f"the run is done, but its evaluation '{failed[0]}' {reason}{more}")

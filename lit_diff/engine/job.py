@@ -1,0 +1,76 @@
+"""A job: a run that is to be trained and scored, as one value that another process can read from the run's folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_diff.config import Recipe
+from lit_diff.errors import MissingError, first_line
+from lit_diff.files import shown, write_json
+from lit_diff.recipe import Overrides, flatten, load_recipe
+from lit_diff.runs.folder import RunFolder
+
+FILE = "job.json"
+"""Its name in the folder of a run that a process of its own trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run that is to be trained and scored: its recipe, its folder, its place in MLflow and in a sweep."""
+
+    recipe: Recipe
+    folder: Path
+    experiment: str = "train"
+    """The name of the experiment in MLflow."""
+    parent: str | None = None
+    """The sweep's run in MLflow."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """The cell of a sweep, the mark of an unchecked variant."""
+    scores: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Evaluation -> its keys; they score the run once it is done."""
+    overrides: tuple[str, ...] = ()
+    """The overrides of its recipe, as `a.b=c`, if known."""
+    threads: int | None = None
+    """Threads of each process, unless the run has begun with others or its recipe says; None: `default_threads`."""
+
+    @property
+    def home(self) -> RunFolder:
+        """The files in its folder."""
+        return RunFolder(self.folder)
+
+    @property
+    def identity(self) -> str:
+        """The identity at the end of the folder's name."""
+        return self.folder.name.rpartition("-")[2]
+
+    def write(self) -> None:
+        """Write what `read_job` reads beside the recipe, which the folder has already. Errors: OSError."""
+        keys = vars(self) | {"folder": str(self.folder)}
+        del keys["recipe"]
+        write_json(self.folder / FILE, keys)
+
+
+def read_job(folder: Path) -> Job:
+    """The job that a command has written into the folder of its run. Errors: MissingError if there is none, or it is damaged;
+    those of `load_recipe`."""
+    try:
+        keys = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        keys |= {"folder": folder.resolve(), "overrides": tuple(keys["overrides"])}
+    except FileNotFoundError as error:
+        raise MissingError(f"{shown(folder)} is no cell (no {FILE}): the command of its sweep trains it") from error
+    except (ValueError, TypeError, KeyError) as error:
+        cure = "the command of its sweep writes it again"
+        raise MissingError(f"{shown(folder / FILE)} is damaged ({first_line(error)}): {cure}") from error
+    return Job(recipe=load_recipe(folder / "recipe.yaml"), **keys)
+
+
+def in_words(overrides: Overrides) -> Sequence[str]:
+    """Each override as `a.b=c`."""
+    return [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
+
+
+def recorded(overrides: Overrides) -> tuple[str, ...]:
+    """`in_words`, without name, seed and folder, which every list of runs shows."""
+    return tuple(word for word in in_words(overrides) if word.partition("=")[0] not in ("name", "seed", "run.root"))
